@@ -1,0 +1,1 @@
+"""The pure part: vocabulary, the machine contract, `drive`. Standard library only."""

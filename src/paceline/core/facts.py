@@ -1,0 +1,82 @@
+"""Facts: what has happened, one frozen class for each. A machine learns of the world by these alone.
+
+`at` is in seconds since the run's start, on the coordinator's monotonic clock or the simulator's.
+A step number belongs to one worker and is never used twice. A version counts the updates applied
+to the parameters in the store; the initial parameters are the version that `TrainingBegan` names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingBegan:
+    """The machine starts, with these members at this version."""
+
+    members: tuple[tuple[int, str, int], ...]
+    """(worker, host, its next unused step number), in ascending order of worker."""
+    version: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJoined:
+    """A worker has come, at any time; `step` is its next unused number."""
+
+    worker: int
+    host: str
+    step: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLeft:
+    """A worker has gone, at any time. What it had not fully pushed will never arrive."""
+
+    worker: int
+    reason: str
+    """`finished`, `died` or `stopped`."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientReady:
+    """A released step's gradient is computed, on this version."""
+
+    worker: int
+    step: int
+    version: int
+    samples: int | None
+    """How many samples are in it; None when the script draws its own batches."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDeclined:
+    """A released step has no data left to work on; the worker computes no more."""
+
+    worker: int
+    step: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateArrived:
+    """All bytes of this step's update are at the store."""
+
+    worker: int
+    step: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParametersTaken:
+    """A pull has finished: the worker holds this version, whole."""
+
+    worker: int
+    version: int
+    at: float
+
+
+Fact = TrainingBegan | WorkerJoined | WorkerLeft | GradientReady | StepDeclined | UpdateArrived | ParametersTaken

@@ -1,0 +1,165 @@
+"""Who works on which batch: one epoch is one pass over the data by all workers together.
+
+A batch is leased when a worker's loader asks for it, bound to a step when the step's gradient is ready,
+and settled when that update is applied. What is dropped, or held by a worker that leaves, returns to
+the pool and is leased again to whoever asks next, in whatever epoch that worker is. So every batch of
+an opened epoch is settled once, or is still to be counted as missed at the end.
+
+Three ways of dealing:
+
+`queue`   the next batch to whoever asks: fast workers take more
+`rounds`  by (fetch, worker): the same batch to the same worker, whatever the timing. The k-th fetches of
+          all workers are neighbours in the stream of epochs, so that no round is short where epochs meet
+`static`  every worker its fixed share, the 1/n of each epoch that its rank gives
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.errors import ConfigError
+
+Dealing = Literal["queue", "rounds", "static"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Batch:
+    """One batch of an epoch's order; `index` counts from 0."""
+
+    epoch: int
+    index: int
+
+
+@dataclass(slots=True)
+class Epoch:
+    """An opened epoch: how its batches are dealt, and how far that has come."""
+
+    sizes: list[int]
+    """Samples in each batch."""
+    digest: str
+    """Of the order of samples that the first worker here drew; the others must draw the same."""
+    shares: dict[int, deque[int]] = field(default_factory=dict)
+    """Batches set aside for each worker (`rounds` and `static`)."""
+    queue: deque[int] = field(default_factory=deque)
+    """Batches for whoever asks (`queue`)."""
+
+
+@dataclass(slots=True)
+class Leases:
+    """The book of leases. Every batch of an opened epoch is in exactly one place in it."""
+
+    dealing: Dealing
+    members: list[int]
+    """Live workers, ascending: later epochs are shared among these."""
+    epochs: dict[int, Epoch] = field(default_factory=dict)
+    pool: deque[Batch] = field(default_factory=deque)
+    """Returned, to be leased again."""
+    held: dict[int, dict[Batch, None]] = field(default_factory=dict)
+    """Leased to each worker, not yet bound to a step."""
+    bound: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
+    """By (worker, step), of updates neither applied nor dropped yet."""
+    settled: int = 0
+    """Samples in applied updates."""
+    skipped: int = 0
+    """Samples of steps that the script skipped: consumed, not applied."""
+    missed: int = 0
+    """Samples of updates whose drop said that they are not to come back."""
+    dealt: int = 0
+    """Batches in the epochs opened so far: where the next one begins in the stream of epochs."""
+
+    def open(self, epoch: int, sizes: list[int], digest: str) -> None:
+        """Open an epoch with these batch sizes, in the order whose digest is given."""
+        self.epochs[epoch] = opened = Epoch(sizes=sizes, digest=digest)
+        count, workers = len(sizes), self.members
+        if self.dealing == "queue" or not workers:
+            opened.queue.extend(range(count))
+        else:
+            start = self.dealt if self.dealing == "rounds" else 0
+            for rank, worker in enumerate(workers):
+                opened.shares[worker] = deque(range((rank - start) % len(workers), count, len(workers)))
+        self.dealt += count
+
+    def take(self, worker: int, epoch: int, digest: str) -> Batch | None:
+        """Lease the worker its next batch; None when nothing is left for it in this epoch.
+
+        Raises ConfigError if the worker drew another order of the epoch's samples than the others.
+        """
+        opened = self.epochs[epoch]
+        if digest != opened.digest:
+            raise ConfigError(
+                f"worker {worker} drew another order of samples for epoch {epoch} than the worker that "
+                "opened it; a sampler must depend on nothing but torch's, numpy's and Python's global seeds"
+            )
+        for source in (opened.shares.get(worker), opened.queue):
+            if source:
+                return self._lease(worker, Batch(epoch, source.popleft()))
+        return self._lease(worker, self.pool.popleft()) if self.pool else None
+
+    def size(self, batch: Batch) -> int:
+        """Samples in it."""
+        return self.epochs[batch.epoch].sizes[batch.index]
+
+    def bind(self, worker: int, step: int, batches: tuple[Batch, ...]) -> int:
+        """These batches are in this step's update. Returns their samples."""
+        self._release(worker, batches)
+        self.bound[worker, step] = batches
+        return sum(map(self.size, batches))
+
+    def skip(self, worker: int, batches: tuple[Batch, ...]) -> None:
+        """The worker used them up in a step that it skipped."""
+        self._release(worker, batches)
+        self.skipped += sum(map(self.size, batches))
+
+    def give_back(self, worker: int, batches: tuple[Batch, ...]) -> None:
+        """The worker fetched them and will not use them."""
+        self._release(worker, batches)
+        self.pool.extend(batches)
+
+    def settle(self, worker: int, step: int) -> int:
+        """The step's update is applied. Returns its samples."""
+        samples = sum(map(self.size, self.bound.pop((worker, step), ())))
+        self.settled += samples
+        return samples
+
+    def drop(self, worker: int, step: int, samples: Literal["return", "missed"]) -> None:
+        """The step's update is never applied."""
+        batches = self.bound.pop((worker, step), ())
+        if samples == "return":
+            self.pool.extend(batches)
+        else:
+            self.missed += sum(map(self.size, batches))
+
+    def join(self, worker: int) -> None:
+        """A worker has come: epochs opened from now on are shared with it, older ones through the pool."""
+        if worker not in self.members:
+            self.members = sorted([*self.members, worker])
+
+    def leave(self, worker: int) -> None:
+        """A worker has gone: what it holds and what was set aside for it returns.
+
+        Updates that it pushed stay bound until the machine has applied or dropped them.
+        """
+        self.members = [member for member in self.members if member != worker]
+        self.pool.extend(self.held.pop(worker, {}))
+        for number, opened in self.epochs.items():
+            self.pool.extend(Batch(number, index) for index in opened.shares.pop(worker, ()))
+
+    def left_over(self) -> int:
+        """Samples that were leased or set aside for one worker and never applied, as things stand.
+
+        At a run's end this is what was missed: returned when nobody was left to take it.
+        """
+        waiting = [*self.pool, *(batch for held in self.held.values() for batch in held)]
+        waiting += [batch for batches in self.bound.values() for batch in batches]
+        return self.missed + sum(map(self.size, waiting))
+
+    def _lease(self, worker: int, batch: Batch) -> Batch:
+        self.held.setdefault(worker, {})[batch] = None
+        return batch
+
+    def _release(self, worker: int, batches: tuple[Batch, ...]) -> None:
+        held = self.held.get(worker, {})
+        for batch in batches:
+            del held[batch]

@@ -1,0 +1,58 @@
+"""The contract that every protocol keeps, and the card that it is known by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from paceline.core.facts import Fact
+from paceline.core.orders import Order, Why
+
+
+class Machine(Protocol):
+    """A protocol: one way in, values out.
+
+    A machine is a dataclass whose fields are plain data, so that it can be copied, compared and
+    written as JSON (`core.state`). It reads no clock, draws no unseeded randomness, iterates no
+    set, logs nothing, and touches no tensor. It is made from its `Config` alone; `TrainingBegan`
+    tells it who takes part.
+    """
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        """The orders that follow from this fact, in the order in which to carry them out.
+
+        Costs O(log n) or better in the number of workers, amortized over its facts. Raises
+        ProtocolViolation for a fact that cannot be true now, and is then unchanged.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What the registry knows of a protocol. Each file in `protocols/` has one, named `SPEC`."""
+
+    name: str
+    """As on the command line."""
+    title: str
+    family: Literal["parameter-server", "decentralized"]
+    paper: str
+    """Where it comes from, or "folklore" and who describes it."""
+    config: type[Any]
+    """A frozen dataclass of its parameters, all with defaults."""
+    machine: Callable[[Any], Machine]
+    """Makes the machine from a config."""
+    rounds: bool
+    """Whether workers go in rounds: batches are then dealt by (round, worker), whatever the timing."""
+    invariants: Mapping[str, Callable[[Any], bool]]
+    """What holds of the machine after every fact: a sentence, and the test of it."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Code of a `why` to its sentence, with {0}, {1}, … for the arguments."""
+
+    def sentence(self, why: Why) -> str:
+        """`why` written out."""
+        code, *arguments = why
+        template = self.reasons.get(str(code))
+        if template is None:
+            return " ".join(str(part) for part in why)
+        return template.format(*arguments)

@@ -1,0 +1,40 @@
+"""Everything that Paceline raises on purpose.
+
+    PacelineError
+    ├── ConfigError          a value that the user gave is not allowed (exit 2)
+    ├── ProtocolViolation    a fact that cannot follow the ones before it
+    ├── RunFailed            the run cannot go on (exit 3)
+    └── PeerLost             the other end of a channel has gone
+
+A message says what was asked, what was given, what is allowed and what to do, in one line.
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """The root of the tree: catch this to catch them all."""
+
+
+class ConfigError(PacelineError):
+    """A value that the user gave is not allowed. The message is the one line to show."""
+
+
+class ProtocolViolation(PacelineError):
+    """A machine was handed a fact that cannot be true now. Its state is as it was before.
+
+    `fact` is the offending fact, `rule` the sentence that it breaks.
+    """
+
+    def __init__(self, fact: object, rule: str) -> None:
+        super().__init__(f"{rule} (got {fact})")
+        self.fact = fact
+        self.rule = rule
+
+
+class RunFailed(PacelineError):
+    """The run cannot go on; the message says why and names who was lost or awaited."""
+
+
+class PeerLost(PacelineError):
+    """The process at the other end of a channel has gone."""

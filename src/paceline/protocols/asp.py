@@ -1,0 +1,88 @@
+"""Asynchronous parallel: every update is applied as it arrives, and nobody ever waits.
+
+Each makes the next version by itself; its worker is released on that version at once.
+
+Source: the asynchronous mode of parameter servers as DSSP restates it (Zhao et al., ICDCS 2019).
+
+Counter convention: version v holds exactly v applied updates (from the version that training began at).
+
+Deviations: none known. A push is a full-size step, as there: n workers take n steps where BSP takes one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.machine import Spec
+from paceline.core.orders import ApplyUpdate, Order, StartPush, Why
+from paceline.core.roster import ANY_TIME, REASONS, Roster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """ASP has no parameters."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """Nothing to remember but the version and who is where."""
+
+    config: Config
+    version: int = 0
+    roster: Roster = field(default_factory=Roster)
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        """See the contract, `core.machine.Machine`."""
+        seat = self.roster.observe(fact)
+        match fact:
+            case TrainingBegan(members=members, version=version):
+                self.version = version
+                began: Why = ("began", version)
+                return tuple(self.roster.release(worker, version, began) for worker, _, _ in members)
+            case WorkerJoined(worker=worker):
+                return (self.roster.release(worker, self.version, ("joined", worker, self.version)),)
+            case GradientReady(worker=worker, step=step):
+                return (StartPush(worker=worker, step=step, why=ANY_TIME),)
+            case UpdateArrived(worker=worker, step=step):
+                self.version += 1
+                why: Why = ("on-arrival", worker, step)
+                return (
+                    ApplyUpdate(version=self.version, contributions=((worker, step, 1.0),), why=why),
+                    self.roster.release(worker, self.version, why),
+                )
+            case WorkerLeft():
+                assert seat is not None
+                return Roster.half_pushed(fact, seat)
+            case StepDeclined() | ParametersTaken():
+                return ()
+            case _:
+                assert_never(fact)
+
+
+SPEC = Spec(
+    name="asp",
+    title="Asynchronous parallel",
+    family="parameter-server",
+    paper="the usual asynchronous baseline; as restated by DSSP (Zhao et al., ICDCS 2019)",
+    config=Config,
+    machine=Machine,
+    rounds=False,
+    invariants={
+        "nobody waits": lambda machine: all(seat.phase != "arrived" for seat in machine.roster.seats.values()),
+    },
+    reasons={
+        **REASONS,
+        "on-arrival": "step {1} of worker {0} was applied on arrival",
+    },
+)

@@ -1,0 +1,130 @@
+"""Bulk synchronous parallel: everybody computes on the same version, and the next one waits for everybody.
+
+Of one gradient from each worker the weighted mean is applied as one update; then all are released on it.
+
+Source: the synchronous mode of parameter servers as DSSP restates it (Zhao et al., ICDCS 2019): the server
+waits for all gradients of a round, makes one update, and releases everybody. Weights by samples are ours.
+
+Counter convention: round r makes version r + 1 of one step of each worker, whatever those steps' numbers.
+
+Deviations: membership may change. A joiner enters the round that is open, on its version. The update of
+a worker that left after it had arrived stays in its round; nobody waits for one that has not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.machine import Spec
+from paceline.core.orders import ApplyUpdate, Hold, Order, Release, StartPush, Why
+from paceline.core.roster import ANY_TIME, REASONS, Roster
+
+NAMED_AT_MOST = 4  # workers that a Hold names; naming all would cost O(n) for each fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """BSP has no parameters."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """`awaited` and `arrived` are the open round: who still owes a gradient, and what has come."""
+
+    config: Config
+    version: int = 0
+    roster: Roster = field(default_factory=Roster)
+    awaited: dict[int, None] = field(default_factory=dict)
+    arrived: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    """By worker: its step, and the samples in it."""
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        """See the contract, `core.machine.Machine`."""
+        seat = self.roster.observe(fact)
+        match fact:
+            case TrainingBegan(members=members, version=version):
+                self.version = version
+                return tuple(self._release(worker, ("began", version)) for worker, _, _ in members)
+            case WorkerJoined(worker=worker):
+                return (self._release(worker, ("joined", worker, self.version)),)
+            case GradientReady(worker=worker, step=step):
+                return (StartPush(worker=worker, step=step, why=ANY_TIME),)
+            case UpdateArrived(worker=worker, step=step):
+                assert seat is not None
+                self.arrived[worker] = (step, seat.samples)
+                del self.awaited[worker]
+                return self._close_round() or (Hold(worker=worker, why=self._missing()),)
+            case StepDeclined(worker=worker):
+                del self.awaited[worker]
+                return self._close_round()
+            case WorkerLeft(worker=worker):
+                assert seat is not None
+                self.awaited.pop(worker, None)
+                return (*Roster.half_pushed(fact, seat), *self._close_round())
+            case ParametersTaken():
+                return ()
+            case _:
+                assert_never(fact)
+
+    def _release(self, worker: int, why: Why) -> Release:
+        self.awaited[worker] = None
+        return self.roster.release(worker, self.version, why)
+
+    def _close_round(self) -> tuple[Order, ...]:
+        if self.awaited or not self.arrived:
+            return ()
+        round_ = sorted(self.arrived.items())
+        self.arrived = {}
+        self.version += 1
+        counted = all(samples for _, (_, samples) in round_)  # else every gradient weighs the same
+        parts = [(worker, step, (samples or 1) if counted else 1) for worker, (step, samples) in round_]
+        total = sum(part for _, _, part in parts)
+        contributions = tuple((worker, step, part / total) for worker, step, part in parts)
+        why: Why = ("round-complete", self.version, len(parts))
+        apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
+        waiting = [worker for worker, _ in round_ if worker in self.roster.seats]
+        return (apply, *(self._release(worker, why) for worker in waiting))
+
+    def _missing(self) -> Why:
+        if len(self.awaited) > NAMED_AT_MOST:
+            return ("round-open-many", self.version + 1, len(self.awaited))
+        return ("round-open", self.version + 1, ", ".join(map(str, self.awaited)))
+
+
+SPEC = Spec(
+    name="bsp",
+    title="Bulk synchronous parallel",
+    family="parameter-server",
+    paper="the usual synchronous baseline; as restated by DSSP (Zhao et al., ICDCS 2019)",
+    config=Config,
+    machine=Machine,
+    rounds=True,
+    invariants={
+        "everybody computes on the newest version": lambda machine: all(
+            seat.version == machine.version
+            for seat in machine.roster.seats.values()
+            if seat.phase in ("computing", "pushing", "arrived")
+        ),
+        "whoever computes or pushes is awaited, and nobody else": lambda machine: (
+            sorted(machine.awaited)
+            == sorted(worker for worker, seat in machine.roster.seats.items() if seat.phase in ("computing", "pushing"))
+        ),
+    },
+    reasons={
+        **REASONS,
+        "round-complete": "version {0} has all its {1} gradients",
+        "round-open": "version {0} waits for worker {1}",
+        "round-open-many": "version {0} waits for {1} workers",
+    },
+)

@@ -1,0 +1,145 @@
+"""Stale synchronous parallel: as asynchronous, but a fast worker may lead by `bound` steps only.
+
+Every update is applied as it arrives; its worker is held while its lead is above the bound.
+
+Source: Ho et al., NIPS 2013 (the bound); the push/OK form is DSSP's (Zhao et al., ICDCS 2019, Algorithm 1
+with r = 0): after a push of p the server says OK iff t_p - min(t) <= s.
+
+Counter convention: lead = steps whose updates have arrived, minus the slowest live worker's. A worker is
+released while lead <= bound, so the lead seen at its next arrival can reach bound + 1. A joiner counts
+from the slowest live worker's number.
+
+Deviations: the gate is at the push, not at the read, and the whole model is one row: as in DSSP's form,
+not in the table interface of Ho et al. bound=0 lets a worker be one step ahead of the slowest, as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from paceline.core.counts import Counts
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.machine import Spec
+from paceline.core.orders import ApplyUpdate, Hold, Order, StartPush, Why
+from paceline.core.roster import ANY_TIME, REASONS, Roster
+from paceline.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """`bound`: steps that a worker may lead the slowest one and still be released; 0 or more."""
+
+    bound: int = 3
+
+    def __post_init__(self) -> None:
+        if self.bound < 0:
+            raise ConfigError(f"ssp: bound is {self.bound} steps; it must be 0 or more (0: lockstep)")
+
+
+@dataclass(slots=True)
+class Machine:
+    """`held` is who waits for the slowest, in the order in which they began to."""
+
+    config: Config
+    version: int = 0
+    roster: Roster = field(default_factory=Roster)
+    counts: Counts = field(default_factory=Counts)
+    held: dict[int, None] = field(default_factory=dict)
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        """See the contract, `core.machine.Machine`."""
+        seat = self.roster.observe(fact)
+        least = self.counts.least
+        match fact:
+            case TrainingBegan(members=members, version=version):
+                self.version = version
+                return tuple(self._start(worker, ("began", version)) for worker, _, _ in members)
+            case WorkerJoined(worker=worker):
+                return (self._start(worker, ("joined", worker, self.version)),)
+            case GradientReady(worker=worker, step=step):
+                return (StartPush(worker=worker, step=step, why=ANY_TIME),)
+            case UpdateArrived(worker=worker, step=step):
+                self.version += 1
+                self.counts.advance(worker)
+                why: Why = ("on-arrival", worker, step)
+                apply = ApplyUpdate(version=self.version, contributions=((worker, step, 1.0),), why=why)
+                self.held[worker] = None
+                if self._may_go(worker):
+                    return (apply, self._go(worker), *self._released(least))
+                return (apply, Hold(worker=worker, why=self._too_far(worker)), *self._released(least))
+            case StepDeclined(worker=worker):
+                self.counts.leave(worker)
+                return self._released(least)
+            case WorkerLeft(worker=worker):
+                assert seat is not None
+                self.held.pop(worker, None)
+                if seat.phase != "declined":
+                    self.counts.leave(worker)
+                return (*Roster.half_pushed(fact, seat), *self._released(least))
+            case ParametersTaken():
+                return ()
+            case _:
+                assert_never(fact)
+
+    def _start(self, worker: int, why: Why) -> Order:
+        self.counts.enter(worker)
+        return self.roster.release(worker, self.version, why)
+
+    def _may_go(self, worker: int) -> bool:
+        return self.counts.lead(worker) <= self.config.bound
+
+    def _go(self, worker: int) -> Order:
+        del self.held[worker]
+        return self.roster.release(worker, self.version, ("lead", self.counts.lead(worker), self.config.bound))
+
+    def _released(self, least: int) -> tuple[Order, ...]:
+        """Whoever may go, now that the slowest is no longer at `least`: nothing to look at if it is."""
+        if self.counts.least == least:
+            return ()
+        return tuple(self._go(worker) for worker in list(self.held) if self._may_go(worker))
+
+    def _too_far(self, worker: int) -> Why:
+        return ("too-far", self.counts.lead(worker), self.config.bound, self.counts.slowest())
+
+
+SPEC = Spec(
+    name="ssp",
+    title="Stale synchronous parallel",
+    family="parameter-server",
+    paper="Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013",
+    config=Config,
+    machine=Machine,
+    rounds=False,
+    invariants={
+        "no lead passes bound + 1": lambda machine: all(
+            machine.counts.lead(worker) <= machine.config.bound + 1 for worker in machine.counts.finished
+        ),
+        "a worker is held if and only if its lead is above the bound": lambda machine: (
+            sorted(machine.held)
+            == [
+                worker
+                for worker in sorted(machine.counts.finished)
+                if machine.counts.lead(worker) > machine.config.bound
+            ]
+        ),
+        "the slowest worker is never held": lambda machine: all(
+            machine.counts.lead(worker) > 0 for worker in machine.held
+        ),
+    },
+    reasons={
+        **REASONS,
+        "on-arrival": "step {1} of worker {0} was applied on arrival",
+        "lead": "its lead is {0}, the bound {1}",
+        "too-far": "its lead is {0}, the bound {1}: it waits for {2}",
+    },
+)
