@@ -46,8 +46,8 @@ class Machine:
     version: int = 0
     roster: Roster = field(default_factory=Roster)
     awaited: dict[int, None] = field(default_factory=dict)
-    arrived: dict[int, tuple[int, int | None]] = field(default_factory=dict)
-    """By worker: its step, and the samples in it."""
+    arrived: dict[tuple[int, int], int | None] = field(default_factory=dict)
+    """By (worker, step): the samples in it. One who left and came back in the same round has two here."""
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
@@ -62,7 +62,7 @@ class Machine:
                 return (StartPush(worker=worker, step=step, why=ANY_TIME),)
             case UpdateArrived(worker=worker, step=step):
                 assert seat is not None
-                self.arrived[worker] = (step, seat.samples)
+                self.arrived[worker, step] = seat.samples
                 del self.awaited[worker]
                 return self._close_round() or (Hold(worker=worker, why=self._missing()),)
             case StepDeclined(worker=worker):
@@ -87,13 +87,14 @@ class Machine:
         round_ = sorted(self.arrived.items())
         self.arrived = {}
         self.version += 1
-        counted = all(samples for _, (_, samples) in round_)  # else every gradient weighs the same
-        parts = [(worker, step, (samples or 1) if counted else 1) for worker, (step, samples) in round_]
+        counted = all(samples for _, samples in round_)  # else every gradient weighs the same
+        parts = [(worker, step, (samples or 1) if counted else 1) for (worker, step), samples in round_]
         total = sum(part for _, _, part in parts)
         contributions = tuple((worker, step, part / total) for worker, step, part in parts)
         why: Why = ("round-complete", self.version, len(parts))
         apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
-        waiting = [worker for worker, _ in round_ if worker in self.roster.seats]
+        seats = self.roster.seats
+        waiting = [worker for worker, step, _ in parts if worker in seats and seats[worker].step == step]
         return (apply, *(self._release(worker, why) for worker in waiting))
 
     def _missing(self) -> Why:

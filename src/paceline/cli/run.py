@@ -1,0 +1,147 @@
+"""`paceline run`: train a script with several workers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.core.choice import choose
+from paceline.core.scenario import Scenario
+from paceline.core.scenario import load as load_scenario
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.records.summary import Target
+
+CODES = {"completed": 0, "failed": 3, "diverged": 4, "interrupted": 130}
+
+
+def add_to(commands: Any) -> None:
+    """Add the command and its flags."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "run",
+        help="train a script with several workers",
+        description="Train SCRIPT with several worker processes. What follows SCRIPT is the script's own.",
+        allow_abbrev=False,
+    )
+    add = command.add_argument
+    add("-n", "--workers", type=_whole("-n", 1), metavar="N", help="worker processes (default: the scenario's, or 2)")
+    add("-p", "--protocol", default="bsp", metavar="NAME[:KEY=VALUE,…]", help="how they synchronise (default: bsp)")
+    add("--scenario", type=Path, metavar="FILE", help="how fast the workers are, and what befalls them")
+    add("--seed", type=_whole("--seed", 0), default=0, help="all of the run's randomness (default: 0)")
+    add("--threads", type=_whole("--threads", 1), metavar="T", help="of each worker (default: cores / workers)")
+    add("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/PROTOCOL-DATE-TIME)")
+    add("--json", action="store_true", help="print the summary, and only that, on standard output")
+    add("--target", action="append", default=[], metavar="METRIC>=VALUE", help="note when a recorded version meets it")
+    add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
+    add("--epochs", type=_whole("--epochs", 1), metavar="N", help="how many epochs the script trains, if it won't say")
+    add("--record", type=_whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
+    add("--on-loss", choices=("continue", "stop"), default="continue", help="when a worker dies (default: continue)")
+    add("--tee", choices=("first", "all", "none"), default="first", help="whose output is shown (default: first)")
+    add("--max-steps", type=_whole("--max-steps", 1), metavar="N", help="end once so many updates are applied")
+    add("--max-seconds", type=_seconds("--max-seconds"), metavar="S", help="end after so many seconds")
+    add("--report-waits", type=_seconds("--report-waits"), default=30.0, metavar="S", help="report longer waits (30)")
+    add("script", metavar="SCRIPT", type=Path, help="an ordinary training script that calls paceline.prepare")
+    add("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own")
+    command.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Do what the flags say; returns the exit code."""
+    choice = choose(options.protocol, registry())
+    scenario = Scenario() if options.scenario is None else load_scenario(options.scenario)
+    workers = options.workers or scenario.workers or 2
+    scenario = scenario.checked_for(workers).checked_for_real_run()
+    targets = tuple(Target.parse(text) for text in options.target)
+    script = _checked_script(options.script)
+    folder = _checked_folder(options.out, choice.spec.name)
+    threads = options.threads or max(1, len(os.sched_getaffinity(0)) // workers)
+
+    from paceline.runtime.run import Interrupts, run
+    from paceline.runtime.settings import Settings
+
+    summary = run(
+        Settings(
+            script=script,
+            arguments=tuple(options.arguments),
+            choice=choice,
+            workers=workers,
+            scenario=scenario,
+            seed=options.seed,
+            threads=threads,
+            folder=folder,
+            shards=options.shards,
+            epochs=options.epochs,
+            record=options.record,
+            targets=targets,
+            on_loss=options.on_loss,
+            tee=options.tee,
+            max_steps=options.max_steps,
+            max_seconds=options.max_seconds,
+            report_waits=options.report_waits,
+            json=options.json,
+        ),
+        Interrupts(),
+    )
+    if options.json:
+        print(json.dumps(summary, indent=2))
+    else:
+        from paceline.cli.table import print_summary
+
+        print_summary(summary, folder)
+    return CODES[summary["outcome"]]
+
+
+def _checked_script(script: Path) -> Path:
+    try:
+        source = script.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{script}: {error.strerror}; name the training script to run") from None
+    try:
+        compile(source, str(script), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise ConfigError(f"{script} is not Python: {getattr(error, 'msg', error)}{where}") from None
+    return script
+
+
+def _checked_folder(out: Path | None, protocol: str) -> Path:
+    if out is None:
+        stem = f"{protocol}-{time.strftime('%Y%m%d-%H%M%S')}"
+        names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
+        return next(path for name in names if not (path := Path("runs") / name).exists())
+    if (out / "ledger.sqlite").exists():
+        raise ConfigError(f"--out {out} holds a run already; name another folder, or remove this one")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out} is not an empty folder; name another one")
+    return out
+
+
+def _whole(flag: str, least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise ConfigError(f'{flag} is "{text}"; it must be a whole number, {least} or more')
+        return value
+
+    return read
+
+
+def _seconds(flag: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise ConfigError(f'{flag} is "{text}"; it must be a number of seconds above 0')
+        return value
+
+    return read

@@ -1,0 +1,506 @@
+"""Scenario files: how fast each worker is, when one slows down or dies, and what the network is like.
+
+Real runs and the simulator read the same file and ask the same questions of it. The answers are pure: they
+depend on nothing but the file, the seed, and the worker, step and moment that are asked about.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from paceline.core.choice import nearest
+from paceline.errors import ConfigError
+
+_DURATIONS = {"us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
+_SIZES = {"B": Decimal(1), "KB": Decimal("1e3"), "MB": Decimal("1e6"), "GB": Decimal("1e9"), "TB": Decimal("1e12")}
+_RATES = {f"{unit[:-1]}bit/s": scale / 8 for unit, scale in _SIZES.items()} | {
+    f"{unit}/s": scale for unit, scale in _SIZES.items()
+}
+_MOST = Decimal("1e18")
+"""Any quantity beyond this is a slip of the hand."""
+
+_KEYS = {
+    "cluster": ("workers", "nodes", "compute", "jitter"),
+    "network": ("bandwidth", "latency", "message", "incast"),
+    "worker": ("index", "speed"),
+    "event": ("worker", "at", "at_step", "for", "for_steps", "every", "slow", "kill", "rejoin_after"),
+}
+_HEADERS = {"cluster": "[cluster]", "network": "[network]", "worker": "[[worker]]", "event": "[[event]]"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The parameter server's link."""
+
+    bandwidth: float | None = None
+    """Bytes a second, each way; None is unlimited."""
+    latency: float = 0.0
+    """Seconds."""
+    message: int | None = None
+    """Bytes of one push or pull; None is the model's size."""
+    incast: float = 1.0
+    """What is left of the goodput when more than one flow enters the server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """A worker's steps take `factor` times as long, for a while.
+
+    It is given in time (`at`, `for_`, `every`; seconds) or in that worker's own steps (`at_step`, `for_steps`),
+    never in both: how long a step-started slowness has lasted could not be told without remembering.
+    Without a length it lasts for ever.
+    """
+
+    worker: int
+    at: float | None = None
+    at_step: int | None = None
+    for_: float | None = None
+    for_steps: int | None = None
+    every: float | None = None
+    factor: float
+
+    def active(self, step: int, at: float) -> bool:
+        """Whether the step `step`, which starts at second `at`, is slowed. The whole of it is, or nothing."""
+        if self.at_step is not None:
+            return self.at_step <= step and (self.for_steps is None or step < self.at_step + self.for_steps)
+        if self.at is None or at < self.at:
+            return False
+        since = at - self.at
+        if self.every is not None:
+            since %= self.every
+        return self.for_ is None or since < self.for_
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A worker gets SIGKILL, at a second of the run or as it starts a step."""
+
+    worker: int
+    at: float | None = None
+    at_step: int | None = None
+    rejoin_after: float | None = None
+    """Not supported yet: `load` refuses it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What a run's machines are like. `Scenario()` is the one in which nothing is slow.
+
+    Workers and steps count from 0: with `at_step = 50` a worker's first 50 steps are as always.
+    """
+
+    path: str | None = field(default=None, compare=False)
+    """The file that it was read from, for messages."""
+    workers: int | None = None
+    nodes: int = 1
+    compute: float | None = None
+    """Seconds that one step takes on a worker of speed 1; None is as long as it takes."""
+    jitter: float = 0.0
+    """Relative standard deviation of a step's length."""
+    network: Network | None = None
+    speeds: dict[int, float] = field(default_factory=dict, hash=False)
+    """By worker; 1 for those not named."""
+    events: tuple[Slowdown | Kill, ...] = ()
+    """In the file's order: `events[0]` is the one that messages call `event 1`."""
+
+    def checked_for(self, workers: int) -> Scenario:
+        """This scenario for a run of so many workers. Raises ConfigError if it names one beyond them."""
+        named = [(f"worker table {n}: index", worker) for n, worker in enumerate(self.speeds, 1)]
+        named += [(f"event {n}: worker", event.worker) for n, event in enumerate(self.events, 1)]
+        for key, worker in named:
+            if not 0 <= worker < workers:
+                allowed = f"with {workers} workers it must be from 0 to {workers - 1}"
+                if workers == 1:
+                    allowed = "with 1 worker it must be 0"
+                raise ConfigError(f"{self._file}: {key} is {worker}; {allowed}: change it, or ask for more workers")
+        return replace(self, workers=workers)
+
+    def checked_for_real_run(self) -> Scenario:
+        """This scenario. Raises ConfigError if it asks for steps shorter than the real ones.
+
+        A real step can be made longer, never shorter: speeds above 1, and jitter, whose factors lie on both
+        sides of 1, need `compute` as the length to pad to. The simulator does without.
+        """
+        if self.compute is None:
+            remedy = "a real step can't be made shorter: set cluster.compute, so that a step can be padded"
+            for worker, speed in self.speeds.items():
+                if speed > 1:
+                    raise ConfigError(
+                        f"{self._file}: worker {worker}: speed is {speed}; {remedy}, or write at most 1 here"
+                    )
+            if self.jitter > 0:
+                raise ConfigError(f"{self._file}: cluster.jitter is {self.jitter}; {remedy}, or leave jitter out")
+        return self
+
+    def step_seconds(self, worker: int, step: int, at: float, measured: float, seed: int) -> float:
+        """How long this step, which starts at second `at` of the run, is to take.
+
+        `compute`, or without it the `measured` seconds, × jitter factor × active slowdowns ÷ speed.
+        """
+        slow = math.prod(
+            event.factor
+            for event in self.events
+            if isinstance(event, Slowdown) and event.worker == worker and event.active(step, at)
+        )
+        base = measured if self.compute is None else self.compute
+        return base * self.jitter_factor(worker, step, seed) * slow / self.speeds.get(worker, 1.0)
+
+    def jitter_factor(self, worker: int, step: int, seed: int) -> float:
+        """Log-normal with mean 1 and relative standard deviation `jitter`; a function of its arguments alone."""
+        if self.jitter == 0:
+            return 1.0
+        variance = math.log1p(self.jitter * self.jitter)
+        return random.Random(f"{seed}/{worker}/{step}").lognormvariate(-variance / 2, math.sqrt(variance))
+
+    def kills_at_step(self, worker: int, step: int) -> bool:
+        """Whether the worker is to be killed as it starts this step."""
+        return any(isinstance(e, Kill) and e.worker == worker and e.at_step == step for e in self.events)
+
+    def kills_by_time(self) -> tuple[tuple[float, int], ...]:
+        """(second of the run, worker) of each kill that is given in time, the earliest first."""
+        return tuple(sorted((e.at, e.worker) for e in self.events if isinstance(e, Kill) and e.at is not None))
+
+    def to_plain(self) -> dict[str, Any]:
+        """The scenario as a TOML document that `load` reads back, defaults written out."""
+        plain: dict[str, Any] = {
+            "cluster": _present(
+                workers=self.workers, nodes=self.nodes, compute=_seconds(self.compute), jitter=self.jitter
+            )
+        }
+        if self.network is not None:
+            link = self.network
+            plain["network"] = _present(
+                bandwidth=_with_unit(link.bandwidth, "B", _SIZES, "/s"),
+                latency=_seconds(link.latency),
+                message=_with_unit(link.message, "B", _SIZES),
+                incast=link.incast,
+            )
+        if self.speeds:
+            plain["worker"] = [{"index": worker, "speed": speed} for worker, speed in self.speeds.items()]
+        if self.events:
+            plain["event"] = [_plain_event(event) for event in self.events]
+        return plain
+
+    @property
+    def _file(self) -> str:
+        return "scenario" if self.path is None else _printable(self.path)
+
+
+def load(path: str | os.PathLike[str]) -> Scenario:
+    """The scenario that the file holds. Raises ConfigError, in one line, for any mistake."""
+    name = os.fspath(path)
+    file = _printable(name)
+    top = _toml(file, _text(name, file))
+    for key, value in top.items():
+        if key not in _KEYS:
+            raise ConfigError(
+                f"{file}: unknown {'table' if isinstance(value, dict | list) else 'key'} {_shown(key)}"
+                f"{_home(key) or nearest(key, _KEYS)}; known: {', '.join(_HEADERS.values())}"
+            )
+    cluster = _single(file, top, "cluster")
+    return Scenario(
+        path=name,
+        workers=cluster.whole("workers", least=1),
+        nodes=cluster.whole("nodes", least=1) or 1,
+        compute=cluster.duration("compute", above_zero=True),
+        jitter=cluster.number("jitter", "from 0 to 10 (0.05 is 5 %)", least=0, most=10) or 0.0,
+        network=_network(_single(file, top, "network")) if "network" in top else None,
+        speeds=_speeds(_several(file, top, "worker", "worker table")),
+        events=tuple(_event(table) for table in _several(file, top, "event", "event")),
+    )
+
+
+def duration(text: object, where: str = "duration") -> float:
+    """Seconds. Raises ConfigError, which calls the value `where`.
+
+    >>> duration("400ms"), duration("1.5s"), duration("2m")
+    (0.4, 1.5, 120.0)
+    """
+    return float(_quantity(text, where, _DURATIONS, "400ms"))
+
+
+def rate(text: object, where: str = "rate") -> float:
+    """Bytes a second. Raises ConfigError, which calls the value `where`.
+
+    >>> rate("1Gbit/s"), rate("10MB/s")
+    (125000000.0, 10000000.0)
+    """
+    return float(_quantity(text, where, _RATES, "1Gbit/s"))
+
+
+def size(text: object, where: str = "size") -> int:
+    """Bytes; KB = 1000 B. Raises ConfigError, which calls the value `where`.
+
+    >>> size("25MB"), size("1.5KB")
+    (25000000, 1500)
+    """
+    exact = _quantity(text, where, _SIZES, "25MB")
+    if exact != exact.to_integral_value():
+        raise ConfigError(f"{where} is {_shown(text)}; it must be a whole number of bytes; round it")
+    return int(exact)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One table of the file, read key by key. A mistake is told as `FILE: KEY is VALUE; …`."""
+
+    where: str
+    """What comes before a key's name in a message."""
+    values: Mapping[str, Any]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def wrong(self, key: str, remedy: str) -> ConfigError:
+        return ConfigError(f"{self.where}{key} is {_shown(self.values[key])}; {remedy}")
+
+    def clash(self, key: str, other: str, remedy: str) -> ConfigError:
+        return ConfigError(
+            f"{self.where}{key} is {_shown(self.values[key])} and {other} is {_shown(self.values[other])}; {remedy}"
+        )
+
+    def missing(self, key: str, remedy: str) -> ConfigError:
+        return ConfigError(f"{self.where}{key} is missing; {remedy}")
+
+    def whole(self, key: str, *, least: int) -> int | None:
+        if key not in self:
+            return None
+        value = self.values[key]
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
+            raise self.wrong(key, f"write a whole number, at least {least}")
+        return value
+
+    def number(
+        self, key: str, allowed: str, *, least: float, most: float = math.inf, above: bool = False
+    ) -> float | None:
+        """A number from `least` (or, when `above`, from just above it) to `most`; `allowed` says so in words."""
+        if key not in self:
+            return None
+        value = self.values[key]
+        right = isinstance(value, int | float) and not isinstance(value, bool)
+        if not right or not least <= value <= min(most, float(_MOST)) or (above and value == least):
+            raise self.wrong(key, f"write a number {allowed}")
+        return float(value)
+
+    def duration(self, key: str, *, above_zero: bool = False) -> float | None:
+        if key not in self:
+            return None
+        seconds = duration(self.values[key], self.where + key)
+        if above_zero and seconds == 0:
+            raise self.wrong(key, 'it must be longer than nothing, such as "400ms"')
+        return seconds
+
+
+def _network(table: _Table) -> Network:
+    bandwidth = rate(table.values["bandwidth"], table.where + "bandwidth") if "bandwidth" in table else None
+    if bandwidth == 0:
+        raise table.wrong("bandwidth", 'it must be more than 0, such as "1Gbit/s"; leave it out for no limit')
+    return Network(
+        bandwidth=bandwidth,
+        latency=table.duration("latency") or 0.0,
+        message=size(table.values["message"], table.where + "message") if "message" in table else None,
+        incast=table.number("incast", "above 0, at most 1 (1 is lossless)", least=0, most=1, above=True) or 1.0,
+    )
+
+
+def _speeds(tables: list[_Table]) -> dict[int, float]:
+    speeds: dict[int, float] = {}
+    for table in tables:
+        index = table.whole("index", least=0)
+        if index is None:
+            raise table.missing("index", "write which worker it is, from 0, such as index = 3")
+        if index in speeds:
+            first = list(speeds).index(index) + 1
+            raise table.wrong("index", f"worker table {first} has that worker already; give each worker one table")
+        speed = table.number("speed", "above 0 (0.25 is four times slower)", least=0, above=True)
+        if speed is None:
+            raise table.missing("speed", "write how fast it is, such as speed = 0.25 for four times slower")
+        speeds[index] = speed
+    return speeds
+
+
+def _event(table: _Table) -> Slowdown | Kill:
+    worker = table.whole("worker", least=0)
+    if worker is None:
+        raise table.missing("worker", "write which worker it happens to, from 0, such as worker = 2")
+    for one, other, example in (
+        ("at", "at_step", 'at = "10s" or at_step = 50'),
+        ("slow", "kill", "slow = 4.0 or kill = true"),
+    ):
+        if one in table and other in table:
+            raise table.clash(one, other, "write one of the two")
+        if one not in table and other not in table:
+            raise table.missing(f"{one} or {other}", f"write {example}")
+    at = table.duration("at")
+    at_step = table.whole("at_step", least=0)
+    return _kill(table, worker, at, at_step) if "kill" in table else _slowdown(table, worker, at, at_step)
+
+
+def _kill(table: _Table, worker: int, at: float | None, at_step: int | None) -> Kill:
+    if table.values["kill"] is not True:
+        raise table.wrong("kill", "write kill = true, or slow = 4.0 in its place")
+    for key in ("for", "for_steps", "every"):
+        if key in table:
+            raise table.wrong(key, "a killed worker stays away; leave it out, or write slow in place of kill")
+    if "rejoin_after" in table:
+        table.duration("rejoin_after")
+        given = _shown(table.values["rejoin_after"])
+        raise ConfigError(
+            f"{table.where}rejoin_after isn't supported yet; leave it out: the worker stays away (got {given})"
+        )
+    return Kill(worker=worker, at=at, at_step=at_step)
+
+
+def _slowdown(table: _Table, worker: int, at: float | None, at_step: int | None) -> Slowdown:
+    factor = table.number("slow", "that is at least 1 (4.0 is four times slower)", least=1)
+    assert factor is not None
+    if "rejoin_after" in table:
+        raise table.wrong("rejoin_after", "a slow worker never left; leave it out")
+    if "for" in table and "for_steps" in table:
+        raise table.clash("for", "for_steps", "write one of the two")
+    if "at" in table and "for_steps" in table:
+        raise table.clash("for_steps", "at", "write for with at, or for_steps with at_step")
+    for key in ("for", "every"):
+        if "at_step" in table and key in table:
+            raise table.clash(key, "at_step", f"{key} goes only with at; for_steps is what goes with at_step")
+    for_ = table.duration("for", above_zero=True)
+    every = table.duration("every", above_zero=True)
+    if every is not None and for_ is None:
+        raise table.wrong("every", 'without for it never ends, so it can\'t repeat; write for = "5s" too')
+    if every is not None and for_ is not None and every <= for_:
+        raise table.clash("every", "for", "make every longer than for, or leave both out for a slowness without end")
+    for_steps = table.whole("for_steps", least=1)
+    return Slowdown(worker=worker, at=at, at_step=at_step, for_=for_, for_steps=for_steps, every=every, factor=factor)
+
+
+def _text(name: str, file: str) -> str:
+    hint = "give the path of a scenario file (TOML)"
+    try:
+        raw = Path(name).read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: there is no such file; {hint}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{file}: this is a directory; {hint}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{file}: it can't be read ({reason}); {hint}") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        byte = error.object[error.start]
+        raise ConfigError(f"{file}: line {line} holds the byte 0x{byte:02x}, not UTF-8; save it as UTF-8") from None
+
+
+def _toml(file: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message, _, place = str(error).rpartition(" (at ")
+        found = re.match(r"line (\d+)", place)
+        line = found[1] if found else text.rstrip("\n").count("\n") + 1
+        told = f"line {line} is not valid TOML ({_printable(message)})"
+    except (ValueError, RecursionError):
+        told = "not valid TOML (a number too long, or too much nesting)"
+    raise ConfigError(f'{file}: {told}; correct it: text is written in quotes, as in compute = "400ms"')
+
+
+def _single(file: str, top: Mapping[str, Any], name: str) -> _Table:
+    values = top.get(name, {})
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: {name} is {_shown(values)}; write it as one table, [{name}]")
+    return _known(file, f"{name}: ", f"{name}.", values, name)
+
+
+def _several(file: str, top: Mapping[str, Any], name: str, label: str) -> list[_Table]:
+    tables = top.get(name, [])
+    if not isinstance(tables, list):
+        raise ConfigError(f"{file}: {name} is {_shown(tables)}; write it as [[{name}]], in double brackets")
+    found = []
+    for number, values in enumerate(tables, 1):
+        here = f"{label} {number}: "
+        if not isinstance(values, dict):
+            raise ConfigError(f"{file}: {here}it is {_shown(values)}; write each {name} as a table, [[{name}]]")
+        found.append(_known(file, here, here, values, name))
+    return found
+
+
+def _known(file: str, here: str, where: str, values: Mapping[str, Any], name: str) -> _Table:
+    for key in values:
+        if key not in _KEYS[name]:
+            hint = nearest(key, _KEYS[name]) or _home(key)
+            raise ConfigError(f"{file}: {here}unknown key {_shown(key)}{hint}; known: {', '.join(_KEYS[name])}")
+    return _Table(f"{file}: {where}", values)
+
+
+def _home(key: str) -> str:
+    """Where a key that stands in the wrong place belongs, if anywhere."""
+    homes = [_HEADERS[name] for name, keys in _KEYS.items() if key in keys]
+    return f"; it belongs in {homes[0]}" if homes else ""
+
+
+def _quantity(text: object, where: str, units: Mapping[str, Decimal], example: str) -> Decimal:
+    """Exact, so that "400ms" is 0.4 and nothing beside it."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z/]+)", text) if isinstance(text, str) else None
+    unit = re.sub("^k(?=B|bit)", "K", found[2]) if found else ""
+    if found is None or unit not in units:
+        allowed = ", ".join(units)
+        raise ConfigError(
+            f'{where} is {_shown(text)}; write a number and one of {allowed}, in quotes, such as "{example}"'
+        )
+    value = Decimal(found[1]) * units[unit]
+    if value > _MOST:
+        raise ConfigError(f'{where} is {_shown(text)}; that is too much; write something such as "{example}"')
+    return value
+
+
+def _with_unit(value: float | None, base: str, units: Mapping[str, Decimal], suffix: str = "") -> str | None:
+    """`value` in the largest unit that it fills, in digits that read back as exactly it."""
+    if value is None:
+        return None
+    exact = Decimal(repr(value))
+    unit = max((unit for unit in units if units[unit] <= exact), key=lambda unit: units[unit], default=base)
+    return f"{(exact / units[unit]).normalize():f}{unit}{suffix}"
+
+
+def _seconds(value: float | None) -> str | None:
+    """Without minutes and hours, in which some lengths have no end of digits."""
+    return _with_unit(value, "s", {unit: _DURATIONS[unit] for unit in ("us", "ms", "s")})
+
+
+def _plain_event(event: Slowdown | Kill) -> dict[str, Any]:
+    when = _present(worker=event.worker, at=_seconds(event.at), at_step=event.at_step)
+    if isinstance(event, Kill):
+        return when | {"kill": True} | _present(rejoin_after=_seconds(event.rejoin_after))
+    length = {"for": _seconds(event.for_), "for_steps": event.for_steps, "every": _seconds(event.every)}
+    return when | _present(**length) | {"slow": event.factor}
+
+
+def _present(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _shown(value: object) -> str:
+    """A TOML value as the user would write it, on one line, not too long."""
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return "an array"
+    if isinstance(value, int) and abs(value) >= 10**60:
+        return "a number of over 60 digits"  # Python refuses to write out the longest
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
+    return _printable(text if len(text) <= 60 else f"{text[:59]}…")
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,1 @@
+"""How bytes move between processes: messages over sockets, tensors through shared memory. It knows no protocol."""

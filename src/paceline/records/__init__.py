@@ -1,0 +1,1 @@
+"""What a run leaves behind: its ledger and its summary. Never imports torch."""

@@ -1,0 +1,48 @@
+"""Everything worth keeping of a run, said once: the ledger keeps each thing, the tally counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.core.facts import Fact
+from paceline.core.orders import Order
+from paceline.records.ledger import Ledger
+from paceline.records.summary import Tally
+
+
+class Journal:
+    """What both books have in common; what only the ledger keeps is told to `ledger`."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.tally = Tally()
+
+    def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
+        """A fact, and the orders that followed from it."""
+        self.ledger.record(fact, orders)
+        self.tally.record(fact, orders)
+
+    def step_times(
+        self,
+        worker: int,
+        step: int,
+        began: float,
+        compute: float,
+        push: float,
+        wait: float,
+        pull: float,
+        other: float,
+    ) -> None:
+        """A finished step: when it began, in seconds since the run's start, and the seconds of each part."""
+        self.ledger.step_times(worker, step, began, compute, push, wait, pull, other)
+        self.tally.step_times(worker, step, began, compute, push, wait, pull, other)
+
+    def recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
+        """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""
+        self.ledger.version_recorded(version, at, samples, sha256, file)
+        self.tally.recorded(version, at, samples)
+
+    def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
+        """What the script's `evaluate` said of a recorded version."""
+        self.ledger.evaluated(version, metrics)
+        self.tally.evaluated(version, metrics)

@@ -1,0 +1,273 @@
+"""The ledger: every fact and every order of a run, and what the run measured, in one SQLite file.
+
+A thread of its own writes it, so that recording costs the decision path one put on a queue. What it
+finds there goes into one transaction: a fact is never without its orders, and a killed run leaves
+everything but its last fraction of a second. sqlite3, pandas or duckdb alone can read the file; the
+schema's comments say what each column is. Times are seconds, `at` and `began` since the run's start.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from itertools import count, groupby
+from operator import itemgetter
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from paceline.core.facts import Fact
+from paceline.core.orders import Order
+from paceline.errors import ConfigError, RunFailed
+
+SCHEMA = 1
+"""The schema's number, in `PRAGMA user_version`."""
+
+TABLES = """
+CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT);  -- value: JSON
+CREATE TABLE facts (
+    id INTEGER PRIMARY KEY,  -- from 1, in the order in which the machine was told
+    at REAL,                 -- seconds since the run's start, as everywhere
+    kind TEXT, worker INTEGER, step INTEGER, version INTEGER,
+    body TEXT                -- every field, as JSON
+);
+CREATE TABLE orders (
+    id INTEGER PRIMARY KEY,
+    fact INTEGER,            -- the fact that it follows from
+    position INTEGER,        -- from 0, among the orders of that fact
+    kind TEXT, worker INTEGER, step INTEGER, version INTEGER,
+    body TEXT,               -- every field but `why`, as JSON
+    why TEXT                 -- JSON: [code, argument, ...]
+);
+CREATE INDEX orders_of_fact ON orders (fact, position);
+CREATE TABLE pushes (
+    worker INTEGER, step INTEGER,
+    learning_rates TEXT,     -- JSON: one for each parameter group
+    samples INTEGER          -- NULL when the script draws its own batches
+);
+CREATE TABLE epochs (
+    epoch INTEGER, batches INTEGER, samples INTEGER, digest TEXT,
+    batch_order TEXT         -- JSON: for each batch its sample ids
+);
+CREATE TABLE batches (
+    worker INTEGER, step INTEGER, epoch INTEGER,
+    batch INTEGER,           -- an index into that epoch's batch_order
+    used TEXT                -- step: in that step's update; skipped: consumed, never pushed
+);
+CREATE INDEX uses_of_batch ON batches (epoch, batch);
+CREATE TABLE step_times (    -- seconds
+    worker INTEGER, step INTEGER,
+    began REAL, compute REAL, push REAL, wait REAL, pull REAL, other REAL
+);
+CREATE TABLE versions (      -- the recorded ones
+    version INTEGER, at REAL,
+    samples INTEGER,         -- in it and all versions before it; NULL when they are not counted
+    sha256 TEXT, file TEXT
+);
+CREATE TABLE evaluations (version INTEGER, metric TEXT, value REAL);
+CREATE TABLE scalars (worker INTEGER, step INTEGER, at REAL, name TEXT, value REAL);
+
+-- One row for each update in each version. LIMIT -1 limits nothing: where the view is joined, SQLite
+-- then computes it once, and the casts let it be indexed. Else 60,000 updates take minutes.
+CREATE VIEW applied_updates AS
+    SELECT orders.version AS version, part.key AS position,
+        CAST(json_extract(part.value, '$[0]') AS INTEGER) AS worker,
+        CAST(json_extract(part.value, '$[1]') AS INTEGER) AS step,
+        json_extract(part.value, '$[2]') AS weight
+    FROM orders, json_each(orders.body, '$.contributions') AS part
+    WHERE orders.kind = 'ApplyUpdate'
+    LIMIT -1;
+
+-- One row for each time that a sample was applied: exactly one for each, if all went well.
+CREATE VIEW applied_samples AS
+    SELECT uses.epoch AS epoch, sample.value AS sample,
+        uses.worker AS worker, uses.step AS step, applied.version AS version
+    FROM epochs
+    CROSS JOIN json_each(epochs.batch_order) AS batch
+    CROSS JOIN batches AS uses
+        ON uses.epoch = epochs.epoch AND uses.batch = batch.key AND uses.used = 'step'
+    CROSS JOIN applied_updates AS applied
+        ON applied.worker = uses.worker AND applied.step = uses.step
+    CROSS JOIN json_each(batch.value) AS sample;
+"""
+
+GATHER = 0.1  # seconds that a transaction waits for company
+AT_MOST = 10_000  # records in one transaction
+
+_FACTS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Fact)}
+_ORDERS = {kind.__name__: kind for kind in get_args(Order)}
+
+
+class Ledger:
+    """Writes a run's ledger. Any thread may call any method; none waits, and none fails before `close`.
+
+    What is handed over must not be changed afterwards. Nothing is recorded after `close`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Create the file. Raises ConfigError if there is one, RunFailed if there cannot be one."""
+        if path.exists():
+            raise ConfigError(f"{path} exists already; a run needs a folder of its own")
+        self._path = path
+        self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        self._fact_ids = count(1)
+        self._closing = threading.Event()
+        self._error: Exception | None = None
+        try:
+            self._database = sqlite3.connect(path, check_same_thread=False)
+            self._database.executescript(
+                f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA user_version = {SCHEMA}; {TABLES}"
+            )
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+        self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
+        self._thread.start()
+
+    def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
+        """A fact, and the orders that followed from it."""
+        self._queue.put(("facts", fact, orders))
+
+    def pushed(self, worker: int, step: int, learning_rates: Sequence[float], batch: int | None) -> None:
+        """A step's push: the learning rate of each parameter group, and the samples in it (None: not counted)."""
+        self._queue.put(("pushes", worker, step, learning_rates, batch))
+
+    def epoch_opened(self, epoch: int, order: Sequence[Sequence[int]], digest: str) -> None:
+        """An epoch: the sample ids of each of its batches, and the digest of that order."""
+        self._queue.put(("epochs", epoch, len(order), sum(map(len, order)), digest, order))
+
+    def batch_used(self, worker: int, step: int, epoch: int, batch: int, used: Literal["step", "skipped"]) -> None:
+        """A batch went into this step's update, or was consumed before it and skipped."""
+        self._queue.put(("batches", worker, step, epoch, batch, used))
+
+    def step_times(
+        self,
+        worker: int,
+        step: int,
+        began: float,
+        compute: float,
+        push: float,
+        wait: float,
+        pull: float,
+        other: float,
+    ) -> None:
+        """A finished step: when it began (seconds since the run's start), and the seconds of each part of it."""
+        self._queue.put(("step_times", worker, step, began, compute, push, wait, pull, other))
+
+    def version_recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
+        """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""
+        self._queue.put(("versions", version, at, samples, sha256, file))
+
+    def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
+        """What the script's `evaluate` said of a recorded version."""
+        for metric, value in metrics.items():
+            self._queue.put(("evaluations", version, metric, value))
+
+    def logged(self, worker: int, step: int, at: float, name: str, value: float) -> None:
+        """A scalar that the script logged, `at` seconds since the run's start."""
+        self._queue.put(("scalars", worker, step, at, name, value))
+
+    def note(self, key: str, value: Any) -> None:
+        """Something about the run as a whole, any JSON value; a later one replaces an earlier."""
+        self._queue.put(("run", key, _json(value)))
+
+    def close(self) -> None:
+        """Write what is left, so that the one file has it all. A second call does nothing.
+
+        Raises RunFailed if anything could not be written; what had been committed is readable even then.
+        """
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> RunFailed:
+        return RunFailed(f"{self._path}: the ledger cannot be written: {error}; is the disk full, or the folder gone?")
+
+    def _write(self) -> None:
+        try:
+            with closing(self._database):
+                while self._write_batch():
+                    pass
+                self._database.execute("PRAGMA busy_timeout = 0")
+                with suppress(sqlite3.OperationalError):  # somebody is reading: the log stays until he has done
+                    self._database.execute("PRAGMA journal_mode = DELETE")
+        except Exception as error:
+            self._error = error
+            while not self._closing.is_set():  # nothing piles up
+                self._queue.get()
+
+    def _write_batch(self) -> bool:
+        """Commit what there is, as one transaction. Returns whether more may come."""
+        batch = [self._queue.get()]
+        if self._queue.qsize() < AT_MOST:
+            self._closing.wait(GATHER)
+        batch += [self._queue.get() for _ in range(min(self._queue.qsize(), AT_MOST))]
+        rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for item in batch:
+            match item:
+                case None:
+                    pass
+                case ("facts", fact, orders):
+                    self._encode(fact, orders, rows)
+                case (table, *cells):
+                    rows[table].append(tuple(_json(cell) if isinstance(cell, list | tuple) else cell for cell in cells))
+        with self._database:
+            for table, values in rows.items():
+                places = ", ".join("?" * len(values[0]))
+                self._database.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({places})", values)
+        return None not in batch
+
+    def _encode(self, fact: Fact, orders: tuple[Order, ...], rows: dict[str, list[tuple[Any, ...]]]) -> None:
+        number = next(self._fact_ids)
+        rows["facts"].append((number, fact.at, *_columns(fact), _json(fact)))
+        for position, order in enumerate(orders):
+            body = msgspec.to_builtins(order)
+            why = _json(body.pop("why"))
+            rows["orders"].append((None, number, position, *_columns(order), _json(body), why))
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A ledger, open for reading, finished or not. Raises ConfigError if there is none that this version reads."""
+    try:
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        (schema,) = database.execute("PRAGMA user_version").fetchone()
+    except sqlite3.Error as error:
+        raise ConfigError(f"{path}: no ledger can be read there ({error}); name a run's ledger.sqlite") from error
+    if schema != SCHEMA:
+        database.close()
+        raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads {SCHEMA}")
+    return database
+
+
+def read_facts(path: Path) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
+    """Every fact with its orders, `why` included, in the order in which they were recorded."""
+    with closing(connect(path)) as database:
+        rows = database.execute(
+            "SELECT facts.id, facts.kind, facts.body, orders.kind, orders.body, orders.why "
+            "FROM facts LEFT JOIN orders ON orders.fact = facts.id ORDER BY facts.id, orders.position"
+        )
+        for (_, kind, body), group in groupby(rows, key=itemgetter(0, 1, 2)):
+            orders = tuple(_order(*row[3:]) for row in group if row[3] is not None)
+            yield _FACTS[kind].decode(body), orders
+
+
+def _order(kind: str, body: str, why: str) -> Order:
+    plain = {**msgspec.json.decode(body), "why": msgspec.json.decode(why)}
+    order: Order = msgspec.convert(plain, _ORDERS[kind])
+    return order
+
+
+def _columns(value: Fact | Order) -> tuple[Any, ...]:
+    """Its kind, worker, step and version; None for what it has not."""
+    return (type(value).__name__, *(getattr(value, name, None) for name in ("worker", "step", "version")))
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,314 @@
+"""The summary: what a run came to, as one JSON object with the same keys under every protocol.
+
+`Tally` counts while the run goes on, from the same calls that feed the ledger. Times in it are seconds;
+a moment (`at`, `at_seconds`) is counted from the run's start, as a fact's `at` is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.core.choice import Choice
+from paceline.core.counts import Counts
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order
+from paceline.errors import ConfigError
+from paceline.version import __version__
+
+Outcome = Literal["completed", "interrupted", "failed", "diverged"]
+Summary = dict[str, Any]
+
+DIGITS = 9  # significant digits of a float in a summary
+
+_MEETS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A metric and the value that it should reach."""
+
+    text: str
+    """As the user wrote it, without spaces around the sign: its key in the summary."""
+    metric: str
+    sign: str
+    value: float
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """The target that `text` writes. Raises ConfigError, in one line, for any mistake.
+
+        >>> Target.parse("accuracy >= 0.95").text
+        'accuracy>=0.95'
+        """
+        found = re.fullmatch(r"\s*([^<>=\s]+)\s*(>=|<=|>|<)\s*(\S+)\s*", text)
+        try:
+            metric, sign, written = found.groups() if found else ("", "", "")
+            value = float(written)
+        except ValueError:
+            value = math.nan
+        if math.isnan(value):
+            raise ConfigError(f'target "{text}" is not METRIC>=VALUE (or <=, >, <), as in accuracy>=0.95')
+        return cls(metric + sign + written, metric, sign, value)
+
+    def met_by(self, metrics: Mapping[str, float]) -> bool:
+        """Whether these metrics reach it. Without the metric, or with NaN, they do not."""
+        return _MEETS[self.sign](metrics.get(self.metric, math.nan), self.value)
+
+
+@dataclass(slots=True)
+class Share:
+    """One worker's part in the run, over all its stays."""
+
+    since: float | None = None
+    """When its present stay began; None when it is not here."""
+    stayed: float = 0.0
+    """Seconds of the stays that have ended."""
+    left: dict[str, Any] | None = None
+    steps: int = 0
+    samples: int = 0
+    compute: float = 0.0
+    wait: float = 0.0
+    transfer: float = 0.0
+    max_lead: int = 0
+
+    def seconds(self, now: float) -> float:
+        """Its time in the run until now, in seconds."""
+        return self.stayed + (0.0 if self.since is None else now - self.since)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts a run as it goes, O(1) for each fact, amortized."""
+
+    began: float | None = None
+    """When training began, in seconds since the run's start."""
+    latest: float = 0.0
+    """`at` of the last fact."""
+    counts: Counts = field(default_factory=Counts)
+    shares: dict[int, Share] = field(default_factory=dict)
+    ready: dict[tuple[int, int], tuple[int, int | None]] = field(default_factory=dict)
+    """Of each (worker, step) neither applied nor dropped yet: its version, and the samples in it."""
+    versions: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+    counted: bool = True
+    """Whether every gradient so far said how many samples are in it."""
+    recorded_versions: dict[int, tuple[float, int | None]] = field(default_factory=dict)
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
+        """A fact, and the orders that followed from it."""
+        self.latest = fact.at
+        match fact:
+            case GradientReady():
+                self.ready[fact.worker, fact.step] = (fact.version, fact.samples)
+                self.counted = self.counted and fact.samples is not None
+            case UpdateArrived(worker=worker):
+                if worker in self.counts.finished:  # else it has declined a step meanwhile
+                    self.counts.advance(worker)
+                    share = self.shares[worker]
+                    share.max_lead = max(share.max_lead, self.counts.lead(worker))
+            case TrainingBegan(members=members):
+                self.began = fact.at if self.began is None else self.began
+                self.counts = Counts()
+                for worker, _, _ in members:
+                    self._enter(worker, fact.at)
+            case WorkerJoined(worker=worker):
+                self._enter(worker, fact.at)
+            case StepDeclined(worker=worker):
+                self.counts.leave(worker)
+            case WorkerLeft(worker=worker):
+                if worker in self.counts.finished:
+                    self.counts.leave(worker)
+                share = self.shares[worker]
+                share.stayed, share.since = share.seconds(fact.at), None
+                share.left = {"reason": fact.reason, "at": fact.at}
+        for order in orders:
+            if isinstance(order, ApplyUpdate):
+                self._apply(order)
+            elif isinstance(order, DropUpdate):
+                self.ready.pop((order.worker, order.step), None)
+
+    def step_times(
+        self,
+        worker: int,
+        step: int,
+        began: float,
+        compute: float,
+        push: float,
+        wait: float,
+        pull: float,
+        other: float,
+    ) -> None:
+        """A finished step's seconds, as the ledger takes them; `other` is worked out anew in the summary."""
+        share = self.shares[worker]
+        share.compute += compute
+        share.wait += wait
+        share.transfer += push + pull
+
+    def recorded(self, version: int, at: float, samples: int | None) -> None:
+        """A recorded version: made `at` seconds since the run's start, of so many samples in all."""
+        self.recorded_versions[version] = (at, samples)
+
+    def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
+        """What the script's `evaluate` said of a recorded version."""
+        self.metrics.setdefault(version, {}).update(metrics)
+
+    def summary(
+        self,
+        *,
+        protocol: Choice,
+        workers: int,
+        threads: int | None,
+        seed: int,
+        outcome: Outcome,
+        error: str | None = None,
+        ended: float | None = None,
+        samples_missed: int = 0,
+        final_parameters_sha256: str | None = None,
+        targets: Sequence[Target] = (),
+    ) -> Summary:
+        """What the run came to, ready for `write`.
+
+        `ended` is when, in seconds since the run's start (default: at the last fact). `wall_seconds` and
+        the rates count from when training began until then; before it began both are 0. A worker still
+        here stays until then. `samples_missed` is what `Leases.left_over` says. Numbers of samples are
+        None once any gradient came without one; the staleness of no updates is None. What JSON cannot
+        write (NaN, infinity) is None, too.
+        """
+        ended = self.latest if ended is None else ended
+        wall = 0.0 if self.began is None else ended - self.began
+        steps = sum(share.steps for share in self.shares.values())
+        samples = self._if_counted(sum(share.samples for share in self.shares.values()))
+        total = sum(stale * times for stale, times in self.staleness.items())
+        summary = {
+            "paceline": __version__,
+            "protocol": {"name": protocol.spec.name, "config": protocol.parameters()},
+            "workers": workers,
+            "threads": threads,
+            "seed": seed,
+            "outcome": outcome,
+            "error": error,
+            "wall_seconds": wall,
+            "steps": steps,
+            "samples": samples,
+            "samples_missed": self._if_counted(samples_missed),
+            "versions": self.versions,
+            "steps_per_second": steps / wall if wall else 0.0,
+            "samples_per_second": None if samples is None else samples / wall if wall else 0.0,
+            "per_worker": [self._row(worker, ended) for worker in sorted(self.shares)],
+            "staleness": {
+                "mean": total / steps if steps else None,
+                "max": max(self.staleness, default=None),
+                "histogram": {str(stale): times for stale, times in sorted(self.staleness.items())},
+            },
+            "switches": [],
+            "consensus": [],
+            "final_parameters_sha256": final_parameters_sha256,
+            "evaluations": [
+                {**self._moment(version), **self.metrics[version], **self._moment(version)}
+                for version in self.recorded_versions
+                if version in self.metrics
+            ],
+            "targets": {target.text: self._first(target) for target in targets},
+        }
+        tidied: Summary = _tidy(summary)
+        return tidied
+
+    def _enter(self, worker: int, at: float) -> None:
+        self.counts.enter(worker)
+        share = self.shares.setdefault(worker, Share())
+        share.left = None
+        if share.since is None:
+            share.since = at
+
+    def _apply(self, order: ApplyUpdate) -> None:
+        self.versions += 1
+        for worker, step, _ in order.contributions:
+            version, samples = self.ready.pop((worker, step))
+            share = self.shares[worker]
+            share.steps += 1
+            share.samples += samples or 0
+            self.staleness[order.version - 1 - version] += 1
+
+    def _if_counted(self, samples: int | None) -> int | None:
+        return samples if self.counted else None
+
+    def _row(self, worker: int, ended: float) -> dict[str, Any]:
+        share = self.shares[worker]
+        seconds = {
+            "compute_seconds": share.compute,
+            "wait_seconds": share.wait,
+            "transfer_seconds": share.transfer,
+        }
+        other = share.seconds(ended) - sum(seconds.values())
+        for part in sorted(seconds, key=lambda name: seconds[name], reverse=True):  # clocks may disagree a little
+            seconds[part] -= (excess := min(max(-other, 0.0), seconds[part]))
+            other += excess
+        return {
+            "worker": worker,
+            "steps": share.steps,
+            "samples": self._if_counted(share.samples),
+            **seconds,
+            "other_seconds": max(other, 0.0),
+            "max_lead": share.max_lead,
+            "left": share.left,
+        }
+
+    def _moment(self, version: int) -> dict[str, Any]:
+        at, samples = self.recorded_versions[version]
+        return {"version": version, "at_seconds": at, "samples": self._if_counted(samples)}
+
+    def _first(self, target: Target) -> dict[str, Any] | None:
+        for version in self.recorded_versions:
+            if target.met_by(self.metrics.get(version, {})):
+                moment = self._moment(version)
+                del moment["version"]
+                return moment
+        return None
+
+
+def write(path: Path, summary: Summary) -> None:
+    """Write it whole or not at all."""
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    os.replace(draft, path)
+
+
+def read(path: Path) -> Summary:
+    """What `write` wrote. Raises ConfigError if it is not there."""
+    try:
+        summary: Summary = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: no summary can be read there ({error}); name a run's summary.json") from error
+    return summary
+
+
+def _tidy(value: Any) -> Any:
+    """Floats to as many digits as mean something; None for what JSON cannot write."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _tidy(item) for key, item in value.items()}
+    return [_tidy(item) for item in value] if isinstance(value, list | tuple) else value

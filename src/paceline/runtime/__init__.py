@@ -1,0 +1,1 @@
+"""Real processes: the launcher with its coordinator, the workers, the store's process."""

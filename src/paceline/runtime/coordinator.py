@@ -1,0 +1,616 @@
+"""The one sequencer of a run: facts come in as messages, the machine's orders go out as messages.
+
+It touches no tensor, and waits for nothing but its loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerLeft,
+)
+from paceline.core.leases import Batch, Dealing, Leases
+from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
+from paceline.errors import ConfigError, PeerLost
+from paceline.fabric.channel import Channel, pair
+from paceline.fabric.memory import Region, available_bytes
+from paceline.records.journal import Journal
+from paceline.runtime import messages
+from paceline.runtime.loop import Loop
+from paceline.runtime.member import Member
+from paceline.runtime.output import Output
+from paceline.runtime.processes import exit_phrase
+from paceline.runtime.recordings import Recordings
+from paceline.runtime.settings import Settings
+from paceline.runtime.store_client import StoreClient
+
+SLOTS_BESIDE_READERS = 3  # the newest version, the one being made, the one being written to disk
+GRACE = 2.0  # seconds that scripts have to end after Ctrl-C or a failure: all must be gone within 5
+GRACE_AT_LIMIT = 30.0  # seconds that scripts have to end after --max-steps or --max-seconds
+
+
+class Coordinator:
+    """Takes a run from its first process to its last. `facts` and `carry_out` are `drive`'s two ends."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        members: list[Member],
+        journal: Journal,
+        output: Output,
+        loop: Loop,
+        on_begin: Callable[[messages.Offered], None],
+    ) -> None:
+        """`on_begin` is called when the script's part of the configuration is known."""
+        self.settings = settings
+        self.members = {member.worker: member for member in members}
+        self.journal = journal
+        self.outcome = "completed"
+        self.error: str | None = None
+        self.usage_error: str | None = None
+        """What the script asked for and can't have."""
+        self.leases = Leases("queue", [])
+        self.recordings = Recordings(settings.folder, settings.record, journal)
+        self.store: StoreClient | None = None
+        self.store_process: int | None = None
+        self._output = output
+        self._loop = loop
+        self._on_begin = on_begin
+        self._spec = settings.choice.spec
+        self._slots = settings.workers + SLOTS_BESIDE_READERS
+        self._origin = time.monotonic()
+        """The run's start: `at` counts from here."""
+        self._happened: deque[Fact] = deque()
+        self._region: Region | None = None
+        self._host: Member | None = None
+        """Who was asked to fork the store."""
+        self._offer: messages.Offered | None = None
+        """The one that training began with."""
+        self._stopping = False
+        self._applied = 0
+        """Steps."""
+        self._to_evaluate: deque[tuple[int, str]] | None = None
+        self._evaluating: tuple[Member, int] | None = None
+        self._let_go = False
+        """Whether the workers were told to exit."""
+        self._reported: dict[str, float] = {}
+
+    def facts(self) -> Iterator[Fact]:
+        """Everything that happens, as it happens, until every worker's process has ended."""
+        for member in self.members.values():
+            self._loop.watch(member.channel, lambda m=member: self._hear(m))  # type: ignore[misc]
+            self._loop.watch(member.watch, lambda m=member: self._ended(m))  # type: ignore[misc]
+            if member.printed is not None:
+                self._loop.watch(member.printed, lambda m=member: self._pass_on(m))  # type: ignore[misc]
+        if self.settings.max_seconds is not None:
+            self._loop.after(self.settings.max_seconds, lambda: self._stop_at_limit("--max-seconds"))
+        self._loop.after(self.settings.report_waits, self._report_waits)
+        while True:
+            while self._happened:
+                yield self._happened.popleft()
+            self._conclude()
+            if not any(member.here for member in self.members.values()):
+                break
+            if not self._happened:
+                self._loop.wait()
+        if self.outcome == "completed" and not any(m.left == "finished" for m in self.members.values()):
+            self._fail("all workers died")
+
+    def interrupt(self, times: int = 1) -> None:
+        """Ctrl-C or its like, so many times: the first ends the run cleanly, the second at once."""
+        if not times:
+            return
+        if times > 1 or self.outcome == "interrupted":
+            self.outcome = "interrupted"
+            self._stop(0.0)
+            for member in self.members.values():
+                self._kill(member)
+            return
+        self._output.say("interrupted: ending the run (once more: at once)")
+        self.outcome, self.error = "interrupted", None
+        self._stop(GRACE)
+        self._loop.after(GRACE, self._end_stragglers)  # also when a limit had stopped it more gently
+
+    def close(self) -> None:
+        """Tell the store to end."""
+        if self.store is not None:
+            self.store.end()
+
+    def _at(self) -> float:
+        return time.monotonic() - self._origin
+
+    # --- what the machine orders --------------------------------------------------------------------
+
+    def carry_out(self, order: Order) -> None:
+        """Do it."""
+        match order:
+            case Release():
+                self._release(order)
+            case Hold(worker=worker, why=why):
+                self.members[worker].wait(self._spec.sentence(why))
+            case StartPush(worker=worker, step=step):
+                # the gradient lies in memory that the store maps: there is nothing left to transfer
+                self._happened.append(UpdateArrived(worker=worker, step=step, at=self._at()))
+            case ApplyUpdate():
+                self._apply(order)
+            case DropUpdate(worker=worker, step=step, samples=samples):
+                self.leases.drop(worker, step, samples)
+
+    def _release(self, order: Release) -> None:
+        member = self.members[order.worker]
+        member.step, member.reading = order.step, order.version
+        member.wait(f"version {order.version} is being made")
+
+        def send(slot: int) -> None:
+            if member.trains:
+                member.wait(None)
+                self._send(member, messages.Compute(order.step, order.version, slot))
+
+        self._store().when_made(order.version, send)
+
+    def _apply(self, order: ApplyUpdate) -> None:
+        for worker, step, _ in order.contributions:
+            self.leases.settle(worker, step)
+        self._applied += len(order.contributions)
+        self.recordings.ordered(order.version, self.leases.settled)
+        self._store().apply(order)
+        limit = self.settings.max_steps
+        if limit is not None and self._applied >= limit and not self._stopping:
+            # when the orders that came with this one are carried out: workers and machine then agree
+            self._loop.after(0.0, lambda: self._stop_at_limit("--max-steps"))
+
+    # --- the start ----------------------------------------------------------------------------------
+
+    def _start_if_all_are_here(self) -> None:
+        """Once nobody is still on the way to `prepare`, the lowest worker forks the store."""
+        offered = [member for member in self.members.values() if member.stage == "offered"]
+        on_the_way = any(member.stage == "starting" for member in self.members.values())
+        if self._stopping or self._offer or self._host or on_the_way or not offered:
+            return
+        first = offered[0].offer
+        assert first is not None
+        for member in offered:
+            assert member.offer is not None
+            difference = _difference(first, member.offer)
+            if difference:
+                self._refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {difference}")
+                return
+        if self._region is None and not self._make_region(first):
+            return
+        assert self._region is not None
+        ours, theirs = pair()
+        channel = Channel(ours, messages.FromStore, "the store")
+        self.store = StoreClient(channel, self._slots, self._scalars, self._made, self._written)
+        self._loop.watch(channel, self._hear_store)
+        self._host = offered[0]
+        self._host.wait("the store is being set up")
+        self._send(self._host, messages.ForkStore(self._slots), (self._region.descriptor, theirs.fileno()))
+        theirs.close()
+
+    def _make_region(self, offer: messages.Offered) -> bool:
+        workers = self.settings.workers
+        region = offer.fixed_bytes + self._slots * offer.slot_bytes + workers * offer.push_bytes
+        needed, there = region + offer.state_bytes + offer.slot_bytes, available_bytes()
+        if needed > there:
+            self._refuse(
+                f"training this model with {workers} workers needs {needed:,} bytes of memory ({self._slots} versions, "
+                f"{workers} gradients and the optimizer's state, of {offer.slot_bytes:,} bytes each) and there are "
+                f"{there:,}; use fewer workers or a smaller model"
+            )
+            return False
+        self._region = Region.create(region)
+        return True
+
+    def _store_ready(self, process: int) -> None:
+        self.store_process = process
+        watch = os.pidfd_open(process)
+        self._loop.watch(watch, lambda: self._store_died(watch))
+        offered = [member for member in self.members.values() if member.stage == "offered"]
+        if self._stopping or not offered:
+            return
+        assert self._region is not None
+        self._offer = offer = offered[0].offer
+        assert offer is not None
+        self.leases = Leases(self._dealing(offer), [member.worker for member in offered])
+        for member in offered:
+            member.stage = "training"
+            self._send(member, messages.Begin(self._slots), (self._region.descriptor,))
+        for seconds, worker in self.settings.scenario.kills_by_time():
+            self._loop.after(seconds, lambda w=worker: self._kill(self.members[w]))  # type: ignore[misc]
+        self._on_begin(offer)
+        nodes = self.settings.scenario.nodes
+        hosts = {m.worker: f"node-{m.worker * nodes // self.settings.workers}" for m in offered}
+        members = tuple((m.worker, hosts[m.worker], 0) for m in offered)
+        self._happened.append(TrainingBegan(members=members, version=0, at=self._at()))
+
+    def _dealing(self, offer: messages.Offered) -> Dealing:
+        if (self.settings.shards or offer.shards) == "static":
+            return "static"
+        return "rounds" if self._spec.rounds else "queue"
+
+    # --- what workers say ---------------------------------------------------------------------------
+
+    def _hear(self, member: Member) -> None:
+        try:
+            message, _ = member.channel.receive()
+        except PeerLost:
+            self._loop.unwatch(member.channel)
+            return
+        member.heard = time.monotonic()
+        match message:
+            case messages.StepFinished():
+                self._step_finished(member, message)
+            case messages.Taken():
+                self._taken(member, message)
+            case messages.LeaseWanted(epoch=epoch, digest=digest):
+                self._lease(member, epoch, digest)
+            case messages.OrderDrawn():
+                self._order_drawn(member, message)
+            case messages.GivenBack(batches=batches):
+                if member.trains:
+                    self.leases.give_back(member.worker, _batches(batches))
+            case messages.Logged(step=step, scalars=scalars):
+                for name, value in scalars.items():
+                    self.journal.ledger.logged(member.worker, step, self._at(), name, value)
+            case messages.Offered():
+                member.offer, member.stage, member.scalars = message, "offered", message.scalars
+                member.wait("the start waits for the others")
+                self._start_if_all_are_here()
+            case messages.Refused(message=text):
+                self._refuse(text)
+            case messages.Declined():
+                if member.trains and member.step is not None:
+                    step, member.step = member.step, None
+                    self._happened.append(StepDeclined(worker=member.worker, step=step, at=self._at()))
+            case messages.SnapshotWanted():
+                self._snapshot(member)
+            case messages.SnapshotTaken():
+                self._let_go_of_slot(member)
+            case messages.FinishWanted():
+                member.finishing = True
+                member.wait("finish() waits for the others to end")
+                self._leave(member, "finished")
+            case messages.ScriptEnded():
+                self._script_ended(member)
+            case messages.Evaluated(version=version, metrics=metrics):
+                self.journal.evaluated(version, metrics)
+                self._evaluating = None
+            case messages.EvaluationFailed(version=version, error=error):
+                self._evaluation_failed(f"evaluate() raised, on version {version}: {error}")
+
+    def _step_finished(self, member: Member, message: messages.StepFinished) -> None:
+        member.finished, member.finished_at = message, time.monotonic()
+        if message.scalars is not None:
+            member.scalars = message.scalars
+        if not member.trains:
+            return  # on its way when the run was stopped: its batches returned then
+        worker, step, ledger = member.worker, message.step, self.journal.ledger
+        self.leases.skip(worker, _batches(message.skipped))
+        for epoch, index in message.skipped:
+            ledger.batch_used(worker, step, epoch, index, "skipped")
+        samples = None
+        if message.batches is not None:
+            samples = self.leases.bind(worker, step, _batches(message.batches))
+            for epoch, index in message.batches:
+                ledger.batch_used(worker, step, epoch, index, "step")
+        rates = [float(group.get("lr", 0.0)) for group in member.scalars]
+        ledger.pushed(worker, step, rates, samples)
+        member.step = None
+        at = self._at()
+        self._happened.append(GradientReady(worker=worker, step=step, version=message.version, samples=samples, at=at))
+
+    def _taken(self, member: Member, message: messages.Taken) -> None:
+        self._let_go_of_slot(member)
+        if member.finished is not None:
+            self._step_times(member, message.wait, message.pull)
+        if member.trains:
+            at = self._at()
+            self._happened.append(ParametersTaken(worker=member.worker, version=message.version, at=at))
+
+    def _step_times(self, member: Member, wait: float, pull: float) -> None:
+        done, member.finished = member.finished, None
+        assert done is not None
+        began = done.began - self._origin
+        self.journal.step_times(member.worker, done.step, began, done.compute, done.push, wait, pull, done.other)
+
+    def _lease(self, member: Member, epoch: int, digest: str) -> None:
+        if not member.trains:
+            self._send(member, messages.EpochOver())
+        elif epoch not in self.leases.epochs:
+            self._send(member, messages.OrderWanted())
+        else:
+            try:
+                batch = self.leases.take(member.worker, epoch, digest)
+            except ConfigError as error:
+                self._refuse(str(error))
+                return
+            self._send(member, messages.EpochOver() if batch is None else messages.Leased(batch.epoch, batch.index))
+
+    def _order_drawn(self, member: Member, message: messages.OrderDrawn) -> None:
+        if message.epoch not in self.leases.epochs:
+            sizes = [len(batch) for batch in message.order]
+            self.leases.open(message.epoch, sizes, message.digest)
+            self.journal.ledger.epoch_opened(message.epoch, message.order, message.digest)
+            self.recordings.epoch_opened(sum(sizes))
+        self._lease(member, message.epoch, message.digest)
+
+    def _snapshot(self, member: Member) -> None:
+        store = self._store()
+        self._let_go_of_slot(member)
+        member.reading = version = store.slots.newest
+        store.when_made(version, lambda slot: self._send(member, messages.Snapshot(version, slot)))
+
+    def _let_go_of_slot(self, member: Member) -> None:
+        if member.reading is not None and self.store is not None:
+            self.store.unclaim(member.reading)
+        member.reading = None
+
+    # --- leaving ------------------------------------------------------------------------------------
+
+    def _script_ended(self, member: Member) -> None:
+        if member.stage == "starting":
+            self._fail(
+                f"{self.settings.script} ended without calling paceline.prepare(); add the line "
+                "model, optimizer, loader = paceline.prepare(model, optimizer, loader) before its loop"
+            )
+            self._stop(GRACE)
+        self._leave(member, "finished")
+        member.stage = "ended"
+        member.wait(None)
+        self._start_if_all_are_here()
+
+    def _leave(self, member: Member, reason: str) -> None:
+        """It trains no more, if it did: the machine learns of it, and what it held returns."""
+        if member.left is None:
+            member.left = "finished" if reason == "finished" else "died" if reason == "died" else "stopped"
+        if not member.trains:
+            return
+        member.stage, member.step = "closing", None
+        self._let_go_of_slot(member)
+        if member.finished is not None:
+            self._step_times(member, time.monotonic() - member.finished_at, 0.0)
+        self.leases.leave(member.worker)
+        self._happened.append(WorkerLeft(worker=member.worker, reason=reason, at=self._at()))
+
+    def _ended(self, member: Member) -> None:
+        """The process has ended: hear what it had still said, then see how it ended."""
+        while self._loop.watches(member.channel):
+            self._hear(member)
+        while member.printed is not None and self._loop.watches(member.printed) and self._pass_on(member):
+            pass
+        self._loop.unwatch(member.watch)
+        os.close(member.watch)
+        member.channel.close()
+        _, status = os.waitpid(member.process, 0)
+        if status == 0 and member.stage != "ended":
+            self._script_ended(member)  # by os._exit(0), say: it could not tell
+        ended_well = member.stage == "ended"
+        step = "" if member.step is None else f" in step {member.step}"
+        if not ended_well:
+            self._leave(member, "stopped" if self._stopping else "died")
+        self._let_go_of_slot(member)
+        member.stage = "gone"
+        if not ended_well and not self._stopping:
+            self._died(member, exit_phrase(status), step)
+        if self._evaluating is not None and self._evaluating[0] is member:
+            self._evaluation_failed(f"worker {member.worker} died ({exit_phrase(status)}) while it evaluated a version")
+        if self._host is member and self.store_process is None:
+            assert self.store is not None
+            self._loop.unwatch(self.store.channel)
+            self.store.end()
+            self.store = self._host = None  # another one forks the store
+        self._start_if_all_are_here()
+
+    def _died(self, member: Member, how: str, step: str) -> None:
+        others = any(other.here and other.stage != "ended" for other in self.members.values())
+        stop = self.settings.on_loss == "stop"
+        self._output.died(member, how, step + ("; the others go on" if others and not stop else ""))
+        if stop:
+            self._fail(f"worker {member.worker} died ({how}){step}, and --on-loss is stop")
+            self._stop(GRACE)
+
+    def _kill(self, member: Member) -> None:
+        if member.here:
+            os.kill(member.process, signal.SIGKILL)
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def _stop(self, grace: float) -> None:
+        """Nothing is left to do: tell every worker, and give its script so long to end."""
+        if self._stopping:
+            return
+        self._stopping = True
+        for member in self.members.values():
+            if member.here and member.stage != "ended":
+                self._leave(member, "stopped")
+                self._send(member, messages.Stop())
+        self._loop.after(grace, self._end_stragglers)
+
+    def _stop_at_limit(self, limit: str) -> None:
+        if self._stopping:
+            return
+        if self._offer is None:
+            self._fail(f"{limit} was reached before training began")
+        self._output.say(f"{limit} is reached: ending the run")
+        self._stop(GRACE_AT_LIMIT)
+        for member in self.members.values():
+            member.left = "finished" if member.here else member.left
+
+    def _end_stragglers(self) -> None:
+        for member in self.members.values():
+            if member.here and (member.stage != "ended" or self.outcome == "interrupted"):
+                self._output.say(f"worker {member.worker} has not ended its script in time and is ended")
+                self._kill(member)
+
+    def _refuse(self, message: str) -> None:
+        self.usage_error = self.usage_error or message
+        self._fail(message)
+        self._stop(GRACE)
+
+    def _fail(self, message: str) -> None:
+        if self.outcome == "completed":
+            self.outcome, self.error = "failed", message
+
+    def _conclude(self) -> None:
+        """When nobody trains any more: record the last version, have versions evaluated, let processes go."""
+        members = self.members.values()
+        if self._happened or any(member.stage in ("starting", "offered", "training") for member in members):
+            return
+        if self._offer is not None and not self._store().lost and self.recordings.final is None:
+            if not self._store().idle:
+                return
+            if self.recordings.newest.version not in self.recordings.hashes:
+                self._record_newest()
+                return
+            self.recordings.conclude()
+        for member in members:
+            if member.finishing:
+                member.finishing = False
+                member.wait(None)
+                self._send(member, messages.FinalRecorded(self.recordings.final))
+        if all(member.stage in ("ended", "gone") for member in members) and self._evaluating is None:
+            self._evaluate_next()
+
+    def _evaluate_next(self) -> None:
+        """The next recorded version, by the lowest worker that is there; after the last, let all go."""
+        ended = [member for member in self.members.values() if member.stage == "ended"]
+        if self._to_evaluate is None:
+            wanted = self.outcome == "completed" and self._offer is not None and self._offer.evaluates
+            self._to_evaluate = deque(self.recordings.files() if wanted else [])
+        if self._to_evaluate and ended:
+            version, file = self._to_evaluate.popleft()
+            self._evaluating = ended[0], version
+            ended[0].wait(f"version {version} is being evaluated")
+            self._send(ended[0], messages.Evaluate(version, file))
+            return
+        if not self._let_go:
+            self._let_go = True
+            for member in ended:
+                self._send(member, messages.Exit())
+
+    def _evaluation_failed(self, message: str) -> None:
+        self._evaluating = None
+        self._to_evaluate = deque()
+        self._fail(message)
+
+    # --- the store ----------------------------------------------------------------------------------
+
+    def _store(self) -> StoreClient:
+        assert self.store is not None  # the machine is told nothing before the store is there
+        return self.store
+
+    def _scalars(self, worker: int) -> list[dict[str, object]]:
+        return self.members[worker].scalars
+
+    def _hear_store(self) -> None:
+        store = self._store()
+        try:
+            message, _ = store.channel.receive()
+        except PeerLost:
+            self._loop.unwatch(store.channel)
+            if self.store_process is None:
+                self._store_lost("the parameter store could not be set up")
+            return  # else its death will show
+        match message:
+            case messages.StoreReady(process=process):
+                self._store_ready(process)
+            case messages.StoreFailed(error=error):
+                self._store_lost(f"the parameter store failed: {error.strip()}")
+            case messages.Committed() | messages.Recorded():
+                store.handle(message)
+
+    def _store_died(self, watch: int) -> None:
+        self._loop.unwatch(watch)
+        os.close(watch)
+        self._store_lost("the parameter store's process died; what versions/ has is whole")
+
+    def _store_lost(self, message: str) -> None:
+        self._store().lose()
+        self._fail(message)
+        self._stop(GRACE)
+
+    def _made(self, version: int) -> None:
+        if self.recordings.made(version, self._at()):
+            self._record_newest()
+
+    def _record_newest(self) -> None:
+        """Write it, with the buffers of those who have not died."""
+        assert self._offer is not None
+        workers = [member.worker for member in self.members.values() if member.left != "died"]
+        self._store().record(
+            messages.Record(
+                version=self.recordings.newest.version,
+                slot=self._store().slots.where[self.recordings.newest.version],
+                file=self.recordings.begin(),
+                workers=workers or list(self.members),
+                buffers=self._offer.buffers or "mean",
+            )
+        )
+
+    def _written(self, version: int, sha256: str) -> None:
+        counted = self._offer is not None and self._offer.loads
+        self.recordings.written(version, sha256, counted)
+
+    # --- talking ------------------------------------------------------------------------------------
+
+    def _send(self, member: Member, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
+        with contextlib.suppress(PeerLost):  # if it has died, that shows by itself
+            member.channel.send(message, descriptors, block=False)
+
+    def _pass_on(self, member: Member) -> bool:
+        assert member.printed is not None
+        more = self._output.pass_on(member.worker, member.log, member.printed)
+        if not more:
+            self._loop.unwatch(member.printed)
+        return more
+
+    def _report_waits(self) -> None:
+        """Say who has waited for long, for whom, and what those are doing; again when it is twice as long."""
+        now, limit = time.monotonic(), self.settings.report_waits
+        busy = [m for m in self.members.values() if m.waits is None and m.stage in ("starting", "training", "closing")]
+        for member in self.members.values():
+            if member.waits is None or now - member.since < limit:
+                continue
+            key = f"{member.worker} {member.since}"
+            if now < self._reported.get(key, 0.0):
+                continue
+            self._reported[key] = now + (now - member.since)
+            store = self.store.busy_with if self.store is not None else None
+            awaited = [other.doing() for other in busy] + ([f"the store is busy with {store}"] if store else [])
+            self._output.say(
+                f"worker {member.worker} has waited for {now - member.since:.0f} s: {member.waits}"
+                + "".join(f"; {sentence}" for sentence in awaited)
+            )
+        ended = [member for member in self.members.values() if member.stage == "ended" and member.waits is None]
+        if ended and busy and now >= self._reported.get("end", min(m.since for m in ended) + limit):
+            self._reported["end"] = now + max(limit, now - min(m.since for m in ended))
+            self._output.say("the end waits: " + "; ".join(member.doing() for member in busy))
+        self._loop.after(limit, self._report_waits)
+
+
+def _batches(pairs: list[tuple[int, int]]) -> tuple[Batch, ...]:
+    return tuple(Batch(epoch, index) for epoch, index in pairs)
+
+
+def _difference(first: messages.Offered, other: messages.Offered) -> str:
+    """Why two workers can't train together; empty if they can."""
+    if first.loads != other.loads:
+        return "one of them has a loader and the other has none; every worker must call prepare() alike"
+    for ours, theirs in zip(first.forms, other.forms, strict=False):
+        if ours != theirs:
+            return f"it has {theirs}, the other has {ours}; every worker must build the same model and optimizer"
+    if len(first.forms) != len(other.forms):
+        return f"{len(other.forms)} tensors against {len(first.forms)}; every worker must build the same model"
+    return ""

@@ -1,0 +1,49 @@
+"""One thread that waits for everything at once: descriptors and timers."""
+
+from __future__ import annotations
+
+import heapq
+import selectors
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+
+class Loop:
+    """Calls whoever asked when there is something to read, or when a time has come."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+
+    def watch(self, source: Any, call: Callable[[], object]) -> None:
+        """Call whenever there is something to read (or its end)."""
+        self._selector.register(source, selectors.EVENT_READ, call)
+
+    def unwatch(self, source: Any) -> None:
+        """Do so no more. To be called before the source is closed."""
+        self._selector.unregister(source)
+
+    def watches(self, source: Any) -> bool:
+        """Whether it does."""
+        return source in self._selector.get_map()
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call once, that much later."""
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), call))
+
+    def wait(self) -> None:
+        """Wait for the next thing or time, and see to all that is there."""
+        timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        for key, _ in self._selector.select(timeout):
+            if self._selector.get_map().get(key.fd) is key:  # else an earlier call has let go of it
+                key.data()
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._selector.close()

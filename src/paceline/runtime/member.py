@@ -1,0 +1,78 @@
+"""What the coordinator knows of one worker."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.fabric.channel import Channel
+from paceline.runtime import messages
+
+Stage = Literal["starting", "offered", "training", "closing", "ended", "gone"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """One worker process, from its fork to its end."""
+
+    worker: int
+    process: int
+    watch: int
+    """A descriptor that becomes readable when the process has ended."""
+    channel: Channel
+    log: Path
+    printed: int | None
+    """The pipe that what it prints comes through, if it is shown as it comes."""
+    stage: Stage = "starting"
+    """`offered`: has called `prepare`; `closing`: makes no more steps, its script goes on; `ended`: its
+    script is through; `gone`: the process is."""
+    left: Literal["finished", "died", "stopped"] | None = None
+    """How it left the training."""
+    offer: messages.Offered | None = None
+    scalars: list[dict[str, Any]] = field(default_factory=list)
+    """Its optimizer's hyperparameters as of its last push."""
+    heard: float = field(default_factory=time.monotonic)
+    """When it last said anything."""
+    waits: str | None = None
+    """What it waits for since `since`, as a sentence; None while it does not."""
+    since: float = field(default_factory=time.monotonic)
+    step: int | None = None
+    """The step that it was released for last, until its gradient is ready."""
+    reading: int | None = None
+    """The version whose slot is kept for it."""
+    finished: messages.StepFinished | None = None
+    """Its last finished step, until its times are complete: when the next release is taken."""
+    finished_at: float = 0.0
+    finishing: bool = False
+    """It waits in `finish()`."""
+
+    @property
+    def here(self) -> bool:
+        """Whether its process runs."""
+        return self.stage != "gone"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the machine has it."""
+        return self.stage == "training"
+
+    @property
+    def shown(self) -> bool:
+        """Whether what it prints is shown as it comes."""
+        return self.printed is not None
+
+    def wait(self, sentence: str | None) -> None:
+        """It waits for this from now on; None: it goes on."""
+        self.waits, self.since = sentence, time.monotonic()
+
+    def doing(self) -> str:
+        """What it is at, for a report."""
+        silent = time.monotonic() - self.heard
+        what = {
+            "starting": "has not called prepare()",
+            "training": "has declined its step" if self.step is None else f"computes step {self.step}",
+            "closing": "has not ended its script",
+        }[self.stage]
+        return f"worker {self.worker} {what}, last heard of {silent:.0f} s ago"

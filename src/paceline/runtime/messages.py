@@ -1,0 +1,271 @@
+"""What the processes of a run say to each other, one type for each message. Plain values in msgpack only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Message(msgspec.Struct, tag=True, array_like=True):
+    """The root of them all."""
+
+
+# a worker to the coordinator
+
+
+class Offered(Message):
+    """This worker's script has called `prepare` with these."""
+
+    forms: list[str]
+    fixed_bytes: int
+    slot_bytes: int
+    push_bytes: int
+    state_bytes: int
+    scalars: list[dict[str, Any]]
+    loads: bool
+    epochs: int | None
+    buffers: str | None
+    shards: str | None
+    evaluates: bool
+
+
+class Refused(Message):
+    """The script asks for what cannot be done."""
+
+    message: str
+
+
+class StepFinished(Message):
+    """A step's gradient lies in the push area. See `training.link.Finished`."""
+
+    step: int
+    version: int
+    batches: list[tuple[int, int]] | None
+    skipped: list[tuple[int, int]]
+    scalars: list[dict[str, Any]] | None
+    began: float
+    compute: float
+    push: float
+    other: float
+
+
+class Taken(Message):
+    """The released version is installed; seconds."""
+
+    version: int
+    wait: float
+    pull: float
+
+
+class LeaseWanted(Message):
+    """The loader wants its next batch."""
+
+    epoch: int
+    digest: str
+
+
+class OrderDrawn(Message):
+    """The epoch's batches of sample ids, in order; the wanted lease is still awaited."""
+
+    epoch: int
+    digest: str
+    order: list[list[Any]]
+
+
+class GivenBack(Message):
+    """These leases will not be used."""
+
+    batches: list[tuple[int, int]]
+
+
+class Declined(Message):
+    """No further step will be made."""
+
+
+class SnapshotWanted(Message):
+    """The newest version is wanted, outside of any step."""
+
+
+class SnapshotTaken(Message):
+    """It is copied."""
+
+    version: int
+
+
+class FinishWanted(Message):
+    """The script waits in `finish()`."""
+
+
+class Logged(Message):
+    """Scalars of a step."""
+
+    step: int
+    scalars: dict[str, float]
+
+
+class ScriptEnded(Message):
+    """The script has come to its end."""
+
+
+class Evaluated(Message):
+    """A recorded version's metrics."""
+
+    version: int
+    metrics: dict[str, float]
+
+
+class EvaluationFailed(Message):
+    """The script's `evaluate` raised this."""
+
+    version: int
+    error: str
+
+
+FromWorker = (
+    Offered
+    | Refused
+    | StepFinished
+    | Taken
+    | LeaseWanted
+    | OrderDrawn
+    | GivenBack
+    | Declined
+    | SnapshotWanted
+    | SnapshotTaken
+    | FinishWanted
+    | Logged
+    | ScriptEnded
+    | Evaluated
+    | EvaluationFailed
+)
+
+
+# the coordinator to a worker
+
+
+class ForkStore(Message):
+    """Fork the store's process. The region's and the store's socket's descriptors come along."""
+
+    slots: int
+
+
+class Begin(Message):
+    """All are here. The region's descriptor comes along."""
+
+    slots: int
+
+
+class Compute(Message):
+    """Compute this step on the version in that slot."""
+
+    step: int
+    version: int
+    slot: int
+
+
+class Stop(Message):
+    """Nothing is left to do: no step, no batch."""
+
+
+class Leased(Message):
+    """This batch is yours."""
+
+    epoch: int
+    index: int
+
+
+class EpochOver(Message):
+    """Nothing is left for you in this epoch."""
+
+
+class OrderWanted(Message):
+    """You are the first in this epoch: say its order."""
+
+
+class Snapshot(Message):
+    """The newest version is in that slot, which is kept for you."""
+
+    version: int
+    slot: int
+
+
+class FinalRecorded(Message):
+    """All have ended; the file with the final version, if there is one."""
+
+    file: str | None
+
+
+class Evaluate(Message):
+    """Run the script's `evaluate` on this recorded version."""
+
+    version: int
+    file: str
+
+
+class Exit(Message):
+    """End the process."""
+
+
+ToWorker = (
+    ForkStore | Begin | Compute | Stop | Leased | EpochOver | OrderWanted | Snapshot | FinalRecorded | Evaluate | Exit
+)
+
+
+# the coordinator to the store, and back
+
+
+class Commit(Message):
+    """Make this version. See `training.store.Store.commit`."""
+
+    version: int
+    source: int
+    target: int
+    contributions: list[tuple[int, float]]
+    scalars: list[dict[str, Any]] | None
+
+
+class Record(Message):
+    """Write the version in that slot to a file, with the buffers of these workers."""
+
+    version: int
+    slot: int
+    file: str
+    workers: list[int]
+    buffers: str
+
+
+class Quit(Message):
+    """End the process."""
+
+
+ToStore = Commit | Record | Quit
+
+
+class StoreReady(Message):
+    """The store holds the first version."""
+
+    process: int
+
+
+class Committed(Message):
+    """That version is whole."""
+
+    version: int
+    seconds: float
+
+
+class Recorded(Message):
+    """That version is on disk."""
+
+    version: int
+    sha256: str
+
+
+class StoreFailed(Message):
+    """It cannot go on."""
+
+    error: str
+
+
+FromStore = StoreReady | Committed | Recorded | StoreFailed

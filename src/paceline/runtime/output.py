@@ -1,0 +1,73 @@
+"""What a run says while it goes: its own lines, and what its workers print."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from paceline.runtime.member import Member
+
+LAST_LINES = 10  # of a dead worker's log
+
+
+class Output:
+    """Our own lines go to standard error. Workers' lines go to their logs, and are shown if asked for."""
+
+    def __init__(self, *, shown_on: TextIO, prefix: bool) -> None:
+        """`prefix`: name the worker before each line that is shown."""
+        self._shown_on = shown_on
+        self._prefix = prefix
+        self._logs: dict[int, BinaryIO] = {}
+        self._partial: dict[int, bytes] = {}
+        self._tails: dict[tuple[str, ...], int] = {}
+
+    def say(self, line: str) -> None:
+        """One line of our own."""
+        print(f"paceline: {line}", file=sys.stderr, flush=True)
+
+    def pass_on(self, worker: int, log: Path, source: int) -> bool:
+        """Pass on what the worker has printed into this pipe; whether there may be more."""
+        try:
+            data = os.read(source, 1 << 16)
+        except BlockingIOError:
+            return True
+        if worker not in self._logs:
+            self._logs[worker] = log.open("ab", buffering=0)
+        self._logs[worker].write(data)
+        lines, newline, rest = (self._partial.pop(worker, b"") + data).rpartition(b"\n")
+        if data and rest:
+            self._partial[worker] = rest
+        self._show(worker, lines + newline if data else rest + b"\n" if rest else b"")
+        return bool(data)
+
+    def died(self, member: Member, how: str, at: str) -> None:
+        """A worker has died: say how, and its last words unless they are on the screen already."""
+        self.say(f"worker {member.worker} died ({how}) {at}")
+        if member.shown:
+            self.say(f"  what it printed is above, and in {member.log}")
+            return
+        with contextlib.suppress(OSError):
+            tail = tuple(member.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+            if tail and tail in self._tails:
+                self.say(f"  its last lines are the same as worker {self._tails[tail]}'s; all of it: {member.log}")
+            elif tail:
+                self._tails[tail] = member.worker
+                self.say(f"  its last lines, of {member.log}:")
+                for line in tail:
+                    print(f"  | {line}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Close the logs."""
+        for log in self._logs.values():
+            log.close()
+
+    def _show(self, worker: int, data: bytes) -> None:
+        text = data.decode(errors="replace")
+        if self._prefix:
+            text = "".join(f"[worker {worker}] {line}" for line in text.splitlines(keepends=True))
+        with contextlib.suppress(OSError):  # whoever read it has gone: the logs have it all
+            self._shown_on.write(text)
+            self._shown_on.flush()

@@ -1,0 +1,103 @@
+"""Processes that leave nothing behind, however they or their parents end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
+
+
+def _prctl(option: int, argument: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(option, argument, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def die_with(parent: int) -> None:
+    """Be killed by the kernel when the parent ends; at once if it is another process already."""
+    _prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of any descendant whose own parent ends, so that it can be found and ended."""
+    _prctl(SET_CHILD_SUBREAPER, 1)
+
+
+def fork_child(body: Callable[[], int]) -> int:
+    """Fork a child that runs `body` and exits with its value; it dies with this process. Returns its id.
+
+    The child leads a process group of its own: a terminal's Ctrl-C reaches only the launcher, and the
+    child can be ended together with whatever it starts. To be called from the main thread, because
+    the kernel's death signal follows the thread that forked.
+    """
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        _run_child(parent, body)
+    with contextlib.suppress(PermissionError, ProcessLookupError):  # it did so itself, or has ended
+        os.setpgid(child, child)
+    return child
+
+
+def fork_orphan(body: Callable[[], int], parent: int) -> None:
+    """Fork a process whose parent is to be `parent`, an ancestor that adopts orphans; it dies with that one."""
+    passed, told = os.pipe()
+    between = os.fork()
+    if not between:
+        if os.fork():
+            os._exit(0)
+        os.close(told)
+        adopted = os.read(passed, 1)  # sent when the process in between is gone; nothing if the sender is
+        os.close(passed)
+        if not adopted:
+            os._exit(1)
+        _run_child(parent, body)
+    os.waitpid(between, 0)
+    os.write(told, b"!")
+    os.close(told)
+    os.close(passed)
+
+
+def _run_child(parent: int, body: Callable[[], int]) -> NoReturn:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        die_with(parent)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        code = body()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def end_group(leader: int) -> None:
+    """Kill the process group that this child leads, if any of it is left."""
+    with contextlib.suppress(PermissionError, ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def reap_all() -> None:
+    """Collect every child that has ended, the adopted ones too."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def exit_phrase(status: int) -> str:
+    """`exit code 1` or `killed by SIGKILL`, of what waitpid returned."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"

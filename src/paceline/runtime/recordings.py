@@ -1,0 +1,81 @@
+"""Which versions are written to disk, and what is known of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.records.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A version that is whole: when, in seconds since the run's start, and from how many samples in all."""
+
+    version: int
+    at: float
+    samples: int
+
+
+class Recordings:
+    """Versions are due each time that another share of an epoch's samples is applied; the last one always."""
+
+    def __init__(self, folder: Path, times_an_epoch: int, journal: Journal) -> None:
+        self._folder = folder
+        self._times = times_an_epoch
+        self._journal = journal
+        self._every: float | None = None
+        """Samples between recordings; None while there are no epochs."""
+        self._next = 0.0
+        self._ordered: dict[int, int] = {}
+        self._writing: dict[int, Made] = {}
+        self.newest = Made(0, 0.0, 0)
+        self.hashes: dict[int, str] = {}
+        """Of the versions on disk, in the order in which they were made."""
+        self.final: str | None = None
+        """The file with the last version, once it is there."""
+
+    def epoch_opened(self, samples: int) -> None:
+        """The first epoch says how far apart recordings are."""
+        if self._every is None and self._times and samples:
+            self._every = self._next = samples / self._times
+
+    def ordered(self, version: int, samples: int) -> None:
+        """That version is to be made, from so many samples in all."""
+        self._ordered[version] = samples
+
+    def made(self, version: int, at: float) -> bool:
+        """That version is whole; whether it is due to be written."""
+        self.newest = made = Made(version, at, self._ordered.pop(version))
+        if self._every is None or made.samples < self._next:
+            return False
+        while self._next <= made.samples:
+            self._next += self._every
+        return True
+
+    def begin(self) -> str:
+        """The newest version is being written: to this file."""
+        self._writing[self.newest.version] = self.newest
+        return str(self._file(self.newest.version).absolute())
+
+    def written(self, version: int, sha256: str, counted: bool) -> None:
+        """It is on disk. `counted`: whether samples are."""
+        made = self._writing.pop(version)
+        self.hashes[version] = sha256
+        samples = made.samples if counted else None
+        file = str(self._file(version).relative_to(self._folder))
+        self._journal.recorded(version, made.at, samples, sha256, file)
+
+    def conclude(self) -> None:
+        """The newest version, which is on disk, is the last."""
+        final = self._folder / "versions" / "final.safetensors"
+        os.link(self._file(self.newest.version), final)
+        self.final = str(final.absolute())
+
+    def files(self) -> list[tuple[int, str]]:
+        """(version, file) of all on disk, in order."""
+        return [(version, str(self._file(version).absolute())) for version in self.hashes]
+
+    def _file(self, version: int) -> Path:
+        return self._folder / "versions" / f"{version:08d}.safetensors"

@@ -1,0 +1,262 @@
+"""One run, from the empty folder to the summary: forks the workers, coordinates, leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import tomli_w
+
+from paceline.core.drive import drive
+from paceline.errors import ConfigError, ProtocolViolation, RunFailed
+from paceline.fabric.channel import Channel, pair
+from paceline.records import summary as summaries
+from paceline.records.journal import Journal
+from paceline.records.ledger import Ledger
+from paceline.records.summary import Summary
+from paceline.runtime import messages
+from paceline.runtime.coordinator import Coordinator
+from paceline.runtime.loop import Loop
+from paceline.runtime.member import Member
+from paceline.runtime.output import Output
+from paceline.runtime.processes import adopt_orphans, end_group, fork_child, reap_all
+from paceline.runtime.settings import Settings
+from paceline.version import __version__
+
+
+class Interrupts:
+    """Signals that ask for an end, as something that a loop can watch. In force from when it is made."""
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self._read, self._write = socket.socketpair()
+        for end in (self._read, self._write):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def fileno(self) -> int:
+        """Readable when a signal has come."""
+        return self._read.fileno()
+
+    def take(self) -> int:
+        """How many have come since this was last asked."""
+        with suppress(BlockingIOError):
+            self._read.recv(64)
+        taken, self.pending = self.pending, 0
+        return taken
+
+    def _note(self, *_: Any) -> None:
+        self.pending += 1
+
+
+def run(settings: Settings, interrupts: Interrupts) -> Summary:
+    """Do it. Returns the summary, which the run's folder has too.
+
+    Raises ConfigError when the script asks for what cannot be done; the folder is then gone again.
+    """
+    _import_torch()
+    made = _make_folder(settings.folder)
+    try:
+        with _journal(settings.folder) as journal:
+            coordinator = _coordinate(settings, interrupts, journal)
+        if coordinator.usage_error is not None:
+            raise ConfigError(coordinator.usage_error)
+        return _conclude(settings, coordinator)
+    except ConfigError:
+        shutil.rmtree(made)
+        raise
+
+
+def _import_torch() -> None:
+    """Import everything that workers need, once, and compute nothing: they are forked from here.
+
+    The first optimizer that is made imports torch._dynamo: a second for each worker, if it is not here.
+    numpy's BLAS would start a thread, which no fork takes along.
+    """
+    before = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    try:
+        import paceline.runtime.worker  # noqa: F401
+    finally:
+        if before is None:
+            del os.environ["OPENBLAS_NUM_THREADS"]
+        else:
+            os.environ["OPENBLAS_NUM_THREADS"] = before
+
+
+def _make_folder(folder: Path) -> Path:
+    """Make the run's folder; returns the topmost that was made, to be taken away if nothing comes of it."""
+    made = folder
+    while not made.parent.exists():
+        made = made.parent
+    if folder.exists():
+        made = folder
+    try:
+        (folder / "versions").mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: {error.strerror}; name a folder that can be made") from None
+    return made
+
+
+@contextmanager
+def _journal(folder: Path) -> Iterator[Journal]:
+    ledger = Ledger(folder / "ledger.sqlite")
+    try:
+        yield Journal(ledger)
+    finally:
+        ledger.close()
+
+
+def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal) -> Coordinator:
+    adopt_orphans()
+    output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
+    loop = Loop()
+    _write_config(settings, None)
+    members: list[Member] = []
+    coordinator = None
+    try:
+        for worker in range(settings.workers):
+            members.append(_fork(worker, settings, members))
+
+        def on_begin(offer: messages.Offered) -> None:
+            _write_config(settings, offer)
+
+        coordinator = Coordinator(settings, members, journal, output, loop, on_begin)
+        loop.watch(interrupts, lambda: coordinator.interrupt(interrupts.take()))
+        coordinator.interrupt(interrupts.take())  # what came while the workers were forked
+        try:
+            drive(settings.choice.machine(), coordinator.facts(), coordinator.carry_out, journal.record)
+        except (ProtocolViolation, RunFailed) as error:
+            coordinator.outcome, coordinator.error = "failed", str(error)
+        return coordinator
+    finally:
+        for member in members:
+            end_group(member.process)
+        if coordinator is not None:
+            coordinator.close()
+            if coordinator.store_process is not None:
+                _await_store(coordinator.store_process)
+        for member in members:
+            if member.here:
+                os.waitpid(member.process, 0)
+        reap_all()
+        output.close()
+        loop.close()
+
+
+def _fork(worker: int, settings: Settings, before: list[Member]) -> Member:
+    # the ledger's thread writes nothing yet, so the fork takes no lock of it along
+    from paceline.runtime.worker import work
+
+    ours, theirs = pair()
+    log = settings.folder / f"worker-{worker}.log"
+    printed = None
+    if settings.tee == "all" or (settings.tee == "first" and worker == 0):
+        printed, output = os.pipe()
+        os.set_blocking(printed, False)
+    else:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    launcher = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+    def body() -> int:
+        ours.close()
+        for member in before:  # else the end of the launcher would not show
+            member.channel.close()
+            os.close(member.watch)
+            if member.printed is not None:
+                os.close(member.printed)
+        if printed is not None:
+            os.close(printed)
+        return work(worker, settings, theirs, output, launcher)
+
+    process = fork_child(body)
+    theirs.close()
+    os.close(output)
+    channel = Channel(ours, messages.FromWorker, f"worker {worker}")
+    return Member(
+        worker=worker, process=process, watch=os.pidfd_open(process), channel=channel, log=log, printed=printed
+    )
+
+
+def _await_store(process: int) -> None:
+    """It was told to end; it has written everything by now. Its end is not left to chance."""
+    import select
+
+    try:
+        watch = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    if not poll.poll(1000):
+        os.kill(process, signal.SIGKILL)
+        poll.poll()
+    os.close(watch)
+
+
+def _write_config(settings: Settings, offer: messages.Offered | None) -> None:
+    """The run's resolved configuration: what the command line says, then what the script does."""
+    import torch
+
+    shards = settings.shards or (offer.shards if offer else None) or "dynamic"
+    epochs = settings.epochs or (offer.epochs if offer else None)
+    config: dict[str, Any] = {
+        "paceline": __version__,
+        "script": str(settings.script),
+        "arguments": list(settings.arguments),
+        "protocol": {"name": settings.choice.spec.name, "config": settings.choice.parameters()},
+        "workers": settings.workers,
+        "threads": settings.threads,
+        "seed": settings.seed,
+        "shards": shards,
+        "buffers": (offer.buffers if offer else None) or "mean",
+        "record": settings.record,
+        "on_loss": settings.on_loss,
+        "targets": [target.text for target in settings.targets],
+        "limits": {
+            name: value
+            for name, value in (
+                ("epochs", epochs),
+                ("max_steps", settings.max_steps),
+                ("max_seconds", settings.max_seconds),
+            )
+            if value is not None
+        },
+        "environment": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "platform": platform.platform(),
+        },
+        "scenario": settings.scenario.to_plain(),
+    }
+    (settings.folder / "config.toml").write_text(tomli_w.dumps(config))
+
+
+def _conclude(settings: Settings, coordinator: Coordinator) -> Summary:
+    recordings = coordinator.recordings
+    summary = coordinator.journal.tally.summary(
+        protocol=settings.choice,
+        workers=settings.workers,
+        threads=settings.threads,
+        seed=settings.seed,
+        outcome=cast(summaries.Outcome, coordinator.outcome),
+        error=coordinator.error,
+        samples_missed=coordinator.leases.left_over(),
+        final_parameters_sha256=recordings.hashes.get(recordings.newest.version),
+        targets=settings.targets,
+    )
+    summaries.write(settings.folder / "summary.json", summary)
+    return summary

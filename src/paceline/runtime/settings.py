@@ -1,0 +1,39 @@
+"""Everything that was settled before a run begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from paceline.core.choice import Choice
+from paceline.core.scenario import Scenario
+from paceline.records.summary import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One run: what the command line says, with every default filled in."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    choice: Choice
+    workers: int
+    scenario: Scenario
+    seed: int
+    threads: int
+    """Of each worker."""
+    folder: Path
+    shards: Literal["dynamic", "static"] | None
+    """None: as the script says."""
+    epochs: int | None
+    record: int
+    """Versions recorded in each epoch; the last is recorded in any case."""
+    targets: tuple[Target, ...]
+    on_loss: Literal["continue", "stop"]
+    tee: Literal["first", "all", "none"]
+    max_steps: int | None
+    max_seconds: float | None
+    report_waits: float
+    """Seconds after which a wait is reported."""
+    json: bool

@@ -1,0 +1,48 @@
+"""Which slot of the store holds which version, and which ones somebody still needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Slots:
+    """A slot is free when no one claims its version and it is not the newest.
+
+    A version may be claimed before it is made. With n workers, each with at most one claim, one recording
+    and the newest version, n + 3 slots always leave one to commit into.
+    """
+
+    count: int
+    newest: int = 0
+    where: dict[int, int] = field(default_factory=dict)
+    claims: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.where.setdefault(self.newest, 0)
+
+    def free(self) -> int | None:
+        """A slot to commit into, or None while every one is needed."""
+        used = set(self.where.values())
+        return next((slot for slot in range(self.count) if slot not in used), None)
+
+    def committed(self, version: int, slot: int) -> None:
+        """That version is whole, in that slot."""
+        before, self.newest = self.newest, version
+        self.where[version] = slot
+        self._forget(before)
+
+    def claim(self, version: int) -> None:
+        """Somebody needs that version."""
+        self.claims[version] = self.claims.get(version, 0) + 1
+
+    def unclaim(self, version: int) -> None:
+        """Somebody needs it no more."""
+        self.claims[version] -= 1
+        self._forget(version)
+
+    def _forget(self, version: int) -> None:
+        if not self.claims.get(version):
+            self.claims.pop(version, None)
+            if version < self.newest:
+                self.where.pop(version, None)

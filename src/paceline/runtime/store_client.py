@@ -1,0 +1,135 @@
+"""The coordinator's side of the store: one commit at a time, in order; releases wait for their version."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from paceline.core.orders import ApplyUpdate
+from paceline.errors import PeerLost
+from paceline.fabric.channel import Channel
+from paceline.runtime import messages
+from paceline.runtime.slots import Slots
+
+
+class StoreClient:
+    """Turns the machine's order of versions into commits into slots, and keeps count of who needs which.
+
+    The machine is ahead of the store: it orders versions that are not made yet. What needs one is called
+    when it is.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        slots: int,
+        scalars: Callable[[int], list[dict[str, Any]]],
+        made: Callable[[int], None],
+        written: Callable[[int, str], None],
+    ) -> None:
+        """`scalars(worker)` are its hyperparameters; `made(version)` and `written(version, sha256)` are called."""
+        self.channel = channel
+        self.slots = Slots(slots)
+        self._scalars = scalars
+        self._made = made
+        self._written = written
+        self._orders: deque[ApplyUpdate] = deque()
+        self._committing: tuple[ApplyUpdate, int] | None = None
+        self._waiting: dict[int, list[Callable[[int], None]]] = {}
+        self._known_scalars: list[dict[str, Any]] | None = None
+        self._writing = 0
+        self.lost = False
+        """Whether the store has gone."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is ordered that is not done."""
+        return not (self._orders or self._committing or self._writing)
+
+    @property
+    def busy_with(self) -> str | None:
+        """What the store is at, if anything."""
+        if self._committing:
+            return f"making version {self._committing[0].version}"
+        return "writing a version to disk" if self._writing else None
+
+    def apply(self, order: ApplyUpdate) -> None:
+        """Make that version, after those ordered before."""
+        if not self.lost:
+            self._orders.append(order)
+            self._go_on()
+
+    def when_made(self, version: int, call: Callable[[int], None]) -> None:
+        """Claim that version, and call with its slot once it is whole. Every claim is to be ended."""
+        self.slots.claim(version)
+        if version <= self.slots.newest:
+            call(self.slots.where[version])
+        else:
+            self._waiting.setdefault(version, []).append(call)
+
+    def unclaim(self, version: int) -> None:
+        """That claim is over."""
+        self.slots.unclaim(version)
+        self._go_on()
+
+    def record(self, order: messages.Record) -> None:
+        """Write a version that is made; its slot is kept meanwhile."""
+        if not self.lost:
+            self.slots.claim(order.version)
+            self._writing += 1
+            self._send(order)
+
+    def handle(self, message: messages.Committed | messages.Recorded) -> None:
+        """What the store says."""
+        if isinstance(message, messages.Recorded):
+            self._writing -= 1
+            self._written(message.version, message.sha256)
+            self.unclaim(message.version)
+            return
+        assert self._committing is not None
+        order, slot = self._committing
+        self._committing = None
+        self.slots.committed(order.version, slot)
+        for call in self._waiting.pop(order.version, ()):
+            call(slot)
+        self._made(order.version)
+        self._go_on()
+
+    def lose(self) -> None:
+        """The store has gone: nothing that is ordered will be done."""
+        self.lost = True
+        self._orders.clear()
+        self._waiting.clear()
+        self._committing, self._writing = None, 0
+
+    def end(self) -> None:
+        """Tell the store to end, and close the channel."""
+        self._send(messages.Quit())
+        self.channel.close()
+
+    def _go_on(self) -> None:
+        if self._committing or not self._orders:
+            return
+        target = self.slots.free()
+        if target is None:
+            return  # until whoever reads or writes the oldest version is done, and calls here again
+        order = self._orders.popleft()
+        lowest = min(worker for worker, _, _ in order.contributions)
+        scalars = self._scalars(lowest)
+        self._committing = order, target
+        self._send(
+            messages.Commit(
+                version=order.version,
+                source=self.slots.where[self.slots.newest],
+                target=target,
+                contributions=[(worker, weight) for worker, _, weight in order.contributions],
+                scalars=None if scalars == self._known_scalars else scalars,
+            )
+        )
+        self._known_scalars = scalars
+
+    def _send(self, message: messages.Message) -> None:
+        with contextlib.suppress(PeerLost):  # its death shows by itself
+            self.channel.send(message, block=False)

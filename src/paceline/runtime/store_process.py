@@ -1,0 +1,109 @@
+"""The store's own process: commits, and writes recorded versions while it goes on committing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from paceline.errors import PeerLost
+from paceline.fabric.channel import Channel
+from paceline.fabric.memory import Region
+from paceline.runtime import messages
+from paceline.runtime.processes import fork_orphan
+from paceline.training.buffers import Policy
+from paceline.training.store import Store
+
+
+def fork_store(
+    make_store: Callable[[Region, int], Store], region: Region, slots: int, end: socket.socket, launcher: int
+) -> None:
+    """Fork the store from this worker, which has prepared; the launcher becomes its parent.
+
+    The store is built before the fork: a device's tensors can't be read after it.
+    """
+    store = make_store(region, slots)
+    fork_orphan(lambda: _serve(store, end, slots), launcher)
+    end.close()
+
+
+def _serve(store: Store, end: socket.socket, slots: int) -> int:
+    _let_go(end)
+    torch.set_num_threads(1)  # the worker may have computed with more, and libgomp's threads don't survive a fork
+    gc.freeze()
+    channel = Channel(end, messages.ToStore, "the coordinator")
+    first = store.layout.fixed_bytes
+    store.region.populate(0, first + slots * store.layout.slot_bytes)
+    recorder = _Recorder(channel)
+    try:
+        channel.send(messages.StoreReady(os.getpid()))
+        while True:
+            order, _ = channel.receive()
+            match order:
+                case messages.Commit():
+                    began = time.perf_counter()
+                    store.commit(order.source, order.target, order.contributions, order.scalars)
+                    recorder.send(messages.Committed(order.version, time.perf_counter() - began))
+                case messages.Record():
+                    tensors = store.tensors(order.slot, order.workers, cast(Policy, order.buffers))
+                    recorder.write(store, tensors, order)
+                case messages.Quit():
+                    recorder.close()
+                    return 0
+    except PeerLost:
+        return 1
+    except Exception:
+        recorder.send(messages.StoreFailed(traceback.format_exc()))
+        return 1
+
+
+class _Recorder:
+    """Writes versions in a thread; the coordinator keeps their slots until it says that it is done."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def write(self, store: Store, tensors: dict[str, torch.Tensor], order: messages.Record) -> None:
+        def write() -> None:
+            try:
+                digest = store.record(tensors, Path(order.file))
+                self.send(messages.Recorded(order.version, digest))
+            except Exception as error:
+                self.send(messages.StoreFailed(f"version {order.version} can't be written to {order.file}: {error}"))
+
+        self._work.put(write)
+
+    def send(self, message: messages.Message) -> None:
+        with self._sending:
+            self._channel.send(message)
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (write := self._work.get()) is not None:
+            write()
+
+
+def _let_go(end: socket.socket) -> None:
+    """Keep nothing of the worker's: its sockets and pipes would seem open after it has died."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    kept = end.fileno()
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))

@@ -1,0 +1,284 @@
+"""One worker process: the user's script, run as it would run alone, with `prepare` joined to the run."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing.util
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+import paceline
+from paceline.core.leases import Batch
+from paceline.core.scenario import Scenario
+from paceline.errors import ConfigError, PeerLost, RunFailed
+from paceline.fabric.channel import Channel
+from paceline.fabric.memory import Region
+from paceline.runtime import messages
+from paceline.runtime.processes import die_with
+from paceline.runtime.settings import Settings
+from paceline.runtime.store_process import fork_store
+from paceline.training import prepare
+from paceline.training.link import Evaluate, Finished, Go, Offer, Started
+
+OURS = str(Path(paceline.__file__).parent)
+
+
+def work(worker: int, settings: Settings, end: socket.socket, output: int, launcher: int) -> int:
+    """Run the script as this worker, then wait for the run's end. Returns the exit code."""
+    os.register_at_fork(after_in_child=_die_with_worker)  # loader processes would outlive a killed worker
+    _redirect(output)
+    atexit._clear()  # what the launcher registered is not this process's to do
+    torch.set_num_threads(settings.threads)
+    link = WorkerLink(worker, settings, Channel(end, messages.ToWorker, "the coordinator"), launcher)
+    prepare.attach(link)
+    code = _run_script(settings.script, settings.arguments)
+    if code == 0:
+        try:
+            link.serve_until_exit()
+        except PeerLost:
+            code = 1
+    _end_quietly()
+    return code
+
+
+class WorkerLink:
+    """The worker's end of the channel: what `training` asks for, as messages and waits."""
+
+    def __init__(self, worker: int, settings: Settings, channel: Channel, launcher: int) -> None:
+        self.worker = worker
+        self.workers = settings.workers
+        self.seed = settings.seed
+        self._scenario: Scenario = settings.scenario
+        self._channel = channel
+        self._launcher = launcher
+        self._stopped = False
+        self._evaluate: Evaluate | None = None
+        self._began = 0.0
+
+    def start(self, offer: Offer) -> Started:
+        """See `training.link.Link`."""
+        self._evaluate = offer.evaluate
+        layout = offer.layout
+        self._channel.send(
+            messages.Offered(
+                forms=layout.forms,
+                fixed_bytes=layout.fixed_bytes,
+                slot_bytes=layout.slot_bytes,
+                push_bytes=layout.push_bytes,
+                state_bytes=offer.state_bytes,
+                scalars=offer.scalars,
+                loads=offer.loads,
+                epochs=offer.epochs,
+                buffers=offer.buffers,
+                shards=offer.shards,
+                evaluates=offer.evaluate is not None,
+            )
+        )
+        while True:
+            message, descriptors = self._channel.receive()
+            match message:
+                case messages.ForkStore(slots=slots):
+                    region, end = Region.attach(descriptors[0]), socket.socket(fileno=descriptors[1])
+                    fork_store(offer.make_store, region, slots, end, self._launcher)
+                case messages.Begin(slots=slots):
+                    self._began = time.monotonic()
+                    return Started(region=Region.attach(descriptors[0]), slots=slots)
+                case messages.Stop() | messages.Exit():
+                    raise SystemExit(0)
+
+    def refuse(self, message: str) -> None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.Refused(message))
+
+    def stretched(self, step: int, measured: float) -> float:
+        """See `training.link.Link`. Also where a scenario's worker dies: its gradient is ready, nothing pushed."""
+        if self._scenario.kills_at_step(self.worker, step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        started = time.monotonic() - measured - self._began
+        return self._scenario.step_seconds(self.worker, step, started, measured, self.seed)
+
+    def pause(self, seconds: float) -> None:
+        """See `training.link.Link`."""
+        until = time.monotonic() + seconds
+        while not self._stopped and self._channel.ready(until - time.monotonic()):
+            self._only_stop()
+
+    def pushed(self, finished: Finished) -> None:
+        """See `training.link.Link`."""
+        batches = None if finished.batches is None else _pairs(finished.batches)
+        self._channel.send(
+            messages.StepFinished(
+                step=finished.step,
+                version=finished.version,
+                batches=batches,
+                skipped=_pairs(finished.skipped),
+                scalars=finished.scalars,
+                began=finished.began,
+                compute=finished.compute,
+                push=finished.push,
+                other=finished.other,
+            )
+        )
+
+    def released(self) -> Go | None:
+        """See `training.link.Link`."""
+        message = self._await(messages.Compute)
+        return None if message is None else Go(step=message.step, version=message.version, slot=message.slot)
+
+    def taken(self, version: int, wait: float, pull: float) -> None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.Taken(version, wait, pull))
+
+    def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.LeaseWanted(epoch, digest))
+        message = self._await(messages.Leased, messages.EpochOver, messages.OrderWanted)
+        if isinstance(message, messages.OrderWanted):
+            self._channel.send(messages.OrderDrawn(epoch, digest, order()))
+            message = self._await(messages.Leased, messages.EpochOver)
+        return Batch(message.epoch, message.index) if isinstance(message, messages.Leased) else None
+
+    def give_back(self, batches: tuple[Batch, ...]) -> None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.GivenBack(_pairs(batches)))
+
+    def done_computing(self) -> None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.Declined())
+
+    def snapshot(self) -> tuple[int, int]:
+        """See `training.link.Link`."""
+        self._channel.send(messages.SnapshotWanted())
+        message = self._await(messages.Snapshot, even_stopped=True)
+        return message.version, message.slot
+
+    def snapshot_taken(self, version: int) -> None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.SnapshotTaken(version))
+
+    def finish(self) -> Path | None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.FinishWanted())
+        message = self._await(messages.FinalRecorded, even_stopped=True)
+        return None if message.file is None else Path(message.file)
+
+    def log(self, step: int, scalars: dict[str, float]) -> None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.Logged(step, scalars))
+
+    def serve_until_exit(self) -> None:
+        """The script has ended: evaluate recorded versions if asked to, until told to exit."""
+        self._channel.send(messages.ScriptEnded())
+        while True:
+            message, _ = self._channel.receive()
+            match message:
+                case messages.Evaluate(version=version, file=file):
+                    assert self._evaluate is not None
+                    try:
+                        metrics = prepare.evaluated(self._evaluate, Path(file))
+                        self._channel.send(messages.Evaluated(version, metrics))
+                    except Exception as error:
+                        _show(error)
+                        self._channel.send(messages.EvaluationFailed(version, f"{type(error).__name__}: {error}"))
+                case messages.Exit():
+                    return
+
+    def _await(self, *kinds: type[messages.Message], even_stopped: bool = False) -> Any:
+        """The next message of these kinds; None once the run has been stopped, unless it is answered even then."""
+        while even_stopped or not self._stopped:
+            message, _ = self._channel.receive()
+            if isinstance(message, kinds):
+                return message
+            self._note(message)
+        return None
+
+    def _only_stop(self) -> None:
+        message, _ = self._channel.receive()
+        self._note(message)
+
+    def _note(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Stop):
+            self._stopped = True
+        elif not self._stopped:
+            raise RunFailed(f"worker {self.worker} was sent {type(message).__name__} out of turn")
+
+
+def _pairs(batches: tuple[Batch, ...]) -> list[tuple[int, int]]:
+    return [(batch.epoch, batch.index) for batch in batches]
+
+
+def _die_with_worker() -> None:
+    die_with(os.getppid())
+
+
+def _redirect(output: int) -> None:
+    """Standard output and error to the log (C code's too), line by line; standard input from nowhere."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # these live as long as the process
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
+    sys.argv = [str(script), *arguments]
+    sys.path[0] = str(script.resolve().parent)
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return int(end.code or 0)
+        print(end.code, file=sys.stderr)
+        return 1
+    except PeerLost:
+        return 1  # the launcher has gone: there is nobody to tell
+    except ConfigError:
+        return 2  # the coordinator was told, and says it once
+    except BaseException as error:
+        _show(error)
+        return 1
+    return 0
+
+
+def _show(error: BaseException) -> None:
+    """The user's own traceback: our frames, and those that ran his script, are not in it."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames):
+        frames = frames.tb_next
+    error.__traceback__ = frames
+    traceback.print_exception(error)
+
+
+def _is_ours(frames: TracebackType) -> bool:
+    file = frames.tb_frame.f_code.co_filename
+    return file.startswith((OURS, "<frozen runpy>")) or file == runpy.__file__
+
+
+def _end_quietly() -> None:
+    """What the interpreter does at its end, which `os._exit` leaves out."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    except Exception as error:
+        _show(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

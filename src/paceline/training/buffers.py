@@ -1,0 +1,32 @@
+"""What a version's buffers are, when every worker has its own (BatchNorm's statistics, say).
+
+`mean`    floating-point buffers are averaged over the workers; of whole numbers, the largest count
+`leader`  the lowest worker's
+`local`   each keeps its own in its script; a recorded version has the lowest worker's
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Policy = Literal["mean", "leader", "local"]
+POLICIES: tuple[str, ...] = get_args(Policy)
+
+
+def merged(copies: list[dict[str, Tensor]], policy: Policy) -> dict[str, Tensor]:
+    """One set of buffers from the workers' copies, given in ascending order of worker; at least one."""
+    if policy != "mean" or len(copies) == 1:
+        return dict(copies[0])
+    return {name: _mean([copy[name] for copy in copies]) for name in copies[0]}
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    stacked = torch.stack(values)
+    if stacked.is_floating_point() or stacked.is_complex():
+        return stacked.mean(dim=0)
+    if stacked.dtype == torch.bool:
+        return values[0]
+    return stacked.amax(dim=0)

@@ -1,0 +1,183 @@
+"""Where every tensor of a model lies in shared memory.
+
+    region = [ fixed | slot 0 | slot 1 | … | push area of worker 0 | push area of worker 1 | … ]
+
+`fixed` holds what is set once: parameters that the optimizer does not have, and the first buffers. A slot
+holds one version of the optimizer's parameters, in flat arenas by parameter group and dtype. A push area
+holds one gradient, in the layout of a slot, a byte for each parameter that says whether it has a gradient
+(None is not zero), and the worker's buffers as of that step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.fabric.memory import Region
+
+ALIGNMENT = 64  # bytes: a cache line, and what vectorised kernels like best
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor: its name, form, and offset in bytes from the start of its part."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    group: int
+    """The optimizer's parameter group; -1 outside of it."""
+
+    def over(self, region: Region, start: int) -> Tensor:
+        """The tensor over the region, in a part that starts there. Each has a storage of its own."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        if count == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
+        flat = torch.frombuffer(region.memory, dtype=self.dtype, count=count, offset=start + self.offset)
+        return flat.as_strided(self.shape, self.stride)
+
+    @property
+    def form(self) -> str:
+        """Name, dtype and shape, as they are compared and shown."""
+        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)} in group {self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The layout of one model and optimizer. Equal for every worker that has the same ones."""
+
+    moving: tuple[Entry, ...]
+    """The optimizer's parameters, in its order."""
+    fixed: tuple[Entry, ...]
+    """The other parameters, then the buffers."""
+    buffers: tuple[Entry, ...]
+    """The buffers once more, with offsets in a push area."""
+    names: tuple[str, ...]
+    """`named_parameters()`, in order: the order of the hash."""
+    aliases: dict[str, str]
+    """Further names of tied parameters, to the first."""
+    saved_buffers: frozenset[str]
+    """Buffers that `state_dict()` has."""
+    fixed_bytes: int
+    slot_bytes: int
+    push_bytes: int
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> Layout:
+        """The layout for this model and optimizer."""
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        groups = [
+            (names[parameter], parameter, number)
+            for number, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        ]
+        by_arena = sorted(groups, key=lambda item: (item[2], str(item[1].dtype)))
+        moving: dict[str, Entry] = {}
+        end = 0
+        for _, arena in groupby(by_arena, key=lambda item: (item[2], item[1].dtype)):
+            entries, end = _lay(arena, end)
+            moving |= {entry.name: entry for entry in entries}
+        buffers = [(name, buffer, -1) for name, buffer in model.named_buffers()]
+        others = [(name, parameter, -1) for parameter, name in names.items() if name not in moving]
+        fixed, fixed_end = _lay([*others, *buffers], 0)
+        pushed, push_end = _lay(buffers, _aligned(end + len(moving)))
+        every = list(model.named_parameters(remove_duplicate=False))
+        saved = model.state_dict(keep_vars=True)
+        return cls(
+            moving=tuple(moving[name] for name, _, _ in groups),
+            fixed=tuple(fixed),
+            buffers=tuple(pushed),
+            names=tuple(names.values()),
+            aliases={name: names[parameter] for name, parameter in every if name != names[parameter]},
+            saved_buffers=frozenset(name for name, _, _ in buffers if name in saved),
+            fixed_bytes=fixed_end,
+            slot_bytes=end,
+            push_bytes=push_end,
+        )
+
+    def size(self, slots: int, workers: int) -> int:
+        """Bytes of a region with so many slots and push areas."""
+        return self.fixed_bytes + slots * self.slot_bytes + workers * self.push_bytes
+
+    def slot(self, region: Region, slot: int) -> list[Tensor]:
+        """The parameters of the version in that slot, in the optimizer's order."""
+        start = self.fixed_bytes + slot * self.slot_bytes
+        return [entry.over(region, start) for entry in self.moving]
+
+    def fixed_tensors(self, region: Region) -> dict[str, Tensor]:
+        """The fixed part, by name."""
+        return {entry.name: entry.over(region, 0) for entry in self.fixed}
+
+    def push_area(self, region: Region, slots: int, worker: int) -> PushArea:
+        """The push area of that worker."""
+        start = self.fixed_bytes + slots * self.slot_bytes + worker * self.push_bytes
+        flags = Entry("present", torch.uint8, (len(self.moving),), (1,), self.slot_bytes, -1)
+        return PushArea(
+            gradients=[entry.over(region, start) for entry in self.moving],
+            present=flags.over(region, start),
+            buffers={entry.name: entry.over(region, start) for entry in self.buffers},
+            start=start,
+            stop=start + self.push_bytes,
+        )
+
+    @property
+    def forms(self) -> list[str]:
+        """What must agree between workers, one line for each tensor."""
+        return [entry.form for entry in (*self.moving, *self.fixed)]
+
+
+@dataclass(frozen=True, slots=True)
+class PushArea:
+    """One worker's update on its way."""
+
+    gradients: list[Tensor]
+    present: Tensor
+    """uint8[parameters]: 1 where there is a gradient."""
+    buffers: dict[str, Tensor]
+    start: int
+    stop: int
+
+
+def parameters_sha256(parameters: Iterable[Tensor]) -> str:
+    """SHA-256 over the raw bytes of the tensors, in order: a run's identity when of `named_parameters()`."""
+    digest = hashlib.sha256()
+    for parameter in parameters:
+        contiguous = parameter.detach().cpu().contiguous()
+        if contiguous.numel():
+            digest.update(contiguous.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _lay(tensors: Iterable[tuple[str, Tensor, int]], start: int) -> tuple[list[Entry], int]:
+    entries = []
+    for name, tensor, group in tensors:
+        form: Any = tensor if _dense(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        entries.append(Entry(name, tensor.dtype, tuple(tensor.shape), tuple(form.stride()), start, group))
+        start = _aligned(start + tensor.numel() * tensor.element_size())
+    return entries, start
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether its elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
+    expected = 1
+    for extent, step in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
+        if extent == 1:
+            continue
+        if step != expected:
+            return False
+        expected *= extent
+    return True

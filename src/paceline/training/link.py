@@ -1,0 +1,120 @@
+"""What a worker's training needs from the world: the runtime's worker provides it, a script alone has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from paceline.core.leases import Batch
+from paceline.fabric.memory import Region
+from paceline.training.layout import Layout
+from paceline.training.store import Scalars, Store
+
+Evaluate = Callable[[nn.Module], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What one worker brings to the start."""
+
+    layout: Layout
+    state_bytes: int
+    """An estimate of what the optimizer's state will take in the store."""
+    make_store: Callable[[Region, int], Store]
+    """The store over a region with so many slots, should this worker's process be the one to fork it."""
+    scalars: Scalars
+    loads: bool
+    """Whether there is a loader, so that samples can be counted."""
+    epochs: int | None
+    buffers: str | None
+    shards: str | None
+    evaluate: Evaluate | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The memory that training goes on in."""
+
+    region: Region
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A step whose gradient lies in the push area. Times in seconds, `began` on the monotonic clock."""
+
+    step: int
+    version: int
+    batches: tuple[Batch, ...] | None
+    """The batches in it; None without a loader."""
+    skipped: tuple[Batch, ...]
+    """Batches of steps that the script skipped since the last."""
+    scalars: Scalars | None
+    """The optimizer's hyperparameters, if they changed since the last push."""
+    began: float
+    compute: float
+    push: float
+    other: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """Compute this step on the version in that slot."""
+
+    step: int
+    version: int
+    slot: int
+
+
+class Link(Protocol):
+    """One worker's end. Every call that waits ends when the run does."""
+
+    worker: int
+    workers: int
+    seed: int
+
+    def start(self, offer: Offer) -> Started:
+        """Offer the model; wait for everybody. Raises ConfigError if they cannot train together."""
+
+    def refuse(self, message: str) -> None:
+        """Tell that the script asks for something that cannot be done: the run ends with this line."""
+
+    def stretched(self, step: int, measured: float) -> float:
+        """Seconds that this step is to take in all, of a step that took `measured`: the scenario's say."""
+
+    def pause(self, seconds: float) -> None:
+        """Wait so long, or until the run stops."""
+
+    def pushed(self, finished: Finished) -> None:
+        """Announce a step's gradient."""
+
+    def released(self) -> Go | None:
+        """Wait for the order to go on; None when nothing is left to do."""
+
+    def taken(self, version: int, wait: float, pull: float) -> None:
+        """The version is installed; it took so many seconds to wait for and to copy."""
+
+    def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
+        """The next batch of this epoch; None when nothing is left of it. `order` is asked for if it is new."""
+
+    def give_back(self, batches: tuple[Batch, ...]) -> None:
+        """These were fetched and will not be used."""
+
+    def done_computing(self) -> None:
+        """No further step will be made: nobody needs to wait for this worker."""
+
+    def snapshot(self) -> tuple[int, int]:
+        """The newest version and its slot, which is kept until `snapshot_taken`."""
+
+    def snapshot_taken(self, version: int) -> None:
+        """The snapshot is copied."""
+
+    def finish(self) -> Path | None:
+        """Wait for all workers; the file with the final parameters. None if the run was cut short."""
+
+    def log(self, step: int, scalars: dict[str, float]) -> None:
+        """Record scalars of this step."""

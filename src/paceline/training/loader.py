@@ -1,0 +1,162 @@
+"""The user's loader, fed with leased batches: one epoch is one pass by all workers together."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from paceline.core.leases import Batch
+from paceline.errors import ConfigError
+from paceline.training.seeding import epoch_order, order_digest, seed_fetch
+from paceline.training.session import Session
+
+
+def checked(loader: Any) -> DataLoader[Any]:
+    """The loader, if its batches can be leased. Raises ConfigError if not."""
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"prepare() got a loader of type {type(loader).__name__}; it must be a torch.utils.data.DataLoader, "
+            "or be left out by a script that draws its own batches"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            "prepare() got a loader over an IterableDataset, which has no samples to lease; "
+            "use a map-style dataset, or leave the loader out and split the stream by paceline.worker()"
+        )
+    if loader.batch_sampler is None:
+        raise ConfigError("prepare() got a loader with batch_size=None; give it a batch_size or a batch_sampler")
+    return loader
+
+
+class PacedLoader:
+    """Iterates over the batches that this worker is leased; in all else the user's loader.
+
+    `len` is the whole epoch's batches. It never waits for a protocol or another worker. Leaving a loop
+    early gives back what was fetched ahead.
+    """
+
+    def __init__(self, loader: DataLoader[Any], session: Session) -> None:
+        self._loader = loader
+        self._session = session
+        self._epoch = -1
+        self._orders: dict[int, tuple[list[list[Any]], str]] = {}
+        """The last two that were needed."""
+        self._leased: deque[Batch] = deque()
+        self._paced = _rebuilt(loader, _Leased(self))
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._epoch += 1
+        inner = iter(self._paced)
+        try:
+            while True:
+                asked = time.monotonic()
+                try:
+                    data = next(inner)
+                except StopIteration:
+                    break
+                self._session.handed_out(self._leased.popleft(), time.monotonic() - asked)
+                yield data
+        finally:
+            if self._leased:
+                self._session.link.give_back(tuple(self._leased))
+                self._leased.clear()
+        epochs = self._session.epochs
+        if epochs is not None and self._epoch + 1 >= epochs and not self._session.fetched:
+            self._session.done_computing()
+
+    def lease(self) -> list[Any] | None:
+        """The next batch's tag and sample ids; None at the end of this worker's part of the epoch."""
+        if self._session.go is None:
+            return None
+        order, digest = self._drawn(self._epoch)
+        batch = self._session.link.lease(self._epoch, digest, lambda: order)
+        if batch is None:
+            return None
+        self._leased.append(batch)
+        tag = _Tag(self._session.link.seed, batch.epoch, batch.index)
+        return [tag, *self._drawn(batch.epoch)[0][batch.index]]
+
+    def _drawn(self, epoch: int) -> tuple[list[list[Any]], str]:
+        """An epoch's order and its digest. An earlier epoch's is drawn again when a batch of it returned."""
+        if epoch not in self._orders:
+            sampler = self._loader.batch_sampler
+            assert sampler is not None  # `checked` saw to it
+            order = epoch_order(sampler, self._session.link.seed, epoch)
+            self._orders = {epoch: (order, order_digest(order)), **dict(list(self._orders.items())[:1])}
+        return self._orders[epoch]
+
+
+class _Leased:
+    """The batch sampler of the rebuilt loader: takes a lease whenever a batch is asked for."""
+
+    def __init__(self, loader: PacedLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return iter(self._loader.lease, None)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    """Goes before a batch's sample ids to whatever process fetches them."""
+
+    seed: int
+    epoch: int
+    index: int
+
+
+class _SeededDataset(Dataset[Any]):
+    """The user's dataset, whose fetches draw randomness by batch rather than by process and history."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, tagged: list[Any]) -> Iterable[Any]:
+        tag, *ids = tagged
+        seed_fetch(tag.seed, tag.epoch, tag.index)
+        whole = getattr(self._dataset, "__getitems__", None)
+        return whole(ids) if whole is not None else [self._dataset[one] for one in ids]
+
+    def __getitem__(self, one: Any) -> Any:
+        return self._dataset[one]
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_dataset" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+
+def _rebuilt(loader: DataLoader[Any], batches: Iterable[list[Any]]) -> DataLoader[Any]:
+    """The same loader over other batches. A DataLoader's batch sampler can't be replaced once it is made."""
+    return DataLoader(
+        _SeededDataset(loader.dataset),
+        batch_sampler=batches,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )

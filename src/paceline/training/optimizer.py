@@ -1,0 +1,70 @@
+"""The user's optimizer, with a `step` that goes through the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from paceline.training.session import Session
+
+    class _Base(torch.optim.Optimizer):
+        """What the mixin is mixed into."""
+else:
+    _Base = object
+
+
+class PacedOptimizer(_Base):
+    """Mixed into the class of the user's own optimizer object, which stays the object that it was.
+
+    So whatever the script made before (a scheduler, say) still holds the right one, and `isinstance`
+    with its class is still true. Hyperparameters that the script or a scheduler changes in
+    `param_groups` reach the store with the next push.
+    """
+
+    paceline_session: Session
+
+    @torch.optim.Optimizer.profile_hook_step
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Push the gradient, wait for the next release, install its version. Returns the closure's value."""
+        self._opt_called = True  # a scheduler asks whether the optimizer stepped before it
+        value = None
+        if closure is not None:
+            with torch.enable_grad():
+                value = closure()
+        self.paceline_session.step()
+        return value
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # so that no scheduler warns of a foreign step
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch. Gradients that no step has used are gone: their batches count as skipped."""
+        self.paceline_session.thrown_away()
+        super().zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Not yet: the state lies with the store."""
+        raise NotImplementedError(
+            "the optimizer's state lies with the parameter store and can't be had from a worker yet; "
+            "save model.state_dict(), or take versions/final.safetensors from the run's folder"
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Not yet: load it before `prepare`, which carries it into the store."""
+        raise NotImplementedError(
+            "load the optimizer's state before paceline.prepare(), which carries it into the store"
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not yet: add it before `prepare`."""
+        raise NotImplementedError("add parameter groups before paceline.prepare(): the store is laid out there")
+
+
+def pace(optimizer: torch.optim.Optimizer, session: Session) -> None:
+    """Turn the optimizer into a paced one, in place."""
+    kind = type(optimizer)
+    optimizer.__dict__.pop("step", None)  # a scheduler's patch of the plain step
+    optimizer.__class__ = type(f"Paced{kind.__name__}", (PacedOptimizer, kind), {"__module__": kind.__module__})
+    optimizer.paceline_session = session  # type: ignore[attr-defined]

@@ -1,0 +1,228 @@
+"""The names that a user's script calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.fabric.memory import Region
+from paceline.training.buffers import POLICIES
+from paceline.training.layout import Layout
+from paceline.training.link import Evaluate, Link, Offer
+from paceline.training.loader import PacedLoader, checked
+from paceline.training.optimizer import pace
+from paceline.training.session import Session
+from paceline.training.store import Store, scalars_of
+
+
+class _Process:
+    """This process's part in a run: none while a script runs alone."""
+
+    link: Link | None = None
+    session: Session | None = None
+    prepared = False
+
+
+def attach(link: Link) -> None:
+    """Let `prepare` join the run behind this link. The runtime calls it before the script starts."""
+    _Process.link = link
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Any = None,
+    *,
+    epochs: int | None = None,
+    evaluate: Evaluate | None = None,
+    buffers: str | None = None,
+    shards: str | None = None,
+) -> tuple[Any, ...]:
+    """Join the run: the one line that a training script needs. Alone, everything stays as it is.
+
+    Args:
+        model: the model to train; every worker builds the same. All begin with the lowest worker's values.
+        optimizer: any `torch.optim.Optimizer` over the model's parameters. It stays the same object; its
+            `step()` pushes the gradient, waits for the next release and installs that version.
+        loader: a `DataLoader` over a map-style dataset, or nothing if the script draws its own batches.
+        epochs: how many passes over the loader there will be, if known.
+        evaluate: `evaluate(model) -> {metric: value}`, run on recorded versions after training.
+        buffers: what a version's buffers are: `mean` (default), `leader` or `local`.
+        shards: how batches are shared out: `dynamic` (default) or `static`.
+
+    Returns:
+        (model, optimizer, loader), or (model, optimizer) without a loader.
+
+    Raises:
+        ConfigError: in one line, when these cannot be trained together.
+
+    Example:
+        >>> model, optimizer, loader = paceline.prepare(model, optimizer, loader)  # doctest: +SKIP
+    """
+    link = _Process.link
+    try:
+        if _Process.prepared:
+            raise ConfigError("prepare() is called twice; call it once, with everything that is trained")
+        _check(model, optimizer, epochs, buffers, shards)
+        checked_loader = None if loader is None else checked(loader)
+    except ConfigError as error:
+        if link is not None:
+            link.refuse(str(error))
+        raise
+    _Process.prepared = True
+    if link is None:
+        return (model, optimizer) if loader is None else (model, optimizer, loader)
+
+    layout = Layout.of(model, optimizer)
+    workers = link.workers
+
+    def make_store(region: Region, slots: int) -> Store:
+        return Store.of(model, optimizer, layout, region, slots, workers)
+
+    started = link.start(
+        Offer(
+            layout=layout,
+            state_bytes=_state_bytes(optimizer, layout),
+            make_store=make_store,
+            scalars=scalars_of(optimizer),
+            loads=loader is not None,
+            epochs=epochs,
+            buffers=buffers,
+            shards=shards,
+            evaluate=evaluate,
+        )
+    )
+    session = _Process.session = Session(link, model, optimizer, layout)
+    session.loads, session.epochs = loader is not None, epochs
+    pace(optimizer, session)
+    model.register_state_dict_post_hook(_newest_version)  # type: ignore[no-untyped-call]
+    session.begin(started)
+    if checked_loader is None:
+        return model, optimizer
+    return model, optimizer, PacedLoader(checked_loader, session)
+
+
+def finish() -> None:
+    """Wait until every worker has ended its training, and install the final parameters and buffers.
+
+    Alone, or before `prepare`, it returns at once.
+    """
+    session = _Process.session
+    if session is None:
+        return
+    session.done_computing()
+    file = session.link.finish()
+    if file is not None:
+        install(session.model, file)
+        session.live = False
+
+
+def install(model: nn.Module, file: Path) -> None:
+    """Copy a recorded version into the model, in place."""
+    held: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for name, value in safetensors.torch.load_file(file).items():
+            if name in held:  # a further name of a tied parameter is not
+                held[name].copy_(value)
+
+
+def evaluated(evaluate: Evaluate, file: Path) -> dict[str, float]:
+    """The metrics of a recorded version, after training, in the model that the script prepared."""
+    session = _Process.session
+    assert session is not None  # who evaluates has prepared
+    session.live = False
+    install(session.model, file)
+    training = session.model.training
+    try:
+        return {name: float(value) for name, value in evaluate(session.model).items()}
+    finally:
+        session.model.train(training)
+
+
+def log(**scalars: float) -> None:
+    """Record values of the present step in the run's ledger: `paceline.log(loss=loss.item())`."""
+    session = _Process.session
+    if session is not None and session.go is not None:
+        session.link.log(session.go.step, {name: float(value) for name, value in scalars.items()})
+
+
+def worker() -> int:
+    """This worker's index, from 0; 0 alone."""
+    return _Process.link.worker if _Process.link else 0
+
+
+def workers() -> int:
+    """How many workers the run began with; 1 alone."""
+    return _Process.link.workers if _Process.link else 1
+
+
+def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, shards: str | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"prepare() got a {type(model).__name__} as its model; it must be a torch.nn.Module")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"prepare() got a {type(optimizer).__name__} as its optimizer; it must be a torch.optim.Optimizer"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError("LBFGS evaluates its closure several times a step; use an optimizer that takes one gradient")
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    if not any(parameter.requires_grad for parameter in names):
+        raise ConfigError("the model has no trainable parameters; at least one must have requires_grad=True")
+    taken: dict[int, str] = {}
+    for parameter, name in names.items():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ConfigError(f'the parameter "{name}" has no shape yet; run one batch through the model first')
+        if parameter.numel() and taken.setdefault(parameter.data_ptr(), name) != name:
+            raise ConfigError(
+                f'the parameters "{taken[parameter.data_ptr()]}" and "{name}" share memory; '
+                "tie them by making them one Parameter"
+            )
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter not in names:
+                raise ConfigError(
+                    f"the optimizer's parameter {place} of group {number}, of shape {list(parameter.shape)}, is not "
+                    "one of the model's; build the optimizer from model.parameters(), once the model has its final form"
+                )
+    if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
+        raise ConfigError("the optimizer has none of the model's trainable parameters; give it model.parameters()")
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ConfigError(
+                f'the layer "{name}" makes sparse gradients, which can\'t be pushed; build it with sparse=False'
+            )
+    if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
+        raise ConfigError(f"prepare() got epochs={epochs!r}; it must be a whole number, 1 or more")
+    if buffers is not None and buffers not in POLICIES:
+        raise ConfigError(f'prepare() got buffers="{buffers}"; allowed: {", ".join(POLICIES)}')
+    if shards is not None and shards not in ("dynamic", "static"):
+        raise ConfigError(f'prepare() got shards="{shards}"; allowed: dynamic, static')
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer, layout: Layout) -> int:
+    """What the optimizer's state will take: two tensors a parameter at most, for those that torch has."""
+    stateless = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups)
+    one = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad)
+    return layout.slot_bytes * (0 if stateless else 1 if one else 2)
+
+
+def _newest_version(model: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
+    """Put the newest version, whole, in the place of this worker's parameters; clone everything.
+
+    A clone, because the originals change with the next step.
+    """
+    session = _Process.session
+    if session is None or not session.live:
+        return
+    with session.newest() as newest:
+        for name in newest.keys() | session.layout.aliases.keys():
+            if prefix + name in state:
+                state[prefix + name] = newest[session.layout.aliases.get(name, name)].clone()
+    for name, value in state.items():
+        if name.startswith(prefix) and isinstance(value, Tensor) and name.removeprefix(prefix) in session.buffers:
+            state[name] = value.clone()

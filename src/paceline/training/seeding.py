@@ -1,0 +1,61 @@
+"""Where randomness comes from: each step's from (seed, worker, step), an epoch's order from (seed, epoch).
+
+So what a step computes depends on nothing that happened before it but the version it computes on, and
+workers that began with the same `manual_seed` still draw different masks and batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy
+import torch
+
+
+def mixed(*parts: int | str) -> int:
+    """A 63-bit seed that depends on every part."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch (and its GPUs, where they are in use), numpy's global generator, and Python's."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    numpy.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
+
+def seed_step(seed: int, worker: int, step: int, batch: int = 0) -> None:
+    """Seed what this worker's step draws from here on; `batch` counts the batches of one step.
+
+    A script that is to match a Paceline run of one worker bit for bit calls this before each step.
+    """
+    seed_all(mixed("step", seed, worker, step, batch))
+
+
+def seed_fetch(seed: int, epoch: int, index: int) -> None:
+    """Seed the fetching of one batch (augmentation, say): the same samples whoever fetches them, and when."""
+    seed_all(mixed("fetch", seed, epoch, index))
+
+
+def epoch_order(batches: Iterable[list[Any]], seed: int, epoch: int) -> list[list[Any]]:
+    """The batches of sample ids of an epoch, as drawn from a batch sampler under (seed, epoch).
+
+    A generator of the sampler's own is seeded too, or the order would depend on what it drew before.
+    """
+    seed_all(mixed("epoch", seed, epoch))
+    for holder in (batches, getattr(batches, "sampler", None)):
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(mixed("epoch", seed, epoch))
+    return [list(batch) for batch in batches]
+
+
+def order_digest(order: list[list[Any]]) -> str:
+    """A short digest by which workers tell that they drew the same order."""
+    return hashlib.blake2b(repr(order).encode(), digest_size=8).hexdigest()

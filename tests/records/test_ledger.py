@@ -1,0 +1,232 @@
+"""What a ledger must hold, and what must hold of its file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from paceline.core.choice import choose
+from paceline.core.facts import Fact, TrainingBegan, UpdateArrived, WorkerLeft
+from paceline.core.orders import ApplyUpdate, Hold, Order
+from paceline.errors import ConfigError, RunFailed
+from paceline.protocols import registry
+from paceline.records.ledger import SCHEMA, Ledger, connect, read_facts
+from records.histories import PROTOCOLS, History
+
+SEEDS = range(4)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Iterator[Ledger]:
+    with closing(Ledger(path)) as ledger:
+        yield ledger
+
+
+def rows(path: Path, query: str) -> list[tuple[object, ...]]:
+    with closing(connect(path)) as database:
+        return database.execute(query).fetchall()
+
+
+def exactly(pairs: list[tuple[Fact, tuple[Order, ...]]]) -> list[object]:
+    """With what equality leaves out: `why`, and whether a number in it is whole."""
+    return [(fact, orders, [[(type(part), part) for part in order.why] for order in orders]) for fact, orders in pairs]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_facts_and_orders_are_read_back_equal_and_in_order(
+    protocol: str, seed: int, path: Path, ledger: Ledger
+) -> None:
+    history = History(protocol, seed, on_record=ledger.record).run()
+    ledger.close()
+    assert exactly(list(read_facts(path))) == exactly(history.pairs)
+
+
+def test_a_fact_without_samples_and_any_why_are_read_back_equal(path: Path, ledger: Ledger) -> None:
+    history = History("bsp", 0, counted=False).run()
+    pairs = [
+        (fact, (*orders, Hold(worker=1, why=("code", 1, 1.0, -2.5e-300, "ü\"'")))) for fact, orders in history.pairs
+    ]
+    for fact, orders in pairs:
+        ledger.record(fact, orders)
+    ledger.close()
+    assert exactly(list(read_facts(path))) == exactly(pairs)
+
+
+def test_times_are_kept_to_the_last_bit(path: Path, ledger: Ledger) -> None:
+    fact = WorkerLeft(worker=0, reason="died", at=0.1 + 0.2)
+    ledger.record(fact, ())
+    ledger.close()
+    assert list(read_facts(path)) == [(fact, ())]
+    assert rows(path, "SELECT at FROM facts") == [(0.1 + 0.2,)]
+
+
+def test_columns_repeat_what_the_body_says_and_are_null_where_there_is_nothing(path: Path, ledger: Ledger) -> None:
+    History("bsp", 1, on_record=ledger.record).run()
+    ledger.close()
+    for table in ("facts", "orders"):
+        for name in ("worker", "step", "version"):
+            query = f"SELECT count(*) FROM {table} WHERE {name} IS NOT json_extract(body, '$.{name}')"
+            assert rows(path, query) == [(0,)]
+    assert rows(path, "SELECT worker, step, version FROM facts WHERE kind = 'TrainingBegan'") == [(None, None, 0)]
+    assert rows(path, "SELECT count(*) FROM orders WHERE kind = 'Hold' AND step IS NOT NULL") == [(0,)]
+    assert rows(path, "SELECT DISTINCT json_extract(why, '$[0]') FROM orders WHERE kind = 'StartPush'") == [
+        ("any-time",)
+    ]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_query_shows_that_every_sample_was_applied_exactly_once(
+    protocol: str, seed: int, path: Path, ledger: Ledger
+) -> None:
+    def on_batch(worker: int, step: int, epoch: int, batch: int) -> None:
+        ledger.batch_used(worker, step, epoch, batch, "step")
+
+    history = History(protocol, seed, on_record=ledger.record, on_batch=on_batch).run()
+    for epoch, order in enumerate(history.epochs):
+        ledger.epoch_opened(epoch, order, "digest")
+    ledger.close()
+    applied = rows(path, "SELECT epoch, sample, count(*) FROM applied_samples GROUP BY epoch, sample")
+    assert applied == [(epoch, sample, 1) for epoch in (0, 1) for sample in range(50)]
+    dropped = rows(path, "SELECT 1 FROM orders WHERE kind = 'DropUpdate'")
+    assert (len(rows(path, "SELECT 1 FROM batches")) > 26) == bool(dropped), "what was dropped was used again"
+
+
+def test_applied_samples_tells_of_every_repetition_and_leaves_out_what_was_not_applied(
+    path: Path, ledger: Ledger
+) -> None:
+    twice = ApplyUpdate(version=7, contributions=((0, 0, 0.5), (0, 0, 0.25), (1, 0, 0.25)))
+    ledger.record(UpdateArrived(worker=0, step=0, at=1.0), (twice,))
+    ledger.epoch_opened(0, [[10, 11], [12], [13], [14]], "digest")
+    ledger.batch_used(0, 0, 0, 1, "step")
+    ledger.batch_used(1, 0, 0, 0, "step")
+    ledger.batch_used(1, 0, 0, 3, "skipped")
+    ledger.batch_used(2, 0, 0, 2, "step")
+    ledger.close()
+    found = Counter(rows(path, "SELECT epoch, sample, worker, step, version FROM applied_samples"))
+    assert found == Counter({(0, 12, 0, 0, 7): 2, (0, 10, 1, 0, 7): 1, (0, 11, 1, 0, 7): 1})
+
+
+def test_every_measurement_has_its_row(path: Path, ledger: Ledger) -> None:
+    ledger.pushed(1, 2, [0.1, 0.01], 32)
+    ledger.pushed(1, 3, [0.1, 0.01], None)
+    ledger.epoch_opened(0, [[3, 1], [2]], "digest")
+    ledger.batch_used(1, 2, 0, 1, "skipped")
+    ledger.step_times(1, 2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0)
+    ledger.version_recorded(9, 1.5, 288, "hash", "versions/9.safetensors")
+    ledger.evaluated(9, {"accuracy": 0.5, "loss": 2.0})
+    ledger.logged(1, 2, 0.75, "norm", 3.5)
+    ledger.note("torch", "2.6")
+    ledger.note("threads", 1)
+    ledger.note("threads", [2, {"a": None}])
+    ledger.close()
+    assert rows(path, "SELECT * FROM pushes") == [(1, 2, "[0.1,0.01]", 32), (1, 3, "[0.1,0.01]", None)]
+    assert rows(path, "SELECT * FROM epochs") == [(0, 2, 3, "digest", "[[3,1],[2]]")]
+    assert rows(path, "SELECT * FROM batches") == [(1, 2, 0, 1, "skipped")]
+    assert rows(path, "SELECT * FROM step_times") == [(1, 2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0)]
+    assert rows(path, "SELECT * FROM versions") == [(9, 1.5, 288, "hash", "versions/9.safetensors")]
+    assert rows(path, "SELECT * FROM evaluations") == [(9, "accuracy", 0.5), (9, "loss", 2.0)]
+    assert rows(path, "SELECT * FROM scalars") == [(1, 2, 0.75, "norm", 3.5)]
+    notes = {key: json.loads(str(value)) for key, value in rows(path, "SELECT * FROM run")}
+    assert notes == {"torch": "2.6", "threads": [2, {"a": None}]}
+
+
+def test_close_leaves_one_file_that_needs_no_log_and_does_nothing_the_second_time(path: Path, ledger: Ledger) -> None:
+    History("asp", 0, on_record=ledger.record).run()
+    ledger.close()
+    ledger.close()
+    assert os.listdir(path.parent) == [path.name]
+    assert rows(path, "PRAGMA journal_mode") == [("delete",)]
+
+
+def test_a_ledger_is_closed_whole_while_somebody_reads_it(path: Path, ledger: Ledger) -> None:
+    history = History("asp", 0, on_record=ledger.record).run()
+    with closing(connect(path)) as reader:
+        reader.execute("SELECT * FROM facts").fetchone()
+        ledger.close()
+    assert [fact for fact, _ in read_facts(path)] == [fact for fact, _ in history.pairs]
+
+
+ENDLESS = """
+import sys
+from pathlib import Path
+from paceline.records.ledger import Ledger
+from records.histories import History
+ledger = Ledger(Path(sys.argv[1]))
+print("open", flush=True)
+while True:
+    History("ssp:bound=2", 3, on_record=ledger.record).run()
+"""
+
+
+def test_of_a_killed_writer_everything_committed_is_readable_and_no_fact_lacks_its_orders(path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(path)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "open\n"
+    seen = 0
+    while seen < 100 and child.poll() is None:
+        ((seen,),) = rows(path, "SELECT count(*) FROM facts")  # type: ignore[assignment]
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    expected = exactly(History("ssp:bound=2", 3).run().pairs)
+    found = exactly(list(read_facts(path)))
+    assert len(found) >= seen >= 100
+    assert found[: len(expected)] == expected[: len(found)]
+    machine = choose("ssp:bound=2", registry()).machine()
+    for fact, orders in read_facts(path):
+        if isinstance(fact, TrainingBegan):
+            machine = choose("ssp:bound=2", registry()).machine()
+        assert machine.handle(fact) == orders
+
+
+def test_what_cannot_be_written_is_raised_at_close_and_spoils_nothing_before_it(path: Path, ledger: Ledger) -> None:
+    began, *_ = History("asp", 0).run().pairs
+    ledger.record(*began)
+    with closing(connect(path)) as reader:  # until it is committed
+        while not reader.execute("SELECT count(*) FROM facts").fetchone()[0]:
+            pass
+    ledger.evaluated(1, {"accuracy": object()})  # type: ignore[dict-item]
+    for _ in range(1000):
+        ledger.record(*began)
+    with pytest.raises(RunFailed, match=str(path)):
+        ledger.close()
+    ledger.close()
+    assert exactly(list(read_facts(path)))[:1] == exactly([began])
+
+
+def test_a_ledger_that_cannot_be_created_fails_at_once(tmp_path: Path, path: Path, ledger: Ledger) -> None:
+    with pytest.raises(ConfigError, match="exists already"):
+        Ledger(path)
+    with pytest.raises(RunFailed, match="nowhere"):
+        Ledger(tmp_path / "nowhere" / "ledger.sqlite")
+
+
+def test_what_is_no_ledger_of_this_schema_is_refused_in_one_line(tmp_path: Path, path: Path, ledger: Ledger) -> None:
+    ledger.close()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    with pytest.raises(ConfigError, match=f"its schema is {SCHEMA + 1}; .* reads {SCHEMA}$"):
+        connect(path)
+    (tmp_path / "text").write_text("no database, " * 100)
+    for name in ("missing", "text"):
+        with pytest.raises(ConfigError, match=name):
+            list(read_facts(tmp_path / name))

@@ -1,0 +1,148 @@
+"""Tests that read as tables: a row is one fact and the orders that it must cause.
+
+check(machine, [
+    (began(0, 1), [release(0, 0, 0), release(1, 0, 0)]),
+    (ready(0, 0, 0), [push(0, 0)]),
+    (arrived(1, 0), REFUSED),
+])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.machine import Machine, Spec
+from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
+from paceline.core.state import to_plain
+from paceline.errors import ProtocolViolation
+from paceline.protocols import registry
+
+REFUSED = "refused"
+"""In the place of a row's orders: the fact raises ProtocolViolation and changes nothing."""
+
+Row = tuple[Fact, Any]
+
+
+def check(machine: Machine, rows: Iterable[Row]) -> None:
+    """Hand the facts to the machine, row by row; fail with the first row that goes otherwise than written."""
+    spec = spec_of(machine)
+    for number, (fact, wanted) in enumerate(rows, start=1):
+        if wanted == REFUSED:
+            refuses(machine, fact, f"row {number}: ")
+            continue
+        got = machine.handle(fact)
+        if got != tuple(wanted):
+            pytest.fail(
+                f"row {number}: {fact}\nwanted:\n{_lines(map(str, wanted))}\ngot:\n"
+                + _lines(f"{order}: {spec.sentence(order.why)}" for order in got)
+            )
+
+
+def refuses(machine: Machine, fact: Fact, where: str = "") -> None:
+    """Fail unless the fact raises ProtocolViolation and leaves the machine's state as it was."""
+    before = to_plain(machine)
+    try:
+        got = machine.handle(fact)
+    except ProtocolViolation as violation:
+        assert violation.fact is fact
+    else:
+        pytest.fail(f"{where}{fact}\nwanted: a ProtocolViolation\ngot:\n{_lines(map(str, got))}")
+    if to_plain(machine) != before:
+        pytest.fail(f"{where}{fact} was refused, but changed\n  {before}\nto\n  {to_plain(machine)}")
+
+
+def run(machine: Machine, rows: Iterable[Row]) -> Machine:
+    """The machine, after a table that it must follow."""
+    check(machine, rows)
+    return machine
+
+
+def reasons(machine: Machine, fact: Fact) -> list[str]:
+    """The sentences that the fact's orders give as their reasons."""
+    return [spec_of(machine).sentence(order.why) for order in machine.handle(fact)]
+
+
+def spec_of(machine: Machine) -> Spec:
+    """The card of the protocol that this machine is of."""
+    return next(spec for spec in registry().values() if spec.machine is type(machine))
+
+
+def began(*workers: int, version: int = 0, steps: dict[int, int] | None = None, at: float = 0.0) -> TrainingBegan:
+    """These workers begin; at step 0, if `steps` does not say otherwise."""
+    members = tuple((worker, "host", (steps or {}).get(worker, 0)) for worker in workers)
+    return TrainingBegan(members=members, version=version, at=at)
+
+
+def joined(worker: int, step: int = 0, at: float = 0.0) -> WorkerJoined:
+    return WorkerJoined(worker=worker, host="host", step=step, at=at)
+
+
+def left(worker: int, reason: str = "died", at: float = 0.0) -> WorkerLeft:
+    return WorkerLeft(worker=worker, reason=reason, at=at)
+
+
+def ready(worker: int, step: int, version: int, samples: int | None = 8, at: float = 0.0) -> GradientReady:
+    return GradientReady(worker=worker, step=step, version=version, samples=samples, at=at)
+
+
+def declined(worker: int, step: int, at: float = 0.0) -> StepDeclined:
+    return StepDeclined(worker=worker, step=step, at=at)
+
+
+def arrived(worker: int, step: int, at: float = 0.0) -> UpdateArrived:
+    return UpdateArrived(worker=worker, step=step, at=at)
+
+
+def taken(worker: int, version: int, at: float = 0.0) -> ParametersTaken:
+    return ParametersTaken(worker=worker, version=version, at=at)
+
+
+def pushed(worker: int, step: int, version: int, orders: Iterable[Order], samples: int | None = 8) -> list[Row]:
+    """Two rows: the gradient is ready and pushed at once; its arrival causes `orders`."""
+    return [
+        (ready(worker, step, version, samples), [push(worker, step)]),
+        (arrived(worker, step), orders),
+    ]
+
+
+def release(worker: int, step: int, version: int) -> Release:
+    return Release(worker=worker, step=step, version=version)
+
+
+def hold(worker: int) -> Hold:
+    return Hold(worker=worker)
+
+
+def push(worker: int, step: int) -> StartPush:
+    return StartPush(worker=worker, step=step)
+
+
+def apply(version: int, *contributions: tuple[int, int, float]) -> ApplyUpdate:
+    return ApplyUpdate(version=version, contributions=contributions)
+
+
+def apply_one(version: int, worker: int, step: int) -> ApplyUpdate:
+    """A version made of a single update."""
+    return apply(version, (worker, step, 1.0))
+
+
+def returned(worker: int, step: int) -> DropUpdate:
+    """The update is dropped, and its samples go back."""
+    return DropUpdate(worker=worker, step=step, samples="return")
+
+
+def _lines(parts: Iterable[str]) -> str:
+    return "\n".join(f"  {part}" for part in parts) or "  nothing"

@@ -1,0 +1,351 @@
+"""The world outside a parameter-server machine: what can happen next, and what no order may do.
+
+`World` obeys a machine's orders and fails at the first that breaks a rule of the vocabulary. `walk` takes it
+through every interleaving of a small instance, `wander` through one random history of a larger one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from paceline.core.choice import Choice
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.machine import Machine, Spec
+from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
+from paceline.errors import ProtocolViolation
+
+STRANGER = 99
+"""A worker that is never there."""
+
+FAR_BEHIND = 1
+"""Versions: walks take states for the same that differ only in how much further behind a worker is than this."""
+
+
+LEAVES = frozenset({int, str, float, bool, type(None)})
+
+
+class Broken(AssertionError):
+    """The machine broke a rule."""
+
+
+@dataclass(slots=True)
+class Job:
+    """What a live worker is at, seen from outside."""
+
+    step: int
+    version: int = -1
+    phase: str = "idle"
+    """idle → released → ready → pushing → arrived → released …; or declined."""
+    pulled: bool = False
+
+
+@dataclass(slots=True)
+class World:
+    """Workers, wires and store, as far as a machine can tell."""
+
+    spec: Spec
+    machine: Machine
+    steps: int
+    """Steps from this number on have no data left."""
+    departures: int = 0
+    """How many workers may still die."""
+    joins: int = 0
+    """How many may still come, new ones and those who had left."""
+    pulls: bool = True
+    """Whether a pull's end is told."""
+    version: int = 0
+    jobs: dict[int, Job] = field(default_factory=dict)
+    gone: dict[int, int] = field(default_factory=dict)
+    """Last step number of those who left."""
+    unsettled: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """Announced updates that are neither applied nor dropped yet: whether they have arrived."""
+    now: float = 0.0
+
+    @classmethod
+    def begin(cls, choice: Choice, workers: int, steps: int, version: int = 0, **settings: Any) -> World:
+        """The world in which that many workers have just begun. `machine` may be given instead of a fresh one."""
+        machine = settings.pop("machine", None) or choice.machine()
+        world = cls(spec=choice.spec, machine=machine, steps=steps, **settings)
+        members = tuple((worker, "host", 0) for worker in range(workers))
+        world.deliver(TrainingBegan(members=members, version=version, at=0.0))
+        return world
+
+    def fork(self) -> World:
+        """A copy that shares nothing that changes."""
+        return _copied(self)  # type: ignore[no-any-return]
+
+    def deliver(self, fact: Fact) -> tuple[Order, ...]:
+        """Let the fact happen and obey the machine's orders, each of them checked."""
+        orders = self.machine.handle(fact)
+        self._happen(fact)
+        for order in orders:
+            self._obey(order)
+        for (worker, step), has_arrived in self.unsettled.items():
+            if not has_arrived and worker not in self.jobs:
+                raise Broken(f"step {step} of worker {worker}, who left, can never arrive and was not dropped")
+        for sentence, holds in self.spec.invariants.items():
+            if not holds(self.machine):
+                raise Broken(f"invariant: {sentence}")
+        return orders
+
+    def possible(self, samples: int | None = None) -> list[Fact]:
+        """Every fact that could come next, departures and joins last."""
+        facts: list[Fact] = []
+        at = self.now
+        for worker, job in self.jobs.items():
+            if job.phase == "released":
+                if job.step >= self.steps:
+                    facts.append(StepDeclined(worker=worker, step=job.step, at=at))
+                    facts.append(WorkerLeft(worker=worker, reason="finished", at=at))
+                elif self.pulls and not job.pulled:
+                    facts.append(ParametersTaken(worker=worker, version=job.version, at=at))
+                else:
+                    facts.append(
+                        GradientReady(worker=worker, step=job.step, version=job.version, samples=samples, at=at)
+                    )
+            elif job.phase == "pushing":
+                facts.append(UpdateArrived(worker=worker, step=job.step, at=at))
+        if not facts:
+            self.expect_the_end()
+        return facts
+
+    def membership(self) -> list[Fact]:
+        """Every departure and join that could come next."""
+        facts: list[Fact] = []
+        if self.departures:
+            facts += [WorkerLeft(worker=worker, reason="died", at=self.now) for worker in self.jobs]
+        if self.joins:
+            newcomer = max([*self.jobs, *self.gone], default=-1) + 1
+            facts += [
+                WorkerJoined(worker=worker, host="host", step=self.gone.get(worker, -1) + 1, at=self.now)
+                for worker in (*self.gone, newcomer)
+            ]
+        return facts
+
+    def impossible(self) -> Iterator[Fact]:
+        """Facts that cannot be true now: a few of each kind for every worker."""
+        at = self.now
+        yield TrainingBegan(members=((0, "host", 0),), version=self.version, at=at)
+        for worker, job in self.jobs.items():
+            step, version = job.step, job.version
+            yield WorkerJoined(worker=worker, host="host", step=step + 1, at=at)
+            yield ParametersTaken(worker=worker, version=version + 1, at=at)
+            if job.phase == "released":
+                yield GradientReady(worker=worker, step=step, version=version + 1, samples=1, at=at)
+                yield GradientReady(worker=worker, step=step + 1, version=version, samples=1, at=at)
+                yield StepDeclined(worker=worker, step=step + 1, at=at)
+            else:
+                yield GradientReady(worker=worker, step=step, version=version, samples=1, at=at)
+                yield StepDeclined(worker=worker, step=step, at=at)
+            yield UpdateArrived(worker=worker, step=step - (job.phase == "pushing"), at=at)
+        for worker, step in self.gone.items():
+            yield WorkerJoined(worker=worker, host="host", step=step, at=at)
+        for worker, step in ((STRANGER, 0), *self.gone.items()):
+            yield WorkerLeft(worker=worker, reason="died", at=at)
+            yield GradientReady(worker=worker, step=step, version=self.version, samples=1, at=at)
+            yield UpdateArrived(worker=worker, step=step, at=at)
+
+    def refuse_the_impossible(self) -> None:
+        """Fail unless the machine raises ProtocolViolation for each of these, and is then as before."""
+        before = _frozen(self.machine, 0)
+        for fact in self.impossible():
+            try:
+                self.machine.handle(fact)
+            except ProtocolViolation:
+                continue
+            raise Broken(f"accepted {fact}")
+        if _frozen(self.machine, 0) != before:
+            raise Broken("an illegal fact was refused, but changed the machine")
+
+    def expect_the_end(self) -> None:
+        """Called when nothing can happen any more: is all work done?"""
+        stuck = [worker for worker, job in self.jobs.items() if job.phase != "declined"]
+        if stuck:
+            raise Broken(f"stuck: workers {stuck} wait, and nothing can happen")
+        if self.unsettled:
+            raise Broken(f"lost: {list(self.unsettled)} were neither applied nor dropped")
+
+    def key(self) -> Any:
+        """Equal for states with the same future, versions counted back from the newest."""
+        return (
+            _frozen(self.machine, self.version),
+            tuple((one, job.step, job.phase, job.pulled, _behind(self.version, job)) for one, job in self.jobs.items()),
+            tuple(self.gone.items()),
+            tuple(self.unsettled.items()),
+            self.departures,
+            self.joins,
+        )
+
+    def _happen(self, fact: Fact) -> None:
+        match fact:
+            case TrainingBegan(members=members, version=version):
+                self.version = version
+                for worker, _, step in members:
+                    self.jobs[worker] = Job(step - 1)
+            case WorkerJoined(worker=worker, step=step):
+                self.joins -= 1
+                self.gone.pop(worker, None)
+                self.jobs[worker] = Job(step - 1)
+            case WorkerLeft(worker=worker, reason=reason):
+                self.departures -= reason == "died"
+                self.gone[worker] = self.jobs.pop(worker).step
+            case GradientReady(worker=worker, step=step):
+                self.jobs[worker].phase = "ready"
+                self.unsettled[worker, step] = False
+            case UpdateArrived(worker=worker, step=step):
+                self.jobs[worker].phase = "arrived"
+                if (worker, step) in self.unsettled:  # else it was dropped on its way
+                    self.unsettled[worker, step] = True
+            case StepDeclined(worker=worker):
+                self.jobs[worker].phase = "declined"
+            case ParametersTaken(worker=worker):
+                self.jobs[worker].pulled = True
+
+    def _obey(self, order: Order) -> None:
+        if order.why[0] not in self.spec.reasons or not self.spec.sentence(order.why):
+            raise Broken(f"no sentence says why: {order}")
+        match order:
+            case Release(worker=worker, step=step, version=version):
+                job = self._live(order, worker, "idle", "arrived")
+                if step != job.step + 1:
+                    raise Broken(f"step numbers grow by one, and {job.step} was the last: {order}")
+                if version != self.version:
+                    raise Broken(f"the newest version is {self.version}: {order}")
+                self.jobs[worker] = Job(step, version, "released")
+            case Hold(worker=worker):
+                self._live(order, worker, "idle", "arrived")
+            case StartPush(worker=worker, step=step):
+                job = self._live(order, worker, "ready")
+                if step != job.step:
+                    raise Broken(f"its step is {job.step}: {order}")
+                job.phase = "pushing"
+            case ApplyUpdate(version=version, contributions=contributions):
+                if version != self.version + 1:
+                    raise Broken(f"the newest version is {self.version}: {order}")
+                self.version = version
+                for worker, step, _ in contributions:
+                    if not self.unsettled.pop((worker, step), False):
+                        raise Broken(f"step {step} of worker {worker} has not arrived or is settled: {order}")
+                weights = [weight for _, _, weight in contributions]
+                if abs(sum(weights) - 1) > 1e-12 or min(weights) <= 0:
+                    raise Broken(f"the weights must be above 0 and sum to 1: {order}")
+            case DropUpdate(worker=worker, step=step):
+                if self.unsettled.pop((worker, step), None) is None:
+                    raise Broken(f"there is no such update, or it is settled: {order}")
+            case _:
+                raise Broken(f"tests/support/walk.py does not know what this does: {order}")
+
+    def _live(self, order: Order, worker: int, *phases: str) -> Job:
+        job = self.jobs.get(worker)
+        if job is None:
+            raise Broken(f"worker {worker} is not here: {order}")
+        if job.phase not in phases:
+            raise Broken(f"worker {worker} is {job.phase}: {order}")
+        return job
+
+
+def walk(choice: Choice, workers: int, steps: int, departures: int = 0, joins: int = 0, pulls: bool = False) -> int:
+    """Visit every reachable state, breadth first. Returns how many there are.
+
+    A failure says which facts, in their order, lead to it: no shorter history does.
+    """
+    start = World.begin(choice, workers, steps, departures=departures, joins=joins, pulls=pulls)
+    came_from: dict[Any, tuple[Any, Fact | None]] = {start.key(): (None, None)}
+    queue = deque([(start, start.key())])
+    while queue:
+        world, key = queue.popleft()
+        fact: Fact | None = None
+        try:
+            world.refuse_the_impossible()
+            facts = [*world.possible(), *world.membership()]
+            for number, fact in enumerate(facts, start=1):
+                following = world.fork() if number < len(facts) else world
+                following.deliver(fact)
+                reached = following.key()
+                if reached not in came_from:
+                    came_from[reached] = (key, fact)
+                    queue.append((following, reached))
+        except Exception as broken:
+            story = [fact]
+            while key is not None:
+                key, fact = came_from[key]
+                story.append(fact)
+            told = "\n".join(f"  {step}" for step in reversed(story) if step is not None)
+            raise Broken(f"{choice}, {workers} workers, {steps} steps: {broken!r}\nafter\n{told}") from broken
+    return len(came_from)
+
+
+def wander(world: World, chance: random.Random, turmoil: float = 0.1) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
+    """One random history of the world, to its end: each fact, with the orders that it caused.
+
+    Before each fact a worker leaves or comes with probability `turmoil`, while the world allows it.
+    """
+    samples = chance.choice([True, True, False])
+    while True:
+        world.now += chance.random()
+        facts = world.possible(samples=chance.randrange(1, 9) if samples else None)
+        changes = world.membership()
+        if changes and (not facts or chance.random() < turmoil):
+            facts = changes
+        if not facts:
+            return
+        fact = chance.choice(facts)
+        try:
+            yield fact, world.deliver(fact)
+        except Broken as broken:
+            raise Broken(f"{broken} (after {fact})") from broken
+
+
+def _behind(newest: int, job: Job) -> int:
+    return min(newest - job.version, FAR_BEHIND)
+
+
+def _frozen(value: Any, newest: int) -> Any:
+    """A machine's state as a hashable value, its versions counted back from the newest (from 0: as they are)."""
+    kind = type(value)
+    if kind is dict:
+        return tuple([(key, item if type(item) in LEAVES else _frozen(item, newest)) for key, item in value.items()])
+    if kind is tuple or kind is list:
+        return tuple([item if type(item) in LEAVES else _frozen(item, newest) for item in value])
+    names = _mutable(kind)
+    if names is None:
+        return value
+    parts = [getattr(value, name) for name in names]
+    if newest and "version" in names:
+        parts[names.index("version")] = min(newest - value.version, FAR_BEHIND)
+    return tuple([part if type(part) in LEAVES else _frozen(part, newest) for part in parts])
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {key: item if type(item) in LEAVES else _copied(item) for key, item in value.items()}
+    if kind is list:
+        return [item if type(item) in LEAVES else _copied(item) for item in value]
+    names = _mutable(kind)
+    if names is None:
+        return value
+    parts = [getattr(value, name) for name in names]
+    return kind(*[part if type(part) in LEAVES else _copied(part) for part in parts])
+
+
+@cache
+def _mutable(kind: type) -> tuple[str, ...] | None:
+    """Names of the fields, if it is a dataclass whose values can change."""
+    if not is_dataclass(kind) or kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return None
+    return tuple(field.name for field in fields(kind))
