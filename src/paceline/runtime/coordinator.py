@@ -408,7 +408,8 @@ class Coordinator:
             self._evaluation_failed(f"worker {member.worker} died ({exit_phrase(status)}) while it evaluated a version")
         if self._host is member and self.store_process is None:
             assert self.store is not None
-            self._loop.unwatch(self.store.channel)
+            if self._loop.watches(self.store.channel):
+                self._loop.unwatch(self.store.channel)
             self.store.end()
             self.store = self._host = None  # another one forks the store
         self._start_if_all_are_here()
@@ -520,9 +521,9 @@ class Coordinator:
             message, _ = store.channel.receive()
         except PeerLost:
             self._loop.unwatch(store.channel)
-            if self.store_process is None:
-                self._store_lost("the parameter store could not be set up")
-            return  # else its death will show
+            if self.store_process is None and self._host is not None and self._host.here:
+                self._kill(self._host)  # it could not set it up: another one tries
+            return
         match message:
             case messages.StoreReady(process=process):
                 self._store_ready(process)

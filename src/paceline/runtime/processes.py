@@ -48,9 +48,24 @@ def fork_child(body: Callable[[], int]) -> int:
     return child
 
 
+def forks_die_with_me() -> None:
+    """Whatever this process forks from now on (a loader's processes, say) is killed when it ends."""
+    os.register_at_fork(after_in_child=_die_with_parent)
+
+
+_orphaning = False
+
+
+def _die_with_parent() -> None:
+    if not _orphaning:
+        die_with(os.getppid())
+
+
 def fork_orphan(body: Callable[[], int], parent: int) -> None:
     """Fork a process whose parent is to be `parent`, an ancestor that adopts orphans; it dies with that one."""
+    global _orphaning
     passed, told = os.pipe()
+    _orphaning = True
     between = os.fork()
     if not between:
         if os.fork():
@@ -61,6 +76,7 @@ def fork_orphan(body: Callable[[], int], parent: int) -> None:
         if not adopted:
             os._exit(1)
         _run_child(parent, body)
+    _orphaning = False
     os.waitpid(between, 0)
     os.write(told, b"!")
     os.close(told)

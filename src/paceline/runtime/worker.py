@@ -27,7 +27,7 @@ from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.fabric.channel import Channel
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
-from paceline.runtime.processes import die_with
+from paceline.runtime.processes import forks_die_with_me
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
@@ -38,7 +38,7 @@ OURS = str(Path(paceline.__file__).parent)
 
 def work(worker: int, settings: Settings, end: socket.socket, output: int, launcher: int) -> int:
     """Run the script as this worker, then wait for the run's end. Returns the exit code."""
-    os.register_at_fork(after_in_child=_die_with_worker)  # loader processes would outlive a killed worker
+    forks_die_with_me()  # loader processes would outlive a killed worker
     _redirect(output)
     atexit._clear()  # what the launcher registered is not this process's to do
     torch.set_num_threads(settings.threads)
@@ -218,10 +218,6 @@ class WorkerLink:
 
 def _pairs(batches: tuple[Batch, ...]) -> list[tuple[int, int]]:
     return [(batch.epoch, batch.index) for batch in batches]
-
-
-def _die_with_worker() -> None:
-    die_with(os.getppid())
 
 
 def _redirect(output: int) -> None:
