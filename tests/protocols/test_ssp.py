@@ -210,8 +210,11 @@ def test_the_last_leaver_leaves_nothing_behind() -> None:
 
 def test_a_joiner_counts_from_the_slowest_live_workers_number() -> None:
     check(
-        run(begun(2, 1), [*alone(0, 0, 1, 0), *alone(1, 0, 1, 1), *alone(0, 1, 1, 2)]),
+        begun(2, 1),
         [
+            *pushed(0, 0, 0, [apply_one(1, 0, 0), release(0, 1, 1)]),
+            *pushed(1, 0, 0, [apply_one(2, 1, 0), release(1, 1, 2)]),
+            *pushed(0, 1, 1, [apply_one(3, 0, 1), release(0, 2, 3)]),
             (joined(2), [release(2, 0, 3)]),  # counts 1, as worker 1 does; worker 0 counts 2
             *pushed(0, 2, 3, [apply_one(4, 0, 2), hold(0)]),
             *pushed(1, 1, 2, [apply_one(5, 1, 1), release(1, 2, 5)]),

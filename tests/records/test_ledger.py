@@ -155,6 +155,16 @@ def test_close_leaves_one_file_that_needs_no_log_and_does_nothing_the_second_tim
     assert rows(path, "PRAGMA journal_mode") == [("delete",)]
 
 
+def test_who_reads_a_running_ledger_neither_waits_nor_makes_it_wait(path: Path, ledger: Ledger) -> None:
+    pairs = History("asp", 0).run().pairs
+    with closing(connect(path)) as reader, closing(connect(path)) as other:
+        reader.execute("BEGIN").execute("SELECT count(*) FROM facts").fetchone()
+        ledger.record(*pairs[0])
+        while not other.execute("SELECT count(*) FROM facts").fetchone()[0]:
+            pass
+        assert reader.execute("SELECT count(*) FROM facts").fetchone() == (0,)
+
+
 def test_a_ledger_is_closed_whole_while_somebody_reads_it(path: Path, ledger: Ledger) -> None:
     history = History("asp", 0, on_record=ledger.record).run()
     with closing(connect(path)) as reader:

@@ -201,6 +201,9 @@ def test_seconds_that_are_too_many_are_taken_from_the_largest_part() -> None:
     assert [row[part] for part in PARTS] == [6.0, 2.0, 1.0, 1.0]
     (row,) = summed_up(tally, ended=2.5)["per_worker"]
     assert [row[part] for part in PARTS] == [0.0, 0.5, 1.0, 0.0]
+    tally.step_times(0, 1, 1.0, 0.1, 0.3, 0.2, 0.0, 0.0)
+    (row,) = summed_up(tally, ended=1.0)["per_worker"]
+    assert [row[part] for part in PARTS] == [0.0, 0.0, 0.0, 0.0]
 
 
 def test_left_says_why_and_when_and_is_null_for_who_is_still_here_or_here_again() -> None:
@@ -215,8 +218,16 @@ def test_left_says_why_and_when_and_is_null_for_who_is_still_here_or_here_again(
     assert [row["other_seconds"] for row in rows] == [1.0, 3.0, 5.0]
 
 
+def test_training_that_begins_again_goes_on_with_whoever_was_here_and_counts_leads_anew() -> None:
+    tally = told(began(0, 1, at=1.0), *update(0, 0, 0), *update(0, 1, 1), began(0, 1, at=3.0), *update(0, 2, 2))
+    summary = summed_up(tally, ended=5.0)
+    assert summary["wall_seconds"] == 4.0
+    assert [row["other_seconds"] for row in summary["per_worker"]] == [4.0, 4.0]
+    assert [row["max_lead"] for row in summary["per_worker"]] == [2, 0]
+
+
 def test_one_gradient_without_its_samples_makes_every_number_of_samples_null() -> None:
-    tally = told(began(0), *update(0, 0, 0), *update(0, 1, 1, at=1.0, samples=None))
+    tally = told(began(0), *update(0, 0, 0, samples=None), *update(0, 1, 1, at=1.0))
     tally.recorded(2, 1.0, 8)
     tally.evaluated(2, {"loss": 0.5})
     summary = summed_up(tally, targets=[Target.parse("loss<1")], samples_missed=0)

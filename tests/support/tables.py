@@ -43,12 +43,13 @@ def check(machine: Machine, rows: Iterable[Row]) -> None:
         if wanted == REFUSED:
             refuses(machine, fact, f"row {number}: ")
             continue
-        got = machine.handle(fact)
+        told = f"row {number}: {fact}\nwanted:\n{_lines(map(str, wanted))}\ngot:\n"
+        try:
+            got = machine.handle(fact)
+        except ProtocolViolation as violation:
+            pytest.fail(f"{told}  ProtocolViolation: {violation.rule}")
         if got != tuple(wanted):
-            pytest.fail(
-                f"row {number}: {fact}\nwanted:\n{_lines(map(str, wanted))}\ngot:\n"
-                + _lines(f"{order}: {spec.sentence(order.why)}" for order in got)
-            )
+            pytest.fail(told + _lines(f"{order}: {spec.sentence(order.why)}" for order in got))
 
 
 def refuses(machine: Machine, fact: Fact, where: str = "") -> None:

@@ -86,6 +86,8 @@ def _import_torch() -> None:
     before = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:
+        import torch._dynamo
+
         import paceline.runtime.worker  # noqa: F401
     finally:
         if before is None:

@@ -1,0 +1,123 @@
+"""`paceline run` as a user starts it: a process of its own, a script, flags, and what lies in its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.records.ledger import connect
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NUMBERS = count()
+
+
+@dataclass
+class Run:
+    """A run that has ended."""
+
+    code: int
+    """Negative if a signal ended the launcher."""
+    out: str
+    err: str
+    folder: Path
+    """The run's folder; there is none if the input was bad."""
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`."""
+        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return summary
+
+    @cached_property
+    def ledger(self) -> sqlite3.Connection:
+        """The ledger, open for reading."""
+        return connect(self.folder / "ledger.sqlite")
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What the ledger answers."""
+        return self.ledger.execute(query, values).fetchall()
+
+    def final(self) -> dict[str, Tensor]:
+        """`versions/final.safetensors`: the last version under the script's own names."""
+        import safetensors.torch
+
+        return safetensors.torch.load_file(self.folder / "versions" / "final.safetensors")
+
+    def log(self, worker: int) -> str:
+        """What that worker printed."""
+        return (self.folder / f"worker-{worker}.log").read_text()
+
+    def completed(self) -> Run:
+        """This run, which must have ended well; else the test fails and shows what was printed."""
+        assert self.code == 0, f"exit code {self.code}\n--- standard output\n{self.out}\n--- standard error\n{self.err}"
+        return self
+
+
+def run(
+    script: str | Path,
+    *flags: str,
+    args: Sequence[str] = (),
+    tmp_path: Path,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+) -> Run:
+    """`paceline run FLAGS SCRIPT ARGS`, in a session of its own, to its end; the folder is below `tmp_path`.
+
+    `script` is a file, or a script's text, which is dedented and written to one. `env` is added to the
+    environment. After `timeout` seconds the launcher is killed and the test fails with what was printed.
+    """
+    started = start(script, *flags, args=args, tmp_path=tmp_path, env=env)
+    return ended(started, timeout)
+
+
+def start(
+    script: str | Path,
+    *flags: str,
+    args: Sequence[str] = (),
+    tmp_path: Path,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[str]:
+    """The same, not waited for: the launcher's process. Its `folder` attribute is the run's folder."""
+    number = next(_NUMBERS)
+    if isinstance(script, str):
+        file = tmp_path / f"train_{number}.py"
+        file.write_text(textwrap.dedent(script))
+    else:
+        file = script
+    folder = tmp_path / f"run_{number}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "run", "--out", str(folder), *flags, str(file), *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="backslashreplace",
+        env={**os.environ, **(env or {})},
+        start_new_session=True,
+    )
+    process.folder = folder  # type: ignore[attr-defined]
+    return process
+
+
+def ended(process: subprocess.Popen[str], timeout: float = 120) -> Run:
+    """Wait for a started run's end."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # workers and store end with their launcher
+        out, err = process.communicate()
+        raise AssertionError(f"not over after {timeout} s\n--- standard output\n{out}\n--- error\n{err}") from None
+    return Run(code=process.returncode, out=out, err=err, folder=process.folder)  # type: ignore[attr-defined]
