@@ -1,7 +1,7 @@
 """Recognise handwritten digits with a small multilayer perceptron: scikit-learn's bundled set, no download.
 
-    python examples/digits.py                          # alone
-    paceline run -n 4 -p ssp:bound=3 examples/digits.py
+python examples/digits.py                          # alone
+paceline run -n 4 -p ssp:bound=3 examples/digits.py
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    print(f"worker {paceline.worker()} of {paceline.workers()}: loss {loss.item():.3f} at the end of epoch {epoch + 1}")
+            paceline.log(loss=loss.item())
+        print(f"worker {paceline.worker()} of {paceline.workers()}: epoch {epoch + 1} of {args.epochs} is through")
     paceline.finish()
     print(f"test accuracy {evaluate(model)['accuracy']:.3f}")
 

@@ -219,11 +219,12 @@ def test_left_says_why_and_when_and_is_null_for_who_is_still_here_or_here_again(
 
 
 def test_training_that_begins_again_goes_on_with_whoever_was_here_and_counts_leads_anew() -> None:
-    tally = told(began(0, 1, at=1.0), *update(0, 0, 0), *update(0, 1, 1), began(0, 1, at=3.0), *update(0, 2, 2))
+    alternating = [one for step in range(1, 9) for worker in (1, 0) for one in update(worker, step, 0, at=4.0)]
+    tally = told(began(0, 1, at=1.0), *update(0, 0, 0), began(0, 1, at=3.0), *alternating)
     summary = summed_up(tally, ended=5.0)
     assert summary["wall_seconds"] == 4.0
     assert [row["other_seconds"] for row in summary["per_worker"]] == [4.0, 4.0]
-    assert [row["max_lead"] for row in summary["per_worker"]] == [2, 0]
+    assert [row["max_lead"] for row in summary["per_worker"]] == [1, 1]
 
 
 def test_one_gradient_without_its_samples_makes_every_number_of_samples_null() -> None:

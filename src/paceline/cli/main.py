@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from paceline.cli import run
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 from paceline.version import __version__
 
-DONE, USAGE, FAILED, DIVERGED, INTERRUPTED = 0, 2, 3, 4, 130
-"""Exit codes (design, section 7)."""
+USAGE, FAILED, INTERRUPTED = 2, 3, 130
+"""Exit codes; a run that ended has those of `run.CODES`."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,6 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"paceline: {error}", file=sys.stderr)
         return USAGE
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has gone; the interpreter would say so once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     return code

@@ -42,7 +42,7 @@ def print_summary(summary: Summary, folder: Path) -> None:
 
 
 def _workers(rows: list[dict[str, Any]]) -> Table:
-    table = Table("worker", "steps", "computing", "waiting", "transfer", "other", "largest lead", "left", box=None)
+    table = Table("worker", "steps", "computing", "waiting", "transfer", "other", "lead", "left", box=None)
     for column in table.columns[1:7]:
         column.justify = "right"
     for row in rows:
@@ -52,7 +52,7 @@ def _workers(rows: list[dict[str, Any]]) -> Table:
             str(row["steps"]),
             *(share(row, part) for part in ("compute", "wait", "transfer", "other")),
             str(row["max_lead"]),
-            f"{left['reason']} at {left['at']:.1f} s" if left else "",
+            left["reason"] if left else "",
         )
     return table
 

@@ -136,20 +136,26 @@ class Leases:
         if worker not in self.members:
             self.members = sorted([*self.members, worker])
 
-    def leave(self, worker: int) -> None:
-        """A worker has gone: what it holds and what was set aside for it returns.
+    def leave(self, worker: int, died: bool) -> None:
+        """A worker has gone: what it holds returns, and what was set aside for it is anybody's.
 
-        Updates that it pushed stay bound until the machine has applied or dropped them.
+        Of a worker that died the latter is leased again in whatever epoch somebody asks, too; one that
+        finished has had its chance at an epoch that it left early. Updates that it pushed stay bound
+        until the machine has applied or dropped them.
         """
         self.members = [member for member in self.members if member != worker]
         self.pool.extend(self.held.pop(worker, {}))
         for number, opened in self.epochs.items():
-            self.pool.extend(Batch(number, index) for index in opened.shares.pop(worker, ()))
+            share = opened.shares.pop(worker, deque())
+            if died:
+                self.pool.extend(Batch(number, index) for index in share)
+            else:
+                opened.queue.extend(share)
 
     def left_over(self) -> int:
-        """Samples that were leased or set aside for one worker and never applied, as things stand.
+        """Samples that were leased and never applied, as things stand, or were set aside for one who died.
 
-        At a run's end this is what was missed: returned when nobody was left to take it.
+        At a run's end this is what was missed: it returned when nobody was left to take it.
         """
         waiting = [*self.pool, *(batch for held in self.held.values() for batch in held)]
         waiting += [batch for batches in self.bound.values() for batch in batches]

@@ -30,13 +30,14 @@ from paceline.records.journal import Journal
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
+from paceline.runtime.offers import SLOTS_BESIDE_READERS, difference, lack_of_memory, region_bytes
 from paceline.runtime.output import Output
 from paceline.runtime.processes import exit_phrase
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_client import StoreClient
+from paceline.runtime.waits import WaitReports
 
-SLOTS_BESIDE_READERS = 3  # the newest version, the one being made, the one being written to disk
 GRACE = 2.0  # seconds that scripts have to end after Ctrl-C or a failure: all must be gone within 5
 GRACE_AT_LIMIT = 30.0  # seconds that scripts have to end after --max-steps or --max-seconds
 
@@ -71,7 +72,7 @@ class Coordinator:
         self._spec = settings.choice.spec
         self._slots = settings.workers + SLOTS_BESIDE_READERS
         self._origin = time.monotonic()
-        """The run's start: `at` counts from here."""
+        """When training began: `at` counts from here, so that imports and loading data count for nobody."""
         self._happened: deque[Fact] = deque()
         self._region: Region | None = None
         self._host: Member | None = None
@@ -85,7 +86,7 @@ class Coordinator:
         self._evaluating: tuple[Member, int] | None = None
         self._let_go = False
         """Whether the workers were told to exit."""
-        self._reported: dict[str, float] = {}
+        self._waits = WaitReports(settings.report_waits)
 
     def facts(self) -> Iterator[Fact]:
         """Everything that happens, as it happens, until every worker's process has ended."""
@@ -183,13 +184,16 @@ class Coordinator:
         assert first is not None
         for member in offered:
             assert member.offer is not None
-            difference = _difference(first, member.offer)
-            if difference:
-                self._refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {difference}")
+            why = difference(first, member.offer)
+            if why:
+                self._refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return
-        if self._region is None and not self._make_region(first):
-            return
-        assert self._region is not None
+        if self._region is None:
+            lack = lack_of_memory(first, self._slots, self.settings.workers, available_bytes())
+            if lack:
+                self._refuse(lack)
+                return
+            self._region = Region.create(region_bytes(first, self._slots, self.settings.workers))
         ours, theirs = pair()
         channel = Channel(ours, messages.FromStore, "the store")
         self.store = StoreClient(channel, self._slots, self._scalars, self._made, self._written)
@@ -198,20 +202,6 @@ class Coordinator:
         self._host.wait("the store is being set up")
         self._send(self._host, messages.ForkStore(self._slots), (self._region.descriptor, theirs.fileno()))
         theirs.close()
-
-    def _make_region(self, offer: messages.Offered) -> bool:
-        workers = self.settings.workers
-        region = offer.fixed_bytes + self._slots * offer.slot_bytes + workers * offer.push_bytes
-        needed, there = region + offer.state_bytes + offer.slot_bytes, available_bytes()
-        if needed > there:
-            self._refuse(
-                f"training this model with {workers} workers needs {needed:,} bytes of memory ({self._slots} versions, "
-                f"{workers} gradients and the optimizer's state, of {offer.slot_bytes:,} bytes each) and there are "
-                f"{there:,}; use fewer workers or a smaller model"
-            )
-            return False
-        self._region = Region.create(region)
-        return True
 
     def _store_ready(self, process: int) -> None:
         self.store_process = process
@@ -230,6 +220,7 @@ class Coordinator:
         for seconds, worker in self.settings.scenario.kills_by_time():
             self._loop.after(seconds, lambda w=worker: self._kill(self.members[w]))  # type: ignore[misc]
         self._on_begin(offer)
+        self._origin = time.monotonic()
         nodes = self.settings.scenario.nodes
         hosts = {m.worker: f"node-{m.worker * nodes // self.settings.workers}" for m in offered}
         members = tuple((m.worker, hosts[m.worker], 0) for m in offered)
@@ -368,7 +359,7 @@ class Coordinator:
             self._stop(GRACE)
         self._leave(member, "finished")
         member.stage = "ended"
-        member.wait(None)
+        member.wait("its script has ended, the run has not")
         self._start_if_all_are_here()
 
     def _leave(self, member: Member, reason: str) -> None:
@@ -381,7 +372,7 @@ class Coordinator:
         self._let_go_of_slot(member)
         if member.finished is not None:
             self._step_times(member, time.monotonic() - member.finished_at, 0.0)
-        self.leases.leave(member.worker)
+        self.leases.leave(member.worker, died=reason == "died")
         self._happened.append(WorkerLeft(worker=member.worker, reason=reason, at=self._at()))
 
     def _ended(self, member: Member) -> None:
@@ -578,40 +569,11 @@ class Coordinator:
         return more
 
     def _report_waits(self) -> None:
-        """Say who has waited for long, for whom, and what those are doing; again when it is twice as long."""
-        now, limit = time.monotonic(), self.settings.report_waits
-        busy = [m for m in self.members.values() if m.waits is None and m.stage in ("starting", "training", "closing")]
-        for member in self.members.values():
-            if member.waits is None or now - member.since < limit:
-                continue
-            key = f"{member.worker} {member.since}"
-            if now < self._reported.get(key, 0.0):
-                continue
-            self._reported[key] = now + (now - member.since)
-            store = self.store.busy_with if self.store is not None else None
-            awaited = [other.doing() for other in busy] + ([f"the store is busy with {store}"] if store else [])
-            self._output.say(
-                f"worker {member.worker} has waited for {now - member.since:.0f} s: {member.waits}"
-                + "".join(f"; {sentence}" for sentence in awaited)
-            )
-        ended = [member for member in self.members.values() if member.stage == "ended" and member.waits is None]
-        if ended and busy and now >= self._reported.get("end", min(m.since for m in ended) + limit):
-            self._reported["end"] = now + max(limit, now - min(m.since for m in ended))
-            self._output.say("the end waits: " + "; ".join(member.doing() for member in busy))
-        self._loop.after(limit, self._report_waits)
+        store = self.store.busy_with if self.store is not None else None
+        for line in self._waits.lines(self.members.values(), store, time.monotonic()):
+            self._output.say(line)
+        self._loop.after(self.settings.report_waits, self._report_waits)
 
 
 def _batches(pairs: list[tuple[int, int]]) -> tuple[Batch, ...]:
     return tuple(Batch(epoch, index) for epoch, index in pairs)
-
-
-def _difference(first: messages.Offered, other: messages.Offered) -> str:
-    """Why two workers can't train together; empty if they can."""
-    if first.loads != other.loads:
-        return "one of them has a loader and the other has none; every worker must call prepare() alike"
-    for ours, theirs in zip(first.forms, other.forms, strict=False):
-        if ours != theirs:
-            return f"it has {theirs}, the other has {ours}; every worker must build the same model and optimizer"
-    if len(first.forms) != len(other.forms):
-        return f"{len(other.forms)} tensors against {len(first.forms)}; every worker must build the same model"
-    return ""

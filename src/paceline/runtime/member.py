@@ -67,12 +67,11 @@ class Member:
         """It waits for this from now on; None: it goes on."""
         self.waits, self.since = sentence, time.monotonic()
 
-    def doing(self) -> str:
-        """What it is at, for a report."""
-        silent = time.monotonic() - self.heard
+    def doing(self, now: float) -> str:
+        """What it is at, for a report; it waits for nothing."""
+        silent = now - self.heard
         what = {
             "starting": "has not called prepare()",
             "training": "has declined its step" if self.step is None else f"computes step {self.step}",
-            "closing": "has not ended its script",
-        }[self.stage]
+        }.get(self.stage, "has not ended its script")
         return f"worker {self.worker} {what}, last heard of {silent:.0f} s ago"

@@ -65,6 +65,8 @@ def run(settings: Settings, interrupts: Interrupts) -> Summary:
     Raises ConfigError when the script asks for what cannot be done; the folder is then gone again.
     """
     _import_torch()
+    if interrupts.take():
+        raise KeyboardInterrupt
     made = _make_folder(settings.folder)
     try:
         with _journal(settings.folder) as journal:
@@ -86,7 +88,7 @@ def _import_torch() -> None:
     before = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:
-        import torch._dynamo
+        import torch._dynamo  # noqa: F401
 
         import paceline.runtime.worker  # noqa: F401
     finally:

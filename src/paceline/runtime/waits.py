@@ -1,0 +1,35 @@
+"""Waits that have lasted: who waits, for what, and what those do whom it may be for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.runtime.member import Member
+
+
+class WaitReports:
+    """Makes the lines; each wait comes up again when it has lasted twice as long."""
+
+    def __init__(self, limit: float) -> None:
+        """`limit`: seconds that a wait may last without a word."""
+        self._limit = limit
+        self._next: dict[tuple[int, float], float] = {}
+        """When a wait, by worker and beginning, is due again."""
+
+    def lines(self, members: Iterable[Member], store: str | None, now: float) -> list[str]:
+        """What is to be said now. `store` is what the store is busy with."""
+        members = list(members)
+        busy = [member for member in members if member.waits is None and member.here]
+        doing = [member.doing(now) for member in busy] + ([f"the store is {store}"] if store else [])
+        return [
+            f"worker {member.worker} has waited for {now - member.since:.0f} s: " + "; ".join([member.waits, *doing])
+            for member in members
+            if member.waits is not None and self._due(member, now)
+        ]
+
+    def _due(self, member: Member, now: float) -> bool:
+        key, waited = (member.worker, member.since), now - member.since
+        if waited < self._limit or now < self._next.get(key, now):
+            return False
+        self._next[key] = now + waited
+        return True
