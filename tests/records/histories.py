@@ -109,7 +109,7 @@ class History:
 
     def leave(self, worker: int, reason: str) -> None:
         del self.doing[worker]
-        self.leases.leave(worker)
+        self.leases.leave(worker, died=reason == "died")
         self.tell(WorkerLeft(worker=worker, reason=reason, at=self.at))
 
     def tell(self, fact: Fact) -> None:
