@@ -46,15 +46,12 @@ def main() -> None:
 
     model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=args.epochs, evaluate=evaluate)
 
-    for epoch in range(args.epochs):
+    for _ in range(args.epochs):
         for x, y in loader:
             loss = loss_fn(model(x), y)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            paceline.log(loss=loss.item())
-        print(f"worker {paceline.worker()} of {paceline.workers()}: epoch {epoch + 1} of {args.epochs} is through")
-    paceline.finish()
     print(f"test accuracy {evaluate(model)['accuracy']:.3f}")
 
 

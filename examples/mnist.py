@@ -72,8 +72,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             if step % 50 == 0:
-                print(f"worker {paceline.worker()}: step {step}, loss {loss.item():.3f}")
-    paceline.finish()
+                print(f"step {step}: loss {loss.item():.3f}")
     print(f"test accuracy {evaluate(model)['accuracy']:.3f}")
 
 

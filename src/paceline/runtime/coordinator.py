@@ -32,7 +32,7 @@ from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
 from paceline.runtime.offers import SLOTS_BESIDE_READERS, difference, lack_of_memory, region_bytes
 from paceline.runtime.output import Output
-from paceline.runtime.processes import exit_phrase
+from paceline.runtime.processes import end_group, exit_phrase
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_client import StoreClient
@@ -143,7 +143,8 @@ class Coordinator:
                 self.members[worker].wait(self._spec.sentence(why))
             case StartPush(worker=worker, step=step):
                 # the gradient lies in memory that the store maps: there is nothing left to transfer
-                self._happened.append(UpdateArrived(worker=worker, step=step, at=self._at()))
+                if self.members[worker].trains:  # else that it has left is the next that the machine hears of it
+                    self._happened.append(UpdateArrived(worker=worker, step=step, at=self._at()))
             case ApplyUpdate():
                 self._apply(order)
             case DropUpdate(worker=worker, step=step, samples=samples):
@@ -384,6 +385,7 @@ class Coordinator:
         self._loop.unwatch(member.watch)
         os.close(member.watch)
         member.channel.close()
+        end_group(member.process)  # whatever it had started and left behind
         _, status = os.waitpid(member.process, 0)
         if status == 0 and member.stage != "ended":
             self._script_ended(member)  # by os._exit(0), say: it could not tell

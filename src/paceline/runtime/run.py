@@ -145,7 +145,8 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal) ->
         return coordinator
     finally:
         for member in members:
-            end_group(member.process)
+            if member.here:  # else its number may be another's by now; what it had started was ended with it
+                end_group(member.process)
         if coordinator is not None:
             coordinator.close()
             if coordinator.store_process is not None:
