@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.protocols.asp import Config, Machine
 from support.tables import (
     REFUSED,
     apply_one,
@@ -20,8 +21,6 @@ from support.tables import (
     run,
     taken,
 )
-
-from paceline.protocols.asp import Config, Machine
 
 
 def asp() -> Machine:

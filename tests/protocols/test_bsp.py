@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.protocols.bsp import Config, Machine
 from support.tables import (
     REFUSED,
     apply,
@@ -22,8 +23,6 @@ from support.tables import (
     run,
     taken,
 )
-
-from paceline.protocols.bsp import Config, Machine
 
 
 def bsp() -> Machine:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
+from paceline.errors import ConfigError
+from paceline.protocols.ssp import Config, Machine
 from support.tables import (
     REFUSED,
     Row,
@@ -23,9 +26,6 @@ from support.tables import (
     run,
     taken,
 )
-
-from paceline.errors import ConfigError
-from paceline.protocols.ssp import Config, Machine
 
 
 def begun(workers: int, bound: int, version: int = 0) -> Machine:

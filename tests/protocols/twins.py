@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
 from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
 
 
@@ -110,9 +118,7 @@ class Bsp(Twin):
                 self.orders.append(Hold(worker=fact.worker))
             return
         total = None if any(samples is None for _, _, samples in round_) else sum(samples for _, _, samples in round_)
-        self.apply(
-            *((worker, step, samples / total if total else 1 / len(round_)) for worker, step, samples in round_)
-        )
+        self.apply(*((worker, step, samples / total if total else 1 / len(round_)) for worker, step, samples in round_))
         for worker in here:
             self.release(worker)
 

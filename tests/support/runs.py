@@ -9,7 +9,9 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -121,3 +123,15 @@ def ended(process: subprocess.Popen[str], timeout: float = 120) -> Run:
         out, err = process.communicate()
         raise AssertionError(f"not over after {timeout} s\n--- standard output\n{out}\n--- error\n{err}") from None
     return Run(code=process.returncode, out=out, err=err, folder=process.folder)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def side_by_side(calls: Mapping[str, Callable[[], Run]]) -> Iterator[dict[str, Future[Run]]]:
+    """Make these runs two at a time, in order: most of a short run is importing torch, on one core."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        futures = {name: pool.submit(call) for name, call in calls.items()}
+        try:
+            yield futures
+        finally:
+            for future in futures.values():
+                future.cancel()

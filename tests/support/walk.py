@@ -59,6 +59,8 @@ class World:
 
     spec: Spec
     machine: Machine
+    workers: int
+    """How many begin."""
     steps: int
     """Steps from this number on have no data left."""
     departures: int = 0
@@ -68,6 +70,7 @@ class World:
     pulls: bool = True
     """Whether a pull's end is told."""
     version: int = 0
+    began: bool = False
     jobs: dict[int, Job] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
     """Last step number of those who left."""
@@ -76,13 +79,9 @@ class World:
     now: float = 0.0
 
     @classmethod
-    def begin(cls, choice: Choice, workers: int, steps: int, version: int = 0, **settings: Any) -> World:
-        """The world in which that many workers have just begun. `machine` may be given instead of a fresh one."""
-        machine = settings.pop("machine", None) or choice.machine()
-        world = cls(spec=choice.spec, machine=machine, steps=steps, **settings)
-        members = tuple((worker, "host", 0) for worker in range(workers))
-        world.deliver(TrainingBegan(members=members, version=version, at=0.0))
-        return world
+    def of(cls, choice: Choice, workers: int, steps: int, **settings: Any) -> World:
+        """The world before anything has happened in it, around a fresh machine."""
+        return cls(spec=choice.spec, machine=choice.machine(), workers=workers, steps=steps, **settings)
 
     def fork(self) -> World:
         """A copy that shares nothing that changes."""
@@ -103,9 +102,12 @@ class World:
         return orders
 
     def possible(self, samples: int | None = None) -> list[Fact]:
-        """Every fact that could come next, departures and joins last."""
-        facts: list[Fact] = []
+        """Every fact that could come next but departures and joins. Raises Broken if none can, and work remains."""
         at = self.now
+        if not self.began:
+            members = tuple((worker, "host", 0) for worker in range(self.workers))
+            return [TrainingBegan(members=members, version=self.version, at=at)]
+        facts: list[Fact] = []
         for worker, job in self.jobs.items():
             if job.phase == "released":
                 if job.step >= self.steps:
@@ -126,6 +128,8 @@ class World:
     def membership(self) -> list[Fact]:
         """Every departure and join that could come next."""
         facts: list[Fact] = []
+        if not self.began:
+            return facts
         if self.departures:
             facts += [WorkerLeft(worker=worker, reason="died", at=self.now) for worker in self.jobs]
         if self.joins:
@@ -139,7 +143,12 @@ class World:
     def impossible(self) -> Iterator[Fact]:
         """Facts that cannot be true now: a few of each kind for every worker."""
         at = self.now
-        yield TrainingBegan(members=((0, "host", 0),), version=self.version, at=at)
+        if self.began:
+            yield TrainingBegan(members=((0, "host", 0),), version=self.version, at=at)
+        else:
+            yield WorkerJoined(worker=0, host="host", step=0, at=at)
+            for members in (((1, "host", 0), (0, "host", 0)), ((0, "host", 0), (0, "host", 0))):
+                yield TrainingBegan(members=members, version=self.version, at=at)
         for worker, job in self.jobs.items():
             step, version = job.step, job.version
             yield WorkerJoined(worker=worker, host="host", step=step + 1, at=at)
@@ -188,12 +197,13 @@ class World:
             tuple(self.unsettled.items()),
             self.departures,
             self.joins,
+            self.began,
         )
 
     def _happen(self, fact: Fact) -> None:
         match fact:
             case TrainingBegan(members=members, version=version):
-                self.version = version
+                self.began, self.version = True, version
                 for worker, _, step in members:
                     self.jobs[worker] = Job(step - 1)
             case WorkerJoined(worker=worker, step=step):
@@ -263,7 +273,7 @@ def walk(choice: Choice, workers: int, steps: int, departures: int = 0, joins: i
 
     A failure says which facts, in their order, lead to it: no shorter history does.
     """
-    start = World.begin(choice, workers, steps, departures=departures, joins=joins, pulls=pulls)
+    start = World.of(choice, workers, steps, departures=departures, joins=joins, pulls=pulls)
     came_from: dict[Any, tuple[Any, Fact | None]] = {start.key(): (None, None)}
     queue = deque([(start, start.key())])
     while queue:
@@ -308,6 +318,26 @@ def wander(world: World, chance: random.Random, turmoil: float = 0.1) -> Iterato
             yield fact, world.deliver(fact)
         except Broken as broken:
             raise Broken(f"{broken} (after {fact})") from broken
+
+
+History = list[tuple[Fact, tuple[Order, ...]]]
+
+
+def history(choice: Choice, seed: int) -> History:
+    """The seed's history of that protocol: one to five workers, some of whom may leave and come."""
+    chance = random.Random(f"{choice} {seed}")
+    world = World.of(
+        choice,
+        workers=chance.randrange(1, 6),
+        steps=chance.randrange(1, 7),
+        departures=chance.randrange(4),
+        joins=chance.randrange(4),
+        version=chance.randrange(3),
+    )
+    try:
+        return list(wander(world, chance))
+    except Broken as broken:
+        raise Broken(f"{choice}, history {seed}: {broken}") from broken
 
 
 def _behind(newest: int, job: Job) -> int:

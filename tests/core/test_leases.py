@@ -1,0 +1,147 @@
+"""The book of leases: every batch of an opened epoch is in one place, and is settled once or missed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from paceline.core.leases import Batch, Dealing, Leases
+from paceline.errors import ConfigError
+
+DEALINGS: tuple[Dealing, ...] = ("queue", "rounds", "static")
+
+
+def opened(dealing: Dealing, workers: int, *epochs: int) -> Leases:
+    """A book with that many batches, of 10 samples each and a last one of 3, in each epoch."""
+    leases = Leases(dealing, list(range(workers)))
+    for number, batches in enumerate(epochs):
+        leases.open(number, [10] * (batches - 1) + [3] if batches else [], "same")
+    return leases
+
+
+def drain(leases: Leases, worker: int, epoch: int) -> list[int]:
+    taken = []
+    while (batch := leases.take(worker, epoch, "same")) is not None:
+        taken.append(batch.index)
+    return taken
+
+
+@pytest.mark.parametrize("dealing", DEALINGS)
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("batches", [0, 1, 2, 7, 15])
+def test_all_workers_together_take_every_batch_once(dealing: Dealing, workers: int, batches: int) -> None:
+    leases = opened(dealing, workers, batches, batches)
+    for epoch in (0, 1):
+        taken = [index for worker in range(workers) for index in drain(leases, worker, epoch)]
+        assert sorted(taken) == list(range(batches))
+
+
+def test_in_rounds_the_dealing_does_not_depend_on_who_asks_first() -> None:
+    forwards, backwards = opened("rounds", 3, 8), opened("rounds", 3, 8)
+    first = {worker: drain(forwards, worker, 0) for worker in (0, 1, 2)}
+    second = {worker: drain(backwards, worker, 0) for worker in (2, 1, 0)}
+    assert first == second == {0: [0, 3, 6], 1: [1, 4, 7], 2: [2, 5]}
+
+
+def test_in_rounds_every_round_is_full_until_the_data_ends() -> None:
+    leases = opened("rounds", 3, 8, 8, 8)
+    stream = {worker: [(e, i) for e in range(3) for i in drain(leases, worker, e)] for worker in range(3)}
+    assert [len(part) for part in stream.values()] == [8, 8, 8]
+    in_rounds = [stream[worker][round_] for round_ in range(8) for worker in range(3)]
+    assert in_rounds == [(epoch, index) for epoch in range(3) for index in range(8)]
+
+
+def test_static_shares_are_the_same_part_of_each_epoch() -> None:
+    leases = opened("static", 3, 7, 7)
+    assert [drain(leases, 1, epoch) for epoch in (0, 1)] == [[1, 4], [1, 4]]
+
+
+def test_fast_workers_take_more_from_the_queue() -> None:
+    leases = opened("queue", 2, 5)
+    assert drain(leases, 0, 0) == [0, 1, 2, 3, 4]
+    assert drain(leases, 1, 0) == []
+
+
+@pytest.mark.parametrize("dealing", DEALINGS)
+def test_what_a_dead_worker_had_not_pushed_is_leased_again_in_whatever_epoch_somebody_asks(dealing: Dealing) -> None:
+    leases = opened(dealing, 2, 4, 4)
+    kept = leases.take(0, 0, "same")
+    assert kept is not None
+    held = leases.take(1, 0, "same")
+    leases.leave(1, died=True)
+    later = {(batch.epoch, batch.index) for _ in range(20) if (batch := leases.take(0, 1, "same")) is not None}
+    assert held is not None
+    assert (held.epoch, held.index) in later
+    assert (kept.epoch, kept.index) not in later
+
+
+def test_what_was_set_aside_for_one_who_finished_early_is_not_missed() -> None:
+    leases = opened("static", 2, 6)
+    leases.leave(1, died=False)
+    assert leases.left_over() == 0
+    leases = opened("static", 2, 6)
+    leases.leave(1, died=True)
+    assert leases.left_over() == 23
+
+
+def test_a_dropped_update_returns_its_samples_or_misses_them() -> None:
+    leases = opened("queue", 1, 2)
+    for step, fate in enumerate(("return", "missed")):
+        batch = leases.take(0, 0, "same")
+        assert batch is not None
+        leases.bind(0, step, (batch,))
+        leases.drop(0, step, fate)  # type: ignore[arg-type]
+    assert leases.missed == 3
+    assert list(leases.pool) == [Batch(0, 0)]
+    assert leases.left_over() == 13
+
+
+def test_another_order_of_the_same_epoch_is_refused_in_one_line() -> None:
+    leases = opened("queue", 2, 3)
+    with pytest.raises(ConfigError) as caught:
+        leases.take(1, 0, "another")
+    assert "worker 1" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dealing", DEALINGS)
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_every_leased_sample_is_settled_once_skipped_or_left_over(dealing: Dealing, seed: int) -> None:
+    chance = random.Random(f"{dealing} {seed}")
+    workers, epochs = chance.randrange(1, 5), chance.randrange(1, 4)
+    leases = opened(dealing, workers, *[chance.randrange(0, 9) for _ in range(epochs)])
+    total = sum(sum(epoch.sizes) for epoch in leases.epochs.values())
+    live, step, settled = dict.fromkeys(range(workers), 0), 0, Counter[Batch]()
+    while live:
+        worker = chance.choice(list(live))
+        batch = leases.take(worker, live[worker], "same")
+        what = chance.choice(["apply"] * 6 + ["return", "give back", "skip", "die", "die bound"])
+        if batch is None:
+            live[worker] += 1
+            if live[worker] == epochs:
+                del live[worker]
+                leases.leave(worker, died=False)
+        elif what == "skip":
+            leases.skip(worker, (batch,))
+            settled[batch] += 1
+        elif what == "give back":
+            leases.give_back(worker, (batch,))
+        elif what == "die" and len(live) > 1:
+            del live[worker]
+            leases.leave(worker, died=True)
+        else:
+            step += 1
+            leases.bind(worker, step, (batch,))
+            if what == "die bound" and len(live) > 1:
+                del live[worker]
+                leases.leave(worker, died=True)
+            if what == "apply":
+                assert leases.settle(worker, step) == leases.size(batch)
+                settled[batch] += 1
+            else:
+                leases.drop(worker, step, "return")
+    assert max(settled.values(), default=1) == 1
+    unasked = sum(leases.epochs[number].sizes[i] for number, epoch in leases.epochs.items() for i in epoch.queue)
+    assert leases.settled + leases.skipped + leases.left_over() + unasked == total

@@ -1,0 +1,88 @@
+"""What every registered protocol must keep. The registry enrols them; a new one is tested by its file alone."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from paceline.core.choice import Choice, choose, parameters_of
+from paceline.core.orders import ApplyUpdate
+from paceline.core.state import from_plain, to_plain
+from paceline.protocols import registry
+from support.walk import World, walk, wander
+
+VARIANTS = {"ssp": ("bound=0", "bound=1")}
+"""Parameters worth walking beside the defaults."""
+
+CHOICES = [
+    choose(text, registry())
+    for name in registry()
+    for text in (name, *(f"{name}:{settings}" for settings in VARIANTS.get(name, ())))
+]
+
+
+def world(choice: Choice, seed: int) -> tuple[World, random.Random]:
+    """A random company in which workers die and join."""
+    chance = random.Random(f"{choice} {seed}")
+    return World.of(choice, chance.randrange(1, 6), chance.randrange(1, 8), departures=3, joins=3), chance
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_in_every_reachable_state_nobody_is_stuck_and_no_update_is_lost_or_applied_twice(choice: Choice) -> None:
+    assert walk(choice, workers=3, steps=4, departures=1) > 100
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_it_survives_a_join_and_a_departure_in_every_reachable_state(choice: Choice) -> None:
+    assert walk(choice, workers=2, steps=2, departures=1, joins=1, pulls=True) > 100
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("seed", range(30))
+def test_a_random_history_with_deaths_and_joins_comes_to_its_end(choice: Choice, seed: int) -> None:
+    begun, chance = world(choice, seed)
+    assert len(list(wander(begun, chance, turmoil=0.1))) > 0
+    assert not begun.unsettled
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_facts_bring_the_same_orders(choice: Choice, seed: int) -> None:
+    begun, chance = world(choice, seed)
+    history = list(wander(begun, chance))
+    once_more, _ = world(choice, seed)
+    for fact, orders in history:
+        assert once_more.machine.handle(fact) == orders
+    assert once_more.machine == begun.machine
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_machine_restored_from_json_makes_the_same_decisions(choice: Choice, seed: int) -> None:
+    begun, chance = world(choice, seed)
+    restored = begun.machine
+    for fact, orders in wander(begun, chance):
+        if restored is not begun.machine:
+            assert restored.handle(fact) == orders
+        restored = from_plain(type(begun.machine), json.loads(json.dumps(to_plain(begun.machine))))
+        assert restored == begun.machine
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_one_worker_alone_makes_a_version_of_each_step(choice: Choice) -> None:
+    alone = World.of(choice, 1, 5)
+    orders = [order for _, orders in wander(alone, random.Random(0)) for order in orders]
+    applied = [order for order in orders if isinstance(order, ApplyUpdate)]
+    assert applied == [ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)) for step in range(5)]
+
+
+@pytest.mark.parametrize("name", registry())
+def test_a_protocol_has_a_card_that_can_be_shown(name: str) -> None:
+    spec = registry()[name]
+    assert spec.name == name
+    assert spec.title
+    assert spec.paper
+    assert spec.invariants
+    assert all(default is not None for _, default in parameters_of(spec).values())

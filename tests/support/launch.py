@@ -1,0 +1,42 @@
+"""Runs whose traces are looked for when they are over."""
+
+from __future__ import annotations
+
+import subprocess
+from itertools import count
+from pathlib import Path
+
+from support.events import Events
+from support.leftovers import Traces
+from support.runs import Run, ended, start
+
+
+class Launch:
+    """Starts runs for one test. Each is watched: what it leaves behind fails the test."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+        self.events = Events(tmp_path / "events")
+        self.traces: list[Traces] = []
+        self._numbers = count()
+
+    def start(self, script: str | Path, *flags: str, args: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        """See `support.runs.start`."""
+        traces = Traces(self.tmp_path / f"temporary_{next(self._numbers)}")
+        self.traces.append(traces)
+        env = traces.environment | self.events.environment
+        return start(script, *flags, args=args, tmp_path=self.tmp_path, env=env)
+
+    def run(self, script: str | Path, *flags: str, args: tuple[str, ...] = ()) -> Run:
+        """See `support.runs.run`."""
+        return ended(self.start(script, *flags, args=args))
+
+    def assert_nothing_left(self) -> None:
+        """Neither processes, nor shared memory, sockets or temporary files."""
+        while self.traces:
+            self.traces.pop().assert_nothing_left()
+
+    def close(self) -> None:
+        """The end of the test."""
+        self.events.close()
+        self.assert_nothing_left()

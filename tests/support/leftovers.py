@@ -1,0 +1,122 @@
+"""What a run must not leave behind: processes, shared memory, sockets, temporary files.
+
+A run is known by a mark in its environment, which every process that it starts inherits, and by a folder of
+its own for temporary files.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+VARIABLE = "PACELINE_TEST_MARK"
+SHARED = Path("/dev/shm")
+
+
+@dataclass
+class Traces:
+    """One run's traces. To be made before the run; its processes are to have `environment`."""
+
+    temporary: Path
+    """A folder of this run's own for temporary files; it is made."""
+    mark: str = field(default_factory=lambda: uuid4().hex)
+    shared_before: frozenset[str] = field(default_factory=lambda: frozenset(os.listdir(SHARED)))
+
+    def __post_init__(self) -> None:
+        self.temporary.mkdir()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the run's first process is to have in its environment."""
+        return {VARIABLE: self.mark, "TMPDIR": str(self.temporary)}
+
+    def processes(self) -> dict[int, str]:
+        """The run's processes that are there now, with what they were started as."""
+        found = {}
+        wanted = f"{VARIABLE}={self.mark}".encode()
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit():
+                continue
+            with suppress(OSError):  # it ends this very moment, or is another user's; a zombie has none
+                if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    found[int(entry)] = _described(int(entry))
+        return found
+
+    def left(self) -> list[str]:
+        """Everything of the run that is there now, one line for each thing."""
+        lines = [f"process {number}: {what}" for number, what in self.processes().items()]
+        in_use = _files_in_use()
+        new = {str(SHARED / name) for name in set(os.listdir(SHARED)) - self.shared_before}
+        lines += [f"shared memory {path}" for path in sorted(new - in_use)]  # what is in use belongs to another
+        for path in sorted(self.temporary.rglob("*")):  # torch makes itself an empty folder there
+            if not path.is_dir():
+                lines.append(f"{'socket' if stat.S_ISSOCK(path.lstat().st_mode) else 'temporary file'} {path}")
+        return lines
+
+    def assert_nothing_left(self, within: float = 5.0) -> None:
+        """Wait for the run's processes to end, that long at most; then nothing may be there."""
+        deadline = time.monotonic() + within
+        while (there := self.processes()) and time.monotonic() < deadline:
+            _await_ends(list(there), deadline)
+        left = self.left()
+        for number in self.processes():  # the next test is to be alone
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        assert not left, f"left behind after {within} s:\n" + "\n".join(left)
+
+
+def _await_ends(processes: list[int], deadline: float) -> None:
+    """Until all of them have ended, or the deadline."""
+    for process in processes:
+        with suppress(ProcessLookupError), _watch(process) as watch:
+            poll = select.poll()
+            poll.register(watch, select.POLLIN)
+            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+
+
+class _watch:
+    """A descriptor that becomes readable when the process has ended."""
+
+    def __init__(self, process: int) -> None:
+        self._descriptor = os.pidfd_open(process)
+
+    def __enter__(self) -> int:
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _described(process: int) -> str:
+    command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    what = [f"state {state[0]}, child of {state[1]}: {command}"]
+    with suppress(OSError):
+        ends = [os.readlink(f"/proc/{process}/fd/{number}") for number in os.listdir(f"/proc/{process}/fd")]
+        what += sorted(end for end in ends if end.startswith(("socket:", "/memfd:")))
+    return ", ".join(what)
+
+
+def _files_in_use() -> set[str]:
+    """What lies in /dev/shm and is open or mapped by any process that can be looked into."""
+    used = set()
+    for process in (entry for entry in os.listdir("/proc") if entry.isdigit()):
+        with suppress(OSError):
+            used.update(_in_shared(Path(f"/proc/{process}/maps").read_text().split()))
+        with suppress(OSError):
+            for number in os.listdir(f"/proc/{process}/fd"):
+                with suppress(OSError):
+                    used.update(_in_shared([os.readlink(f"/proc/{process}/fd/{number}")]))
+    return used
+
+
+def _in_shared(words: list[str]) -> Iterator[str]:
+    return (word for word in words if word.startswith(f"{SHARED}/"))

@@ -1,0 +1,63 @@
+"""Training scripts that runs are tested with: small, synthetic, with a place for what a test needs."""
+
+from __future__ import annotations
+
+from textwrap import dedent, indent
+
+from support.events import TELL
+
+LOOP = """
+import os, signal, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+{tell}
+torch.manual_seed(0)
+data = TensorDataset(torch.randn({samples}, 4), torch.randn({samples}, 2))
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+loader = DataLoader(data, batch_size=4, shuffle=True, num_workers={num_workers})
+evaluate = None
+me = paceline.worker()
+{before}
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs={epochs}, evaluate=evaluate)
+step = 0
+for epoch in range({epochs}):
+    for x, y in loader:
+{inside}
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+{after}
+"""
+
+
+def training(
+    inside: str = "",
+    *,
+    before: str = "",
+    after: str = "paceline.finish()",
+    epochs: int = 2,
+    samples: int = 64,
+    num_workers: int = 0,
+) -> str:
+    """A script that trains a linear model. `inside` comes before each step, which is number `step` of worker `me`.
+
+    An epoch has `samples` / 4 batches. `tell` tells the test (`support.events`).
+    """
+    return LOOP.format(
+        tell=TELL,
+        before=dedent(before),
+        inside=indent(dedent(inside), " " * 8),
+        after=dedent(after),
+        epochs=epochs,
+        samples=samples,
+        num_workers=num_workers,
+    )
+
+
+ENDLESS: dict[str, int] = {"epochs": 300, "samples": 4000}
+"""For `training`: more than any test waits for, in epochs so long that a stopped script is soon through them."""

@@ -1,0 +1,83 @@
+"""The arrows between the folders hold."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+ROOT = Path(paceline.__file__).parent
+
+MAY_IMPORT = {
+    "core": set(),
+    "protocols": {"core"},
+    "fabric": {"core"},
+    "training": {"core", "fabric"},
+    "records": {"core"},
+    "sim": {"core", "records"},
+    "runtime": {"core", "fabric", "training", "records"},
+    "cli": {"core", "protocols", "fabric", "training", "records", "sim", "runtime"},
+}
+"""Folder to the other folders that it may import (and, always, itself, `errors` and `version`)."""
+
+WITHOUT_TORCH = ("core", "protocols", "records", "sim")
+
+
+def imports(file: Path) -> set[str]:
+    """Full names of the modules that it imports, wherever in the file."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports are written in full"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+FILES = sorted(file for folder in MAY_IMPORT for file in (ROOT / folder).rglob("*.py"))
+
+
+def test_every_folder_has_its_arrows() -> None:
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_file_imports_only_what_its_folder_may(file: Path) -> None:
+    folder = file.relative_to(ROOT).parts[0]
+    ours = {name.split(".")[1] for name in imports(file) if name.startswith("paceline.")}
+    assert ours <= MAY_IMPORT[folder] | {folder, "errors", "version", "__file__"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_pure_folders_do_not_import_torch_and_core_only_the_standard_library(file: Path) -> None:
+    folder = file.relative_to(ROOT).parts[0]
+    tops = {name.split(".")[0] for name in imports(file)}
+    if folder in WITHOUT_TORCH:
+        assert "torch" not in tops
+    if folder == "core":
+        assert tops <= {*sys.stdlib_module_names, "paceline"}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "protocols").glob("*.py")), ids=lambda file: file.stem)
+def test_protocols_never_import_each_other(file: Path) -> None:
+    assert not {name for name in imports(file) if name.startswith("paceline.protocols")}
+
+
+def test_neither_the_package_nor_its_pure_folders_load_torch() -> None:
+    program = (
+        "import sys, paceline, paceline.cli.main, paceline.protocols, paceline.core.scenario, "
+        "paceline.records.journal; paceline.protocols.registry(); assert 'torch' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_the_public_names_are_exactly_these() -> None:
+    assert sorted(paceline.__all__) == ["__version__", "finish", "log", "prepare", "worker", "workers"]
+    assert all(getattr(paceline, name) is not None for name in paceline.__all__)
