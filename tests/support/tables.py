@@ -58,7 +58,8 @@ def refuses(machine: Machine, fact: Fact, where: str = "") -> None:
     try:
         got = machine.handle(fact)
     except ProtocolViolation as violation:
-        assert violation.fact is fact
+        if violation.fact is not fact:
+            pytest.fail(f"{where}{fact} was refused, but the violation names {violation.fact}")
     else:
         pytest.fail(f"{where}{fact}\nwanted: a ProtocolViolation\ngot:\n{_lines(map(str, got))}")
     if to_plain(machine) != before:

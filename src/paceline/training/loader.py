@@ -59,6 +59,7 @@ class PacedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._epoch += 1
+        self._session.loop_begins()
         inner = iter(self._paced)
         try:
             while True:

@@ -37,6 +37,8 @@ class Session:
         self.epochs: int | None = None
         self.fetched: deque[Batch] = deque()
         """Handed to the script since the last step, and in no gradient that was thrown away."""
+        self.untouched: Batch | None = None
+        """The last one handed to the script, as long as no gradient has come since."""
         self.skipped: list[Batch] = []
         self.backward_seen = False
         """Whether a gradient has come since the last step or `zero_grad`."""
@@ -103,8 +105,16 @@ class Session:
         else:
             self._fetching += seconds
         self.fetched.append(batch)
+        self.untouched = batch
         seed_step(self.link.seed, self.link.worker, self.go.step, self.batches_in_step)
         self.batches_in_step += 1
+
+    def loop_begins(self) -> None:
+        """The script begins another loop: it left the last one before it used what it was handed there."""
+        if self.untouched is not None and self.untouched in self.fetched:
+            self.fetched.remove(self.untouched)
+            self.link.give_back((self.untouched,))
+        self.untouched = None
 
     def thrown_away(self) -> None:
         """The script zeroes its gradients without a step: the batches in them are used up."""
@@ -165,3 +175,4 @@ class Session:
 
     def _note_backward(self, _: Tensor) -> None:
         self.backward_seen = True
+        self.untouched = None

@@ -165,7 +165,9 @@ def _weighted_sum(areas: list[tuple[PushArea, float]], number: int) -> Tensor | 
     if not terms:
         return None
     gradient, weight = terms[0]
-    total = gradient if weight == 1.0 else gradient * weight
+    if weight == 1.0 and len(terms) == 1:
+        return gradient
+    total = gradient * weight
     for gradient, weight in terms[1:]:
         total.add_(gradient, alpha=weight)
     return total

@@ -1,0 +1,382 @@
+"""The layout in shared memory, the store's commits, and the optimizer that it makes of the user's."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from paceline.fabric.memory import Region
+from paceline.training.buffers import merged
+from paceline.training.layout import ALIGNMENT, Layout, parameters_sha256
+from paceline.training.store import Store, detached_optimizer, scalars_of, set_scalars
+
+SLOTS, WORKERS = 3, 2
+
+
+def small() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Odd sizes, two dtypes, two groups, buffers, a frozen parameter, a tied one, a channels-last one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 7).bfloat16(), nn.Conv2d(2, 3, 3), nn.Linear(7, 7, bias=False)
+    )
+    model[3].to(memory_format=torch.channels_last)
+    model.append(nn.Linear(7, 7, bias=False))
+    model[5].weight = model[4].weight
+    model[0].bias.requires_grad_(False)
+    first = [model[0].weight, model[1].weight, model[1].bias, *model[2].parameters()]
+    second = [*model[3].parameters(), model[4].weight]
+    return model, torch.optim.SGD([{"params": first}, {"params": second, "lr": 0.5}], lr=0.1, momentum=0.9)
+
+
+def store_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Store:
+    layout = Layout.of(model, optimizer)
+    region = Region.create(layout.size(SLOTS, WORKERS))
+    return Store.of(model, optimizer, layout, region, SLOTS, WORKERS)
+
+
+def push(store: Store, worker: int, gradients: list[Tensor | None], buffers: dict[str, Tensor] | None = None) -> None:
+    """What a worker does in its push area."""
+    area = store.pushes[worker]
+    for view, gradient in zip(area.gradients, gradients, strict=True):
+        if gradient is not None:
+            view.copy_(gradient)
+    area.present.copy_(torch.tensor([gradient is not None for gradient in gradients]))
+    for name, value in (buffers or {}).items():
+        area.buffers[name].copy_(value)
+
+
+# --- the layout -------------------------------------------------------------------------------------
+
+
+def test_every_tensor_of_every_part_begins_on_a_cache_line() -> None:
+    layout = Layout.of(*small())
+    assert all(entry.offset % ALIGNMENT == 0 for entry in (*layout.moving, *layout.fixed, *layout.buffers))
+    assert [size % ALIGNMENT for size in (layout.fixed_bytes, layout.slot_bytes, layout.push_bytes)] == [0, 0, 0]
+
+
+def test_no_two_tensors_of_a_region_overlap() -> None:
+    layout = Layout.of(*small())
+    region = Region.create(layout.size(SLOTS, WORKERS))
+    tensors = [*layout.fixed_tensors(region).values()]
+    for slot in range(SLOTS):
+        tensors += layout.slot(region, slot)
+    for worker in range(WORKERS):
+        area = layout.push_area(region, SLOTS, worker)
+        tensors += [*area.gradients, area.present, *area.buffers.values()]
+    spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    assert spans[-1][1] - spans[0][0] <= region.size
+
+
+def test_a_group_s_parameters_of_one_dtype_lie_next_to_each_other() -> None:
+    layout = Layout.of(*small())
+    arenas = [(entry.group, entry.dtype) for entry in sorted(layout.moving, key=lambda entry: entry.offset)]
+    changes = sum(arenas[i] != arenas[i + 1] for i in range(len(arenas) - 1))
+    assert changes == len(set(arenas)) - 1 == 2
+
+
+def test_parameters_are_in_the_optimizer_s_order_and_those_it_lacks_are_fixed() -> None:
+    layout = Layout.of(*small())
+    assert [entry.name for entry in layout.moving] == (
+        ["0.weight", "1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "3.bias", "4.weight"]
+    )
+    assert [entry.name for entry in layout.fixed] == (
+        ["0.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    )
+    assert layout.aliases == {"5.weight": "4.weight"}
+
+
+def test_each_view_has_a_storage_of_its_own_over_the_same_memory() -> None:
+    layout = Layout.of(*small())
+    region = Region.create(layout.size(SLOTS, WORKERS))
+    views, again = layout.slot(region, 1), layout.slot(region, 1)
+    assert len({view.untyped_storage().data_ptr() for view in views}) == len(views)
+    for view, other in zip(views, again, strict=True):
+        view.fill_(3)
+        assert torch.equal(view, other)
+
+
+def test_channels_last_strides_are_kept() -> None:
+    model, optimizer = small()
+    layout = Layout.of(model, optimizer)
+    view = layout.slot(Region.create(layout.size(SLOTS, WORKERS)), 0)[5]
+    assert view.stride() == model[3].weight.stride() != torch.empty(view.shape).stride()
+
+
+def test_a_parameter_with_gaps_in_its_memory_is_laid_out_without_them() -> None:
+    model = nn.Module()
+    model.wide = nn.Parameter(torch.randn(4, 6)[:, ::2])
+    model.expanded = nn.Parameter(torch.randn(3, 1).expand(3, 4))
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert [view.stride() for view in store.slots[0]] == [(3, 1), (4, 1)]
+    assert all(torch.equal(view, own) for view, own in zip(store.slots[0], model.parameters(), strict=True))
+
+
+def test_the_forms_of_two_models_differ_by_name_dtype_shape_and_group() -> None:
+    def forms(model: nn.Module, **options: Any) -> list[str]:
+        return Layout.of(model, torch.optim.SGD(model.parameters(), lr=0.1)).forms
+
+    assert forms(nn.Linear(3, 5)) == forms(nn.Linear(3, 5))
+    assert forms(nn.Linear(3, 5)) != forms(nn.Linear(5, 3))
+    assert forms(nn.Linear(3, 5)) != forms(nn.Linear(3, 5).double())
+    assert forms(nn.Linear(3, 5)) != forms(nn.Linear(3, 5, bias=False))
+
+
+def test_the_hash_is_of_the_bytes_in_order_whatever_the_strides() -> None:
+    a, b = torch.randn(4, 5), torch.randn(3)
+    assert parameters_sha256([a, b]) == parameters_sha256([a.t().contiguous().t(), b])
+    assert parameters_sha256([a, b]) != parameters_sha256([b, a])
+    assert parameters_sha256([torch.tensor([0.0])]) != parameters_sha256([torch.tensor([-0.0])])
+
+
+# --- commits ----------------------------------------------------------------------------------------
+
+
+def test_a_commit_makes_the_next_version_in_another_slot_and_leaves_the_previous_one() -> None:
+    model, optimizer = small()
+    store = store_of(model, optimizer)
+    before = [view.clone() for view in store.slots[0]]
+    push(store, 0, [torch.ones_like(view) for view in store.slots[0]])
+    store.commit(0, 2, [(0, 1.0)], None)
+    assert all(torch.equal(view, old) for view, old in zip(store.slots[0], before, strict=True))
+    rates = [0.1] * 5 + [0.5] * 3
+    for view, old, rate in zip(store.slots[2], before, rates, strict=True):
+        assert torch.equal(view, old - rate * torch.ones_like(old))
+
+
+def test_gradients_are_summed_by_weight() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    store.slots[0][0].zero_()
+    push(store, 0, [torch.tensor([[8.0, 0.0]])])
+    push(store, 1, [torch.tensor([[4.0, 16.0]])])
+    store.commit(0, 1, [(0, 0.75), (1, 0.25)], None)
+    assert store.slots[1][0].tolist() == [[-7.0, -4.0]]
+
+
+def test_a_weighted_sum_leaves_the_pushed_gradients_as_they_were() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    push(store, 0, [torch.ones(1, 2)])
+    push(store, 1, [torch.ones(1, 2)])
+    store.commit(0, 1, [(0, 0.5), (1, 0.5)], None)
+    assert [area.gradients[0].tolist() for area in store.pushes] == [[[1.0, 1.0]], [[1.0, 1.0]]]
+
+
+def test_none_is_not_zero_a_parameter_counts_for_those_who_have_a_gradient_and_else_keeps_its_momentum() -> None:
+    model = nn.ParameterList([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))])
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5))
+    one = torch.ones(1)
+    push(store, 0, [one, one])
+    push(store, 1, [one, None])
+    store.commit(0, 1, [(0, 0.5), (1, 0.5)], None)
+    assert [view.item() for view in store.slots[1]] == [-1.0, -0.5]
+    push(store, 0, [one, None])
+    store.commit(1, 2, [(0, 1.0)], None)
+    assert [view.item() for view in store.slots[2]] == [-1.0 - 1.5, -0.5]
+    push(store, 0, [one, one])
+    store.commit(2, 0, [(0, 1.0)], None)
+    assert store.slots[0][1].item() == -0.5 - (0.5 * 0.5 + 1.0)
+
+
+def test_hyperparameters_that_come_with_a_commit_hold_from_it_on() -> None:
+    model = nn.ParameterList([nn.Parameter(torch.zeros(1))])
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    push(store, 0, [torch.ones(1)])
+    store.commit(0, 1, [(0, 1.0)], [{**scalars_of(store.optimizer)[0], "lr": 0.25}])
+    store.commit(1, 2, [(0, 1.0)], None)
+    assert [slot[0].item() for slot in store.slots] == [0.0, -0.25, -0.5]
+
+
+def test_many_commits_with_adamw_and_groups_equal_the_optimizer_itself_bit_for_bit() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "betas": (0.5, 0.9)}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    store = store_of(model, optimizer)
+    for step in range(30):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.param_groups[0]["lr"] *= 0.9
+        push(store, 0, [parameter.grad for parameter in model.parameters()])
+        store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)], scalars_of(optimizer))
+        optimizer.step()
+    for view, parameter in zip(store.slots[30 % SLOTS], model.parameters(), strict=True):
+        assert torch.equal(view, parameter)
+
+
+# --- the user's optimizer ---------------------------------------------------------------------------
+
+
+class Named(torch.optim.SGD):
+    """A class of a user's own: further arguments, attributes, and a state of its own."""
+
+    def __init__(self, params: Any, name: str, *, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.name = name
+        self.calls = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.state[parameter]["last"] = parameter.grad.clone()
+                    parameter.sub_(parameter.grad, alpha=group["lr"] * len(self.name))
+
+
+def test_an_optimizer_of_the_user_s_own_class_works_with_its_attributes() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = Named(model.parameters(), "four", lr=0.5)
+    store = store_of(model, optimizer)
+    push(store, 0, [torch.ones(1, 2)])
+    store.commit(0, 1, [(0, 1.0)], None)
+    assert torch.equal(store.slots[1][0], store.slots[0][0] - 2.0)
+    assert (store.optimizer.calls, optimizer.calls) == (1, 0)
+
+
+def test_a_scheduler_s_patched_step_and_the_script_s_hooks_do_not_come_along() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    called = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    assert "step" in optimizer.__dict__  # the scheduler's patch, bound to the script's own optimizer
+    model(torch.randn(4, 2)).sum().backward()
+    before = copy.deepcopy(model.state_dict())
+    store = store_of(model, optimizer)
+    push(store, 0, [parameter.grad for parameter in model.parameters()])
+    store.commit(0, 1, [(0, 1.0)], None)
+    assert not called
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not torch.equal(store.slots[1][0], store.slots[0][0])
+
+
+def test_the_state_that_an_optimizer_has_goes_into_the_store_as_a_copy() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.randn(4, 3)).square().sum().backward()
+    optimizer.step()
+    twin = detached_optimizer(optimizer)
+    for (own, state), (other, kept) in zip(optimizer.state.items(), twin.state.items(), strict=True):
+        assert own is not other
+        for name, value in state.items():
+            assert torch.equal(kept[name], value)
+            assert kept[name].data_ptr() != value.data_ptr()
+    store = store_of(model, optimizer)
+    push(store, 0, [parameter.grad for parameter in model.parameters()])
+    store.commit(0, 1, [(0, 1.0)], None)
+    optimizer.step()  # the second step of each: Adam's bias correction would show a lost count
+    assert all(torch.equal(view, own) for view, own in zip(store.slots[1], model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+        lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(0.1), betas=(0.5, 0.75)),
+        lambda parameters: torch.optim.Adam([{"params": list(parameters), "lr": 0.3, "name": "all"}], foreach=False),
+        lambda parameters: torch.optim.Rprop(parameters, lr=0.1, etas=(0.4, 1.3)),
+    ],
+)
+def test_hyperparameters_survive_the_way_to_the_store(make: Any) -> None:
+    source, target = make(nn.Linear(2, 2).parameters()), make(nn.Linear(2, 2).parameters())
+    for group in source.param_groups:
+        group["lr"] = group["lr"] * 0.5
+        group["weight_decay"] = 0.125
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(scalars_of(source)))
+    rate = target.param_groups[0]["lr"]
+    set_scalars(target, sent)
+    assert scalars_of(target) == scalars_of(source)
+    for mine, yours in zip(source.param_groups, target.param_groups, strict=True):
+        assert {key: type(value) for key, value in mine.items()} == {key: type(value) for key, value in yours.items()}
+    if isinstance(rate, Tensor):
+        assert target.param_groups[0]["lr"] is rate  # a tensor stays the same tensor
+
+
+def test_what_is_no_plain_value_is_not_sent() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    optimizer.param_groups[0]["hook"] = print
+    optimizer.param_groups[0]["mask"] = torch.ones(3)
+    optimizer.param_groups[0]["pair"] = (1.0, print)
+    assert not {"hook", "mask", "pair", "params"} & scalars_of(optimizer)[0].keys()
+
+
+# --- buffers ----------------------------------------------------------------------------------------
+
+COPIES = [
+    {"mean": torch.tensor([1.0, 2.0]), "count": torch.tensor(7), "flag": torch.tensor(True)},
+    {"mean": torch.tensor([3.0, 6.0]), "count": torch.tensor(9), "flag": torch.tensor(False)},
+]
+
+
+def test_the_mean_of_buffers_is_their_average_and_of_counters_the_largest() -> None:
+    mean = merged(COPIES, "mean")
+    assert (mean["mean"].tolist(), mean["count"].item(), mean["flag"].item()) == ([2.0, 4.0], 9, True)
+    assert {name: value.dtype for name, value in mean.items()} == {n: v.dtype for n, v in COPIES[0].items()}
+
+
+@pytest.mark.parametrize("policy", ["leader", "local"])
+def test_of_a_leader_s_and_of_local_buffers_a_version_has_the_lowest_worker_s(policy: Any) -> None:
+    assert merged(COPIES, policy) == COPIES[0]
+
+
+def test_a_version_has_the_buffers_of_the_last_applied_updates_of_the_workers_asked_for() -> None:
+    model = nn.BatchNorm1d(2)
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    gradients = [torch.zeros(2), torch.zeros(2)]
+
+    def means(workers: list[int]) -> list[float]:
+        return store.tensors(0, workers, "mean")["running_mean"].tolist()
+
+    assert means([0, 1]) == [0.0, 0.0]  # nobody has pushed: the first ones
+    push(store, 0, gradients, {"running_mean": torch.tensor([1.0, 1.0]), "num_batches_tracked": torch.tensor(4)})
+    push(store, 1, gradients, {"running_mean": torch.tensor([3.0, 3.0]), "num_batches_tracked": torch.tensor(6)})
+    store.commit(0, 1, [(0, 1.0)], None)
+    assert means([0, 1]) == [1.0, 1.0]
+    store.commit(1, 0, [(1, 1.0)], None)
+    push(store, 1, gradients, {"running_mean": torch.tensor([9.0, 9.0])})  # on its way, not applied
+    assert means([0, 1]) == [2.0, 2.0]
+    assert means([1]) == [3.0, 3.0]
+    assert store.tensors(0, [0, 1], "mean")["num_batches_tracked"].item() == 6
+
+
+# --- recorded versions ------------------------------------------------------------------------------
+
+
+def test_a_recorded_version_is_a_whole_file_under_the_script_s_names_with_its_parameters_hash(tmp_path: Path) -> None:
+    model, optimizer = small()
+    model.register_buffer("scratch", torch.zeros(2), persistent=False)
+    store = store_of(model, optimizer)
+    file = tmp_path / "version.safetensors"
+    digest = store.record(store.tensors(0, [0], "mean"), file)
+    loaded = safetensors.torch.load_file(file)
+    assert loaded.keys() == model.state_dict().keys()
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+    assert digest == parameters_sha256(model.parameters()) == parameters_sha256(loaded[n] for n in store.layout.names)
+    model.load_state_dict(loaded)
+    assert [path.name for path in tmp_path.iterdir()] == ["version.safetensors"]
+
+
+def test_a_version_that_could_not_be_written_leaves_no_file_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: Any, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    store = store_of(*small())
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        store.record(store.tensors(0, [0], "mean"), tmp_path / "version.safetensors")
+    assert not (tmp_path / "version.safetensors").exists()
