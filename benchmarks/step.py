@@ -1,12 +1,18 @@
-"""What synchronisation costs a training step: PyTorch's DDP over Gloo and Paceline, side by side.
+"""What a training step costs, and what synchronisation adds to it: DDP over Gloo and Paceline, side by side.
 
-    python benchmarks/step.py [--repeats 7] [--json FILE]      # about forty minutes on two cores
-    python benchmarks/step.py --quick                          # two or three minutes; rough
+    python benchmarks/step.py --json step.json --markdown
+    python benchmarks/step.py --quick
 
-For each model and number of workers, every variant in turn, then all of them again: the machine's moods
-fall on all alike. `plain` is the same step by as many processes at once, without any synchronisation; what a
-variant adds is its step less that. A step's time is the median over a worker's steps, then over the
-workers; what is shown is the median over the repeats, with the least and the greatest.
+For each model and number of workers the variants take turns (A B C D A B C D ...), each in processes of its own:
+
+    plain   as many processes at once, which know nothing of each other: the step without synchronisation
+    ddp     DistributedDataParallel over Gloo, as it comes
+    bsp     `paceline run -p bsp`
+    asp     `paceline run -p asp`
+
+A step is the time between two returns of `optimizer.step()`: the median over a worker's steps, then over the
+workers. Only steps count that lie between the moment when the last worker was warm and the one when the first
+had done. Everyone has the same model, batch, optimizer and number of threads; allocators are as they come.
 """
 
 from __future__ import annotations
@@ -15,122 +21,271 @@ import argparse
 import json
 import os
 import platform
-import shutil
-import socket
-import statistics
+import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
-from step_worker import MODELS
 
-WORKER = Path(__file__).with_name("step_worker.py")
+WORKLOAD = Path(__file__).parent / "workloads" / "mlp_step.py"
 VARIANTS = ("plain", "ddp", "bsp", "asp")
-STEPS = {"25M": (3, 8), "64k": (50, 300)}
-"""Steps of each worker: before the clock counts, and counted."""
-LONGEST = 300  # seconds for one run; the slowest seen took 40
+TITLES = {"plain": "no synchronisation", "ddp": "DDP, Gloo", "bsp": "Paceline bsp", "asp": "Paceline asp"}
+PARTS = ("compute", "push", "wait", "pull", "other")
+BATCH_SIZE = 32
 
 
-def measure(variant: str, model: str, workers: int, batch: int, divisor: int) -> float:
-    """Seconds of one step: the median over workers of the median over their steps."""
-    warmup, steps = (max(2, count // divisor) for count in STEPS[model])
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
-        protocol = variant if variant not in ("plain", "ddp") else None
-        command = [str(WORKER), "--variant", "paceline" if protocol else variant, "--model", model, "--out", folder]
-        command += ["--batch", str(batch), "--warmup", str(warmup), "--steps", str(steps)]
-        if protocol:
-            run = [sys.executable, "-m", "paceline", "run", "-n", str(workers), "-p", protocol, "--tee", "none"]
-            run += ["--threads", str(threads(workers)), "--out", str(out / "run"), "--json"]
-            subprocess.run([*run, *command], check=True, timeout=LONGEST, stdout=subprocess.DEVNULL)
-            shutil.rmtree(out / "run")
+@dataclass(frozen=True, slots=True)
+class Model:
+    """An MLP, and how many steps a measurement of it takes."""
+
+    widths: tuple[int, ...]
+    warmup: int
+    steps: int
+    quick_warmup: int
+    quick_steps: int
+
+    @property
+    def parameters(self) -> int:
+        return sum(inputs * outputs + outputs for inputs, outputs in pairwise(self.widths))
+
+
+MODELS = {
+    "25M": Model((1024, 4096, 4096, 1024), warmup=4, steps=12, quick_warmup=2, quick_steps=5),
+    "64k": Model((128, 256, 128), warmup=100, steps=1000, quick_warmup=50, quick_steps=300),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One variant, once. Times in seconds."""
+
+    model: str
+    workers: int
+    variant: str
+    repeat: int
+    step: float
+    """The median over each worker's steps, and over the workers."""
+    per_worker: list[float]
+    """Each worker's median."""
+    steps_per_second: float
+    """Of all workers together: with asp, updates per second."""
+    parts: dict[str, float] | None
+    """Where a step of Paceline went, by its ledger: the median of each part."""
+
+
+class Failed(Exception):
+    """A measurement came to nothing."""
+
+
+def measure(name: str, workers: int, variant: str, repeat: int, threads: int, args: argparse.Namespace) -> Measurement:
+    """Run one variant once. Raises Failed, also when it takes too long; leaves no process behind."""
+    model = MODELS[name]
+    warmup, steps = (model.quick_warmup, model.quick_steps) if args.quick else (model.warmup, model.steps)
+    with tempfile.TemporaryDirectory(prefix="paceline-step-", ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
+        flags = ["--workers", workers, "--threads", threads, "--batch-size", BATCH_SIZE]
+        flags += ["--steps", warmup + steps, "--times", folder, "--widths", *model.widths]
+        command: list[Any] = [sys.executable]
+        if variant in ("plain", "ddp"):
+            command += [WORKLOAD, "--variant", variant, *flags]
         else:
-            _run_all([sys.executable, *command], workers)
-        times = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
-    assert len(times) == workers
-    return statistics.median(statistics.median(one) for one in times)
+            command += ["-m", "paceline", "run", "-n", workers, "-p", variant, "--threads", threads]
+            command += ["--record", 0, "--tee", "none", "--out", folder / "run"]
+            command += [WORKLOAD, "--variant", "paceline", *flags]
+        _run([str(part) for part in command], folder / "output", args.timeout)
+        returned = [json.loads((folder / f"{worker}.json").read_text()) for worker in range(workers)]
+        ledger = folder / "run" / "ledger.sqlite"
+        parts = _parts(ledger, warmup) if ledger.exists() else None
+    per_worker, rate = _in_common([times[warmup - 1 :] for times in returned])
+    return Measurement(name, workers, variant, repeat, median(per_worker), per_worker, rate, parts)
 
 
-def threads(workers: int) -> int:
-    """Of each worker, the same for all variants."""
-    return max(1, len(os.sched_getaffinity(0)) // workers)
-
-
-def _run_all(command: list[str], workers: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(workers)}
-    common |= {"THREADS": str(threads(workers)), "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}) for rank in range(workers)]
-    try:
-        for process in processes:
-            if process.wait(timeout=LONGEST):
-                sys.exit(f"{' '.join(command)} failed with exit code {process.returncode}")
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """The results as a table: milliseconds, median (least–greatest)."""
-    lines = [
-        "| model | workers | variant | step, ms | adds, ms | step ÷ DDP's | added ÷ DDP's |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    by_key = {(row["model"], row["workers"], row["variant"]): row for row in rows}
-    for row in rows:
-        plain, ddp = (by_key[row["model"], row["workers"], variant] for variant in ("plain", "ddp"))
-        adds = row["median"] - plain["median"]
-        ddp_adds = ddp["median"] - plain["median"]
-        shown = [f"{1000 * row[name]:.2f}" for name in ("median", "least", "greatest")]
-        added = ["–", "–"] if row is plain else [f"{1000 * adds:.2f}", f"{adds / ddp_adds:.2f}"]
-        lines.append(
-            f"| {row['model']} | {row['workers']} | {row['variant']} | {shown[0]} ({shown[1]}–{shown[2]}) "
-            f"| {added[0]} | {row['median'] / ddp['median']:.2f} | {added[1]} |"
+def _run(command: list[str], output: Path, timeout: float) -> None:
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
         )
-    return "\n".join(lines)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"it had not ended after {timeout:g} s") from None
+        finally:
+            with suppress(ProcessLookupError):  # whatever is left of it
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code:
+        last = output.read_text(errors="replace").strip().splitlines()[-8:]
+        raise Failed("\n    ".join([f"exit code {code}", *last]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--batch", type=int, default=32, help="samples of each worker's step")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--quick", action="store_true", help="1 repeat, 2 workers, a third of the steps")
-    args = parser.parse_args()
-    if args.quick:
-        args.repeats, args.workers = 1, [2]
+def _in_common(returned: list[list[float]]) -> tuple[list[float], float]:
+    """Each worker's median step, and the steps per second of all, while all of them were at it."""
+    start, end = max(times[0] for times in returned), min(times[-1] for times in returned)
+    steps = [
+        [after - before for before, after in pairwise(times) if start <= before and after <= end] for times in returned
+    ]
+    if not all(steps):
+        raise Failed("the workers did not train at the same time; more steps would help")
+    return [median(times) for times in steps], sum(len(times) / sum(times) for times in steps)
 
-    rows = []
-    for model in args.models:
-        for workers in args.workers:
-            taken: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-            for repeat in range(args.repeats):
-                for variant in VARIANTS:
-                    print(f"{model}, {workers} workers, {variant}: {repeat + 1} of {args.repeats}", file=sys.stderr)
-                    taken[variant].append(measure(variant, model, workers, args.batch, 3 if args.quick else 1))
-            for variant, seconds in taken.items():
-                row = {"model": model, "workers": workers, "variant": variant, "median": statistics.median(seconds)}
-                rows.append({**row, "least": min(seconds), "greatest": max(seconds), "seconds": seconds})
-    about = {
+
+def _parts(ledger: Path, warmup: int) -> dict[str, float]:
+    with closing(sqlite3.connect(ledger)) as database:
+        rows = database.execute(f"SELECT {', '.join(PARTS)} FROM step_times WHERE step >= ?", (warmup,)).fetchall()
+    return {part: median(column) for part, column in zip(PARTS, zip(*rows, strict=True), strict=True)}
+
+
+def step_table(measurements: Sequence[Measurement]) -> list[list[str]]:
+    """For each model, number of workers and variant: the step, what synchronisation adds, against DDP's."""
+    rows = [["model", "workers", "variant", "step, ms", "min–max", "sync adds, ms", "min–max", "× DDP", "steps/s, all"]]
+    for (name, workers, variant), repeats in _cells(measurements).items():
+        plain, ddp = (_of(measurements, name, workers, other) for other in ("plain", "ddp"))
+        added = [(one.step - plain[one.repeat].step) * 1e3 for one in repeats if one.repeat in plain]
+        ratios = [one.step / ddp[one.repeat].step for one in repeats if one.repeat in ddp]
+        shown = variant != "plain"
+        rows.append(
+            [
+                name,
+                str(workers),
+                TITLES[variant],
+                *_middle_and_spread([one.step * 1e3 for one in repeats]),
+                *(_middle_and_spread(added) if shown and added else ("", "")),
+                f"{median(ratios):.2f}" if shown and ratios else "",
+                _short(median(one.steps_per_second for one in repeats)),
+            ]
+        )
+    return rows
+
+
+def parts_table(measurements: Sequence[Measurement]) -> list[list[str]]:
+    """Where Paceline's steps go, in ms: medians of each part, which need not sum to the step's."""
+    rows = [["model", "workers", "variant", *PARTS]]
+    for (name, workers, variant), repeats in _cells(measurements).items():
+        told = [one.parts for one in repeats if one.parts]
+        if told:
+            parts = (_short(median(parts[part] for parts in told) * 1e3) for part in PARTS)
+            rows.append([name, str(workers), TITLES[variant], *parts])
+    return rows
+
+
+def _cells(measurements: Sequence[Measurement]) -> dict[tuple[str, int, str], list[Measurement]]:
+    cells: dict[tuple[str, int, str], list[Measurement]] = {}
+    for one in measurements:
+        cells.setdefault((one.model, one.workers, one.variant), []).append(one)
+    order = {name: place for place, name in enumerate((*MODELS, *VARIANTS))}
+    return dict(sorted(cells.items(), key=lambda cell: (order[cell[0][0]], cell[0][1], order[cell[0][2]])))
+
+
+def _of(measurements: Sequence[Measurement], name: str, workers: int, variant: str) -> dict[int, Measurement]:
+    """By repeat: what is compared was measured in the same round."""
+    wanted = (name, workers, variant)
+    return {one.repeat: one for one in measurements if (one.model, one.workers, one.variant) == wanted}
+
+
+def _middle_and_spread(values: Sequence[float]) -> tuple[str, str]:
+    return _short(median(values)), f"{_short(min(values))}–{_short(max(values))}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def print_table(rows: list[list[str]], markdown: bool) -> None:
+    """The first row is the head; numbers, from the fourth column on, stand to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for number, row in enumerate(rows):
+        cells = [
+            cell.ljust(width) if column < 3 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print(f"| {' | '.join(cells)} |" if markdown else "  ".join(cells).rstrip())
+        if markdown and number == 0:
+            print(f"|{'|'.join('-' * (w + 2) if c < 3 else '-' * (w + 1) + ':' for c, w in enumerate(widths))}|")
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on; nothing that names the machine."""
+    return {
         "cores": len(os.sched_getaffinity(0)),
-        "processor": platform.machine(),
-        "torch": torch.__version__,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
-        "repeats": args.repeats,
-        "batch": args.batch,
+        "torch": torch.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
-    print(", ".join(f"{key} {value}" for key, value in about.items()) + "\n")
-    print(markdown(rows))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, help="rounds (default: 7; with --quick, 1)")
+    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
+    parser.add_argument("--workers", nargs="+", type=int, default=(2, 4, 8), metavar="N")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--quick", action="store_true", help="few steps, once: to see that it works")
+    parser.add_argument("--timeout", type=float, default=180, metavar="S", help="of one measurement (default: 180)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there, as they come")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as markdown")
+    args = parser.parse_args()
+    repeats = args.repeats or (1 if args.quick else 7)
+
+    about = machine()
+    measurements: list[Measurement] = []
+    failures: list[str] = []
+    began = time.monotonic()
+    for repeat in range(repeats):
+        for name in args.models:
+            for workers in args.workers:
+                threads = max(1, about["cores"] // workers)
+                for variant in args.variants:
+                    what = f"round {repeat + 1} of {repeats}: {name}, {workers} workers, {variant}"
+                    try:
+                        one = measure(name, workers, variant, repeat, threads, args)
+                    except Failed as failure:
+                        failures.append(f"{what}: {failure}")
+                        print(failures[-1], file=sys.stderr)
+                        continue
+                    measurements.append(one)
+                    print(f"{what}: {_short(one.step * 1e3)} ms", file=sys.stderr)
+                    if args.json:
+                        _write(args, about, measurements, failures)
     if args.json:
-        args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=2) + "\n")
+        _write(args, about, measurements, failures)
+
+    print(
+        f"{about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}, torch {about['torch']} "
+        f"({about['cpu_capability']}); {repeats} rounds in {time.monotonic() - began:.0f} s; medians over the rounds\n"
+    )
+    print_table(step_table(measurements), args.markdown)
+    print("\nWhere Paceline's steps go (ledger, medians in ms):\n")
+    print_table(parts_table(measurements), args.markdown)
+    if failures:
+        print(f"\n{len(failures)} measurements failed; they are in no table", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _write(
+    args: argparse.Namespace, about: dict[str, Any], measurements: list[Measurement], failures: list[str]
+) -> None:
+    content = {
+        "machine": about,
+        "quick": args.quick,
+        "batch_size": BATCH_SIZE,
+        "models": {name: {**asdict(MODELS[name]), "parameters": MODELS[name].parameters} for name in args.models},
+        "measurements": [asdict(one) for one in measurements],
+        "failures": failures,
+    }
+    args.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
