@@ -46,7 +46,7 @@ def add_to(commands: Any) -> None:
     add("--max-seconds", type=_seconds("--max-seconds"), metavar="S", help="end after so many seconds")
     add("--report-waits", type=_seconds("--report-waits"), default=30.0, metavar="S", help="report longer waits (30)")
     add("script", metavar="SCRIPT", type=Path, help="an ordinary training script that calls paceline.prepare")
-    add("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own")
+    add("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own").required = False
     command.set_defaults(call=call)
 
 

@@ -45,7 +45,7 @@ class Output:
 
     def died(self, member: Member, how: str, at: str) -> None:
         """A worker has died: say how, and its last words unless they are on the screen already."""
-        self.say(f"worker {member.worker} died ({how}) {at}")
+        self.say(f"worker {member.worker} died ({how}){at}")
         if member.shown:
             self.say(f"  what it printed is above, and in {member.log}")
             return

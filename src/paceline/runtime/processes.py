@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from multiprocessing import connection
+from typing import Any, NoReturn
 
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
 
@@ -51,6 +53,24 @@ def fork_child(body: Callable[[], int]) -> int:
 def forks_die_with_me() -> None:
     """Whatever this process forks from now on (a loader's processes, say) is killed when it ends."""
     os.register_at_fork(after_in_child=_die_with_parent)
+
+
+def share_without_files() -> None:
+    """Let processes that hand each other tensors (a loader's do) listen on sockets that are no files.
+
+    multiprocessing makes a file for each, which stays when its process is killed. A name that is none needs
+    no clean-up; and because it has no permissions either, it is given only to listeners that ask for a key.
+    """
+
+    class Listener(connection.Listener):
+        def __init__(
+            self, address: Any = None, family: str | None = None, backlog: int = 1, authkey: bytes | None = None
+        ) -> None:
+            if address is None and family is None and authkey is not None:
+                address = f"\0paceline-{secrets.token_hex(16)}"
+            super().__init__(address, family, backlog, authkey)
+
+    connection.Listener = Listener  # type: ignore[misc]
 
 
 _orphaning = False

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import multiprocessing.util
 import os
-import runpy
 import signal
 import socket
 import sys
@@ -14,8 +13,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -27,18 +27,19 @@ from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.fabric.channel import Channel
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
-from paceline.runtime.processes import forks_die_with_me
+from paceline.runtime.processes import forks_die_with_me, share_without_files
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
 from paceline.training.link import Evaluate, Finished, Go, Offer, Started
 
-OURS = str(Path(paceline.__file__).parent)
+OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 
 
 def work(worker: int, settings: Settings, end: socket.socket, output: int, launcher: int) -> int:
     """Run the script as this worker, then wait for the run's end. Returns the exit code."""
     forks_die_with_me()  # loader processes would outlive a killed worker
+    share_without_files()
     _redirect(output)
     atexit._clear()  # what the launcher registered is not this process's to do
     torch.set_num_threads(settings.threads)
@@ -144,6 +145,8 @@ class WorkerLink:
 
     def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
         """See `training.link.Link`."""
+        if self._stopped:
+            return None  # answers that nobody reads would fill the channel, and `finish` would miss its own
         self._channel.send(messages.LeaseWanted(epoch, digest))
         message = self._await(messages.Leased, messages.EpochOver, messages.OrderWanted)
         if isinstance(message, messages.OrderWanted):
@@ -234,10 +237,14 @@ def _redirect(output: int) -> None:
 
 
 def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
+    """As `python SCRIPT ARGUMENTS` does it: in the module `__main__`, which stays (what is pickled refers to it)."""
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
+    path = str(script.absolute())
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        exec(compile(script.read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return int(end.code or 0)
@@ -254,17 +261,26 @@ def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
 
 
 def _show(error: BaseException) -> None:
-    """The user's own traceback: our frames, and those that ran his script, are not in it."""
-    frames = error.__traceback__
-    while frames is not None and _is_ours(frames):
-        frames = frames.tb_next
-    error.__traceback__ = frames
+    """The user's own traceback: our frames are not in it, neither at its start nor within."""
+    shown: BaseException | None = error
+    seen: set[int] = set()
+    while shown is not None and id(shown) not in seen:
+        seen.add(id(shown))
+        shown.__traceback__ = _without_ours(shown.__traceback__)
+        shown = shown.__cause__ or shown.__context__
     traceback.print_exception(error)
 
 
-def _is_ours(frames: TracebackType) -> bool:
-    file = frames.tb_frame.f_code.co_filename
-    return file.startswith((OURS, "<frozen runpy>")) or file == runpy.__file__
+def _without_ours(frames: TracebackType | None) -> TracebackType | None:
+    theirs = []
+    while frames is not None:
+        if not frames.tb_frame.f_code.co_filename.startswith(OURS):
+            theirs.append(frames)
+        frames = frames.tb_next
+    rest = None
+    for frame in reversed(theirs):
+        rest = TracebackType(rest, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return rest
 
 
 def _end_quietly() -> None:

@@ -1,0 +1,34 @@
+"""Runs that leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.launch import Launch
+
+
+@pytest.fixture
+def launches(tmp_path: Path) -> Iterator[Callable[[], Launch]]:
+    """Makes launches, each with a folder of its own."""
+    made: list[Launch] = []
+
+    def make() -> Launch:
+        folder = tmp_path / f"launch-{len(made)}"
+        folder.mkdir()
+        made.append(Launch(folder))
+        return made[-1]
+
+    yield make
+    for launch in made:
+        launch.close()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Runs with this test's folder."""
+    launch = Launch(tmp_path)
+    yield launch
+    launch.close()

@@ -1,0 +1,240 @@
+"""Bad input: one clear line, the exit code that the design says, no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.main import main
+from support.leftovers import Traces
+from support.runs import Run, ended, start
+from support.scripts import training
+
+GOOD = training()
+
+
+def the_line(err: str) -> str:
+    """The one line of ours; ours is all that there is."""
+    assert "Traceback" not in err, err
+    lines = err.splitlines()
+    assert len(lines) == 1, f"one line was to be there:\n{err}"
+    assert lines[0].startswith("paceline: "), err
+    return lines[0].removeprefix("paceline: ")
+
+
+# --- found before anything is started: what was asked, given, allowed, and what to do
+
+SCENARIOS = {
+    "unknown-key.toml": "[cluster]\nworkers = 2\nspeeed = 3\n",
+    "unknown-event-key.toml": "[[event]]\nworker = 0\nat_stepp = 3\nkill = true\n",
+    "index.toml": "[[worker]]\nindex = 2\nspeed = 0.5\n",
+    "event-index.toml": "[[event]]\nworker = 7\nat_step = 3\nkill = true\n",
+    "duration.toml": "[cluster]\ncompute = '400'\n",
+    "not.toml": "workers\n",
+}
+FILES = {
+    **SCENARIOS,
+    "train.py": GOOD,
+    "not_python.py": "def train(:\n    pass\n",
+    "data.bin": "\0\1\2",
+    "run/ledger.sqlite": "",
+    "run/summary.json": "{}",
+    "full/notes.txt": "mine",
+}
+
+WRONG = [
+    (["run", "-p", "spp", "train.py"], 'unknown protocol "spp"; did you mean "ssp"?; known: asp, bsp, ssp'),
+    (["run", "-p", "xyzzy", "train.py"], 'unknown protocol "xyzzy"; known: asp, bsp, ssp'),
+    (["run", "-p", "ssp:bond=3", "train.py"], 'ssp: unknown parameter "bond"; did you mean "bound"?; known: bound'),
+    (["run", "-p", "bsp:bound=3", "train.py"], 'bsp: unknown parameter "bound"; known: none'),
+    (["run", "-p", "ssp:bound=x", "train.py"], 'ssp: bound is "x"; it must be a whole number'),
+    (["run", "-p", "ssp:bound=-1", "train.py"], "ssp: bound is -1 steps; it must be 0 or more"),
+    (["run", "-p", "ssp:bound", "train.py"], "ssp: bound has no value; write ssp:bound=VALUE"),
+    (["run", "-n", "0", "train.py"], '-n is "0"; it must be a whole number, 1 or more'),
+    (["run", "-n", "two", "train.py"], '-n is "two"; it must be a whole number, 1 or more'),
+    (["run", "--seed", "x", "train.py"], '--seed is "x"; it must be a whole number, 0 or more'),
+    (["run", "--max-steps", "0", "train.py"], '--max-steps is "0"; it must be a whole number, 1 or more'),
+    (["run", "--max-seconds", "-1", "train.py"], '--max-seconds is "-1"; it must be a number of seconds above 0'),
+    (["run", "--max-seconds", "nan", "train.py"], '--max-seconds is "nan"; it must be a number of seconds above 0'),
+    (["run", "--target", "accuracy", "train.py"], 'target "accuracy" is not METRIC>=VALUE (or <=, >, <)'),
+    (["run", "--tee", "some", "train.py"], "argument --tee: invalid choice: 'some' (choose from"),
+    (["run", "missing.py"], "missing.py: No such file or directory; name the training script to run"),
+    (["run", "full"], "full: Is a directory; name the training script to run"),
+    (["run", "not_python.py"], "not_python.py is not Python: invalid syntax, line 1"),
+    (["run", "data.bin"], "data.bin is not Python: source code string cannot contain null bytes"),
+    (["run"], "the following arguments are required: SCRIPT; see paceline run --help"),
+    (["run", "--workerz", "2", "train.py"], "--workerz"),
+    (["runn", "train.py"], "runn"),
+    ([], "the following arguments are required: COMMAND; see paceline --help"),
+    (["run", "--out", "run", "train.py"], "--out run holds a run already; name another folder, or remove this one"),
+    (["run", "--out", "full", "train.py"], "--out full is not an empty folder; name another one"),
+    (["run", "--out", "train.py", "train.py"], "--out train.py is not an empty folder; name another one"),
+    (["run", "--scenario", "none.toml", "train.py"], "none.toml: there is no such file; give the path of a scenario"),
+    (["run", "--scenario", "not.toml", "train.py"], "not.toml: line 1 is not valid TOML"),
+    (["run", "--scenario", "unknown-key.toml", "train.py"], 'unknown-key.toml: cluster: unknown key "speeed"'),
+    (
+        ["run", "--scenario", "unknown-event-key.toml", "train.py"],
+        'unknown-event-key.toml: event 1: unknown key "at_stepp"; did you mean "at_step"?',
+    ),
+    (
+        ["run", "-n", "2", "--scenario", "index.toml", "train.py"],
+        "index.toml: worker table 1: index is 2; with 2 workers it must be from 0 to 1",
+    ),
+    (
+        ["run", "-n", "2", "--scenario", "event-index.toml", "train.py"],
+        "event-index.toml: event 1: worker is 7; with 2 workers it must be from 0 to 1",
+    ),
+    (
+        ["run", "--scenario", "duration.toml", "train.py"],
+        'duration.toml: cluster.compute is "400"; write a number and one of us, ms, s, m, h, in quotes',
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[" ".join(arguments) or "nothing" for arguments, _ in WRONG])
+def test_a_wrong_command_line_is_one_line_and_2_and_makes_nothing(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert said in the_line(captured.err)
+    assert captured.out == ""
+    there = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert there == FILES.keys()
+
+
+# --- found by the script's own doing: the same, and the run's folder is gone again
+
+IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "an optimizer whose parameters are not the model's": (
+        training(before="model = nn.Linear(4, 2)"),
+        ("-n", "2"),
+        "the optimizer's parameter 0 of group 0, of shape [2, 4], is not one of the model's; "
+        "build the optimizer from model.parameters(), once the model has its final form",
+    ),
+    "a model without trainable parameters": (
+        training(before="model.requires_grad_(False)"),
+        ("-n", "2"),
+        "the model has no trainable parameters; at least one must have requires_grad=True",
+    ),
+    "prepare called twice": (
+        training(after="paceline.prepare(model, optimizer, loader)"),
+        ("-n", "1"),
+        "prepare() is called twice; call it once, with everything that is trained",
+    ),
+    "a layer with sparse gradients": (
+        training(
+            before="model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))\n"
+            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+        ),
+        ("-n", "2"),
+        'the layer "0" makes sparse gradients, which can\'t be pushed; build it with sparse=False',
+    ),
+    "a sparse gradient that no layer announced": (
+        training("model.weight.grad = torch.zeros(2, 4).to_sparse(); optimizer.step()"),
+        ("-n", "2"),
+        'the gradient of "weight" is sparse; only dense gradients can be pushed: build its layer with sparse=False',
+    ),
+    "workers with different models": (
+        training(before="model = nn.Linear(4, 2 + me)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"),
+        ("-n", "2"),
+        "worker 1 differs from worker 0: it has weight: float32[3, 4] in group 0, the other has "
+        "weight: float32[2, 4] in group 0; every worker must build the same model and optimizer",
+    ),
+    "too little memory": (
+        training(
+            before="""
+            there = int(open("/proc/meminfo").read().split()[1]) * 1024  # MemTotal
+            model = nn.Module()
+            model.weight = nn.Parameter(torch.empty(there // 12))  # a third of it, of which no page is touched
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            """
+        ),
+        ("-n", "1"),
+        "bytes of memory",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
+    """Two at a time: most of what they take is the start of one process."""
+
+    def go(name: str, number: int) -> Run:
+        script, flags, _ = (IN_SCRIPT | FAILING)[name]
+        folder = tmp_path_factory.mktemp(f"bad-{number}")
+        traces = Traces(folder / "temporary")
+        run = ended(start(script, *flags, tmp_path=folder, env=traces.environment))
+        traces.assert_nothing_left()
+        return run
+
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(go, name, number) for number, name in enumerate(IN_SCRIPT | FAILING)}
+
+
+@pytest.mark.parametrize("name", IN_SCRIPT)
+def test_what_a_script_asks_wrongly_is_one_line_and_2_and_leaves_nothing(name: str, runs: Any) -> None:
+    run = runs[name].result()
+    line = the_line(run.err)
+    assert IN_SCRIPT[name][2] in line
+    assert run.code == 2
+    assert run.out == ""
+    assert not run.folder.exists()
+    if name == "too little memory":
+        found = re.search(r" needs ([0-9,]+) bytes of memory .* and there are ([0-9,]+); ", line)
+        assert found
+        needed, there = (int(number.replace(",", "")) for number in found.groups())
+        assert needed > there > 0
+        assert "use fewer workers or a smaller model" in line
+
+
+# --- runs that fail: 3
+
+FAILING: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "a script that never calls prepare": (
+        "print('no training here')",
+        ("-n", "2"),
+        "ended without calling paceline.prepare(); add the line "
+        "model, optimizer, loader = paceline.prepare(model, optimizer, loader) before its loop",
+    ),
+    "a script of which one worker never calls prepare": (
+        training(before="if me == 1: sys.exit()"),
+        ("-n", "2", "-p", "bsp"),
+        "ended without calling paceline.prepare()",
+    ),
+    "an evaluate that raises": (
+        training(before="def evaluate(model): raise KeyError('labels')"),
+        ("-n", "2"),
+        "evaluate() raised, on version 2: KeyError: 'labels'",
+    ),
+    "a limit that is reached before training": (
+        training(),
+        ("-n", "2", "--max-seconds", "0.001"),
+        "--max-seconds was reached before training began",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_run_that_fails_ends_with_3_and_says_why_once(name: str, runs: Any) -> None:
+    run = runs[name].result()
+    assert run.code == 3, run.err
+    assert run.summary["outcome"] == "failed"
+    assert FAILING[name][2] in run.summary["error"]
+    shown = " ".join((run.out + run.err).split())
+    assert shown.count(FAILING[name][2]) == 1, run.out + run.err
+    assert shown.count("Traceback") == (name == "an evaluate that raises"), run.out + run.err
+    assert "paceline/" not in shown.replace(str(run.folder.parent), "")

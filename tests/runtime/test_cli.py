@@ -1,0 +1,185 @@
+"""The command line, and what a run's folder and summary hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline
+from paceline.cli.main import main
+from support.launch import Launch
+from support.scripts import training
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"paceline {paceline.__version__}\n"
+
+
+def test_python_m_paceline_is_the_same_command_and_does_not_wait_for_torch() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "paceline", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"paceline {paceline.__version__}\n"
+    assert "paceline.cli.main" in done.stderr
+    assert not [line for line in done.stderr.splitlines() if line.split("|")[-1].strip() in ("torch", "numpy")]
+
+
+FLAGS = """SCRIPT --workers --protocol --scenario --seed --out --json --target --shards --threads --epochs --max-steps
+--max-seconds --on-loss --tee --record --report-waits"""
+
+
+@pytest.mark.parametrize(("arguments", "words"), [(["--help"], "run train --version"), (["run", "--help"], FLAGS)])
+def test_help_names_every_command_and_flag(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(arguments)
+    out = capsys.readouterr().out
+    assert [word for word in words.split() if word not in out] == []
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_on_anything_but_linux_one_line_says_that_it_is_not_supported_yet(
+    platform: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert main(["--version"]) == 2
+    assert capsys.readouterr().err == f"paceline: {platform} isn't supported yet; Paceline runs on Linux\n"
+
+
+KEYS = (
+    "paceline protocol workers threads seed outcome error wall_seconds steps samples samples_missed versions "
+    "steps_per_second samples_per_second per_worker staleness switches consensus final_parameters_sha256 "
+    "evaluations targets"
+)
+ROW = "worker steps samples compute_seconds wait_seconds transfer_seconds other_seconds max_lead left"
+
+
+def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the_ledger(launch: Launch) -> None:
+    """One run with everything in it: a scheduler, logged scalars, evaluations, targets, a scenario, limits."""
+    scenario = launch.tmp_path / "scenario.toml"
+    scenario.write_text('[cluster]\nworkers = 3\ncompute = "5ms"\n[[worker]]\nindex = 1\nspeed = 0.5\n')
+    script = training(
+        before="""
+        optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}], lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+        def evaluate(model):
+            print("evaluates")
+            return {"error": (model(data.tensors[0]) - data.tensors[1]).square().mean(), "constant": 0.5}
+        """,
+        inside="paceline.log(loss=1.5, step=step); print('inside', file=sys.stdout)",
+        after="paceline.finish(); print('out'); print('err', file=sys.stderr)",
+    ).replace("optimizer.zero_grad()", "optimizer.zero_grad(); scheduler.step()")
+    flags = ["-p", "ssp:bound=2", "--json", "--seed", "7", "--threads", "1", "--record", "2", "--scenario"]
+    targets = ["--target", "constant>=0.5", "--target", "constant > 0.5", "--target", "accuracy>=0.1"]
+    run = launch.run(script, *flags, str(scenario), *targets, args=("--its", "own")).completed()
+
+    summary = json.loads(run.out)
+    assert run.out == json.dumps(summary, indent=2) + "\n"
+    assert summary == run.summary
+    assert list(summary) == KEYS.split()
+    assert run.err.count("out\n") == run.err.count("err\n") == 1  # worker 0's, and nowhere on standard output
+    assert "inside" in run.log(0)
+    assert "evaluates" in run.log(0)
+    assert "evaluates" not in run.log(1) + run.log(2)
+
+    assert summary["protocol"] == {"name": "ssp", "config": {"bound": 2}}
+    assert (summary["workers"], summary["threads"], summary["seed"]) == (3, 1, 7)
+    assert (summary["outcome"], summary["error"]) == ("completed", None)
+    assert (summary["steps"], summary["versions"], summary["samples"], summary["samples_missed"]) == (32, 32, 128, 0)
+    assert summary["switches"] == summary["consensus"] == []
+    assert sum(summary["staleness"]["histogram"].values()) == 32
+    assert [list(row) for row in summary["per_worker"]] == [ROW.split()] * 3
+    assert [row["worker"] for row in summary["per_worker"]] == [0, 1, 2]
+    assert sum(row["steps"] for row in summary["per_worker"]) == 32
+    assert max(row["max_lead"] for row in summary["per_worker"]) <= 3
+    ((began,),) = run.rows("SELECT at FROM facts WHERE kind = 'TrainingBegan'")
+    for row in summary["per_worker"]:
+        assert row["left"]["reason"] == "finished"
+        parts = [row[f"{part}_seconds"] for part in ("compute", "wait", "transfer", "other")]
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(row["left"]["at"] - began, rel=1e-6)
+
+    evaluations = summary["evaluations"]
+    assert [list(row) for row in evaluations] == [["version", "at_seconds", "samples", "error", "constant"]] * 4
+    for key in ("version", "at_seconds", "samples"):
+        values = [row[key] for row in evaluations]
+        assert values == sorted(set(values)), f"{key} does not increase: {values}"
+    assert [row["samples"] for row in evaluations] == [32, 64, 96, 128]
+    assert evaluations[-1]["version"] == 32
+    assert evaluations[-1]["error"] < evaluations[0]["error"]
+    final = run.final()
+    weight, bias = final["weight"], final["bias"]
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 4), torch.randn(64, 2)
+    error = (torch.nn.functional.linear(x, weight, bias) - y).square().mean().item()
+    assert evaluations[-1]["error"] == pytest.approx(error, rel=1e-6), "it was another version that was evaluated"
+    first = {"at_seconds": evaluations[0]["at_seconds"], "samples": 32}
+    assert summary["targets"] == {"constant>=0.5": first, "constant>0.5": None, "accuracy>=0.1": None}
+
+    rates = {
+        (worker, step): json.loads(text)
+        for worker, step, text in run.rows("SELECT worker, step, learning_rates FROM pushes")
+    }
+    assert len(rates) == 32
+    for (_, step), (weights_rate, bias_rate) in rates.items():
+        assert weights_rate == pytest.approx(0.1 * 0.5 ** (step // 2))
+        assert bias_rate == pytest.approx(0.5 * 0.5 ** (step // 2))
+    logged = run.rows("SELECT worker, step, name, value FROM scalars ORDER BY worker, step, name")
+    assert logged == sorted(
+        row for worker, step in rates for row in ((worker, step, "loss", 1.5), (worker, step, "step", float(step)))
+    )
+    assert run.rows("SELECT COUNT(*), COUNT(DISTINCT epoch || ' ' || sample) FROM applied_samples") == [(128, 128)]
+
+    versions = run.rows("SELECT version, samples, sha256, file FROM versions ORDER BY version")
+    assert [row[:2] for row in versions] == [(row["version"], row["samples"]) for row in evaluations]
+    assert versions[-1][2] == summary["final_parameters_sha256"]
+    names = {path.name for path in run.folder.iterdir()}
+    assert names == {"config.toml", "ledger.sqlite", "summary.json", "versions"} | {f"worker-{n}.log" for n in range(3)}
+    assert {path.name for path in (run.folder / "versions").iterdir()} == {
+        "final.safetensors",
+        *(Path(row[3]).name for row in versions),
+    }
+
+    config = tomllib.loads((run.folder / "config.toml").read_text())
+    assert config["protocol"] == {"name": "ssp", "config": {"bound": 2}}
+    assert config["arguments"] == ["--its", "own"]
+    assert (config["workers"], config["threads"], config["seed"], config["record"]) == (3, 1, 7, 2)
+    assert (config["shards"], config["buffers"], config["on_loss"]) == ("dynamic", "mean", "continue")
+    assert config["targets"] == ["constant>=0.5", "constant>0.5", "accuracy>=0.1"]
+    assert config["limits"] == {"epochs": 2}
+    assert config["environment"]["torch"] == torch.__version__
+    assert config["scenario"]["worker"] == [{"index": 1, "speed": 0.5}]
+
+
+def test_without_out_a_run_goes_to_a_folder_of_its_protocols_name_and_the_default_is_bsp(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Samples are null in a run whose script draws its own batches."""
+    (tmp_path / "train.py").write_text(
+        "import torch, paceline\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "model, optimizer = paceline.prepare(model, torch.optim.Adam(model.parameters()))\n"
+        "for _ in range(3):\n"
+        "    model(torch.rand(4, 2)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    command = [sys.executable, "-m", "paceline", "run", "--tee", "none", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("bsp-20")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["workers"] == 2
+    assert (summary["steps"], summary["versions"]) == (6, 3)
+    assert summary["samples"] is summary["samples_missed"] is summary["samples_per_second"] is None
+    assert [row["samples"] for row in summary["per_worker"]] == [None, None]
+    assert str(folder.relative_to(tmp_path)) in done.stdout

@@ -1,0 +1,476 @@
+"""Real processes: how workers die, how runs end, and that nothing is left of either."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+
+from support.events import LONG, said
+from support.launch import Launch
+from support.leftovers import Traces
+from support.runs import Run, ended
+from support.scripts import ENDLESS, training
+
+
+def line_of(text: str, beginning: str) -> str:
+    """The one line that begins so."""
+    found = [line for line in text.splitlines() if line.startswith(beginning)]
+    assert len(found) == 1, f"{len(found)} lines begin with {beginning!r}:\n{text}"
+    return found[0]
+
+
+def after(text: str, beginning: str) -> str:
+    """What comes after the one line that begins so, as far as it is indented."""
+    line = line_of(text, beginning)
+    rest = text[text.index(line) + len(line) + 1 :].splitlines()
+    block = []
+    for entry in rest:
+        if not entry.startswith(("  |", "paceline:   ")):
+            break
+        block.append(entry)
+    return "\n".join(block)
+
+
+def scenario(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "scenario.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def reasons(run: Run) -> list[str]:
+    return [row["left"]["reason"] for row in run.summary["per_worker"]]
+
+
+def children(process: int) -> set[int]:
+    return {int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()}
+
+
+def await_end(process: int, within: float = LONG) -> None:
+    try:
+        watch = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    try:
+        assert poll.poll(within * 1000), f"process {process} has not ended in {within} s"
+    finally:
+        os.close(watch)
+
+
+# --- what the tests below rest upon
+
+
+def test_a_process_that_is_left_behind_is_found_and_ended(tmp_path: Path) -> None:
+    traces = Traces(tmp_path / "temporary")
+    process = subprocess.Popen(["sleep", "1000"], env=traces.environment)
+    with pytest.raises(AssertionError, match=rf"process {process.pid}: .*sleep 1000"):
+        traces.assert_nothing_left(within=0.05)
+    assert process.wait(LONG) == -signal.SIGKILL
+    traces.assert_nothing_left()
+
+
+def test_a_shared_memory_segment_and_a_socket_that_are_left_behind_are_found(tmp_path: Path) -> None:
+    traces = Traces(tmp_path / "t")
+    segment = SharedMemory(create=True, size=10)
+    segment.close()  # still there, mapped by nobody
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "t" / "s"))
+    assert traces.left() == [f"shared memory /dev/shm/{segment.name}", f"socket {tmp_path / 't' / 's'}"]
+    segment.unlink()
+    os.unlink(tmp_path / "t" / "s")
+    traces.assert_nothing_left()
+
+
+# --- workers that die
+
+
+DEATHS = """
+class Faulty(TensorDataset):
+    fetched = 0
+    def __getitem__(self, index):
+        self.fetched += 1
+        if self.fetched > 5 * 4:
+            raise ValueError("this sample is bad")
+        return super().__getitem__(index)
+
+if me == 1:
+    loader = DataLoader(Faulty(*data.tensors), batch_size=4, shuffle=True)
+"""
+EXIT = """
+if step == 5 and me == 2:
+    print("no more")
+    sys.exit(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """All three started at once, by protocol."""
+    launches, started = [], {}
+    for protocol in ("bsp", "asp", "ssp"):
+        launches.append(launch := Launch(tmp_path_factory.mktemp(protocol)))
+        kill = scenario(launch.tmp_path, "[[event]]\nworker = 0\nat_step = 5\nkill = true\n")
+        flags = ("-n", "4", "-p", protocol, "--shards", "static", "--scenario", kill, "--tee", "none")
+        script = training(EXIT, before=DEATHS, after="paceline.finish(); print('finished')")
+        started[protocol] = launch.start(script, *flags)
+    yield started
+    for launch in launches:
+        launch.close()
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "ssp"])
+def test_workers_that_die_are_named_with_their_end_and_last_words_and_the_rest_finish(
+    deaths: dict[str, subprocess.Popen[str]], protocol: str
+) -> None:
+    """Of four, by SIGKILL (the one that forked the store), an exception, an exit code: the fourth ends the work."""
+    run = ended(deaths[protocol]).completed()
+    line_of(run.err, "paceline: worker 0 died (killed by SIGKILL) in step 5")
+    line_of(run.err, "paceline: worker 1 died (exit code 1) in step 5")
+    traceback = after(run.err, "paceline: worker 1 died")
+    assert "in __getitem__" in traceback
+    assert "ValueError: this sample is bad" in traceback
+    assert run.log(1).count("Traceback") == 1
+    assert "paceline/" not in run.log(1), "our frames, between the script's loop and its data, are nobody's business"
+    line_of(run.err, "paceline: worker 2 died (exit code 1) in step 5")
+    assert "no more" in after(run.err, "paceline: worker 2 died")
+    assert run.summary["outcome"] == "completed"
+    assert run.summary["error"] is None
+    assert reasons(run) == ["died", "died", "died", "finished"]
+    assert [row["steps"] for row in run.summary["per_worker"]][:3] == [5, 5, 5]
+    assert run.summary["samples"] + run.summary["samples_missed"] == 2 * 64
+    ((most,),) = run.rows(
+        "SELECT MAX(times) FROM (SELECT COUNT(*) AS times FROM applied_samples GROUP BY epoch, sample)"
+    )
+    assert most == 1, "a sample was trained twice"
+    assert run.log(3) == "finished\n"
+    assert run.final().keys() == {"weight", "bias"}
+
+
+def test_with_on_loss_stop_the_first_death_ends_the_run_with_3(launch: Launch) -> None:
+    script = training("if me == 1 and step == 3: sys.exit(7)", **ENDLESS)
+    run = launch.run(script, "-n", "2", "-p", "asp", "--on-loss", "stop")
+    assert run.code == 3
+    line_of(run.err, "paceline: worker 1 died (exit code 7) in step 3")
+    assert run.summary["outcome"] == "failed"
+    assert re.search(r"worker 1 died \(exit code 7\).*--on-loss is stop", run.summary["error"])
+    assert reasons(run) == ["stopped", "died"]
+
+
+def test_when_all_die_of_one_mistake_the_run_fails_and_shows_it_once_and_without_our_frames(launch: Launch) -> None:
+    script = training("if step == 2: model(x.double())")
+    run = launch.run(script, "-n", "3", "-p", "asp", "--shards", "static")
+    assert run.code == 3
+    assert run.summary["outcome"] == "failed"
+    assert run.summary["error"] == "all workers died"
+    assert reasons(run) == ["died", "died", "died"]
+    everything = run.out + run.err
+    assert everything.count("Traceback (most recent call last)") == 1, everything
+    assert everything.count("if step == 2: model(x.double())") == 1
+    frames = [line.split('"')[1] for line in everything.splitlines() if line.startswith('  File "')]
+    assert Path(frames[0]).parent == launch.tmp_path, "the script's own frame comes first"
+    assert not [frame for frame in frames if "paceline/" in frame or "runpy" in frame], frames
+    for worker in range(3):
+        line_of(run.err, f"paceline: worker {worker} died (exit code 1)")
+
+
+def test_workers_that_die_before_prepare_or_as_they_set_up_the_store_do_not_stop_the_rest(launch: Launch) -> None:
+    """Worker 0 by SIGKILL, 1 by an exit code, 2 as it builds the store, 3 by time in mid-training; 4 ends the work."""
+    script = training(
+        before="""
+        if me == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if me == 1:
+            sys.exit("no data for worker 1")
+
+        class Deadly:
+            def __copy__(self):
+                os.kill(os.getpid(), signal.SIGKILL)
+        if me == 2:
+            optimizer.state[model.weight]["deadly"] = Deadly()
+        """,
+        inside="tell('trains', me)",
+        epochs=4,
+    )
+    kill = scenario(
+        launch.tmp_path,
+        "[cluster]\ncompute = '20ms'\n[[event]]\nworker = 3\nat = '200ms'\nkill = true\n",
+    )
+    run = launch.run(script, "-n", "5", "-p", "asp", "--scenario", kill).completed()
+    line_of(run.err, "paceline: worker 0 died (killed by SIGKILL)")
+    line_of(run.err, "paceline: worker 1 died (exit code 1)")
+    assert "no data for worker 1" in after(run.err, "paceline: worker 1 died")
+    line_of(run.err, "paceline: worker 2 died (killed by SIGKILL)")
+    line_of(run.err, "paceline: worker 3 died (killed by SIGKILL) in step ")
+    assert {row["worker"]: row["left"]["reason"] for row in run.summary["per_worker"]} == {3: "died", 4: "finished"}
+    assert run.summary["samples"] == 4 * 64  # whatever worker 3 left was trained by worker 4
+    assert run.summary["samples_missed"] == 0
+    assert launch.events.so_far("trains", 3)
+    assert not any(launch.events.so_far("trains", worker) for worker in (0, 1, 2))
+
+
+def test_a_push_that_is_heard_together_with_the_death_of_its_worker_is_dropped_and_leased_again(launch: Launch) -> None:
+    """The launcher is stopped while worker 1 pushes and dies, so that it hears of both at once."""
+    script = training(
+        """
+        if me == 1 and step == 2:
+            launcher = os.getppid()
+            os.kill(launcher, signal.SIGSTOP)
+            while open(f"/proc/{launcher}/stat").read().rpartition(")")[2].split()[0] != "T":
+                pass
+            tell("dies", os.getpid(), launcher)
+            optimizer.paceline_session.link.released = lambda: os._exit(7)
+        """,
+    )
+    process = launch.start(script, "-n", "2", "-p", "asp", "--shards", "static")
+    _, dying, launcher = map(str, launch.events.wait_for("dies"))
+    await_end(int(dying))
+    os.kill(int(launcher), signal.SIGCONT)
+    run = ended(process).completed()
+    line_of(run.err, "paceline: worker 1 died (exit code 7)")
+    assert [row["steps"] for row in run.summary["per_worker"]] == [30, 2]
+    assert run.summary["samples"] == 2 * 64
+    assert run.summary["samples_missed"] == 0
+
+
+def test_the_death_of_the_store_fails_the_run_and_says_what_is_whole(launch: Launch) -> None:
+    script = training("if step in (0, 20): tell('step', step, me, os.getpid())", **ENDLESS)
+    process = launch.start(script, "-n", "2", "-p", "asp")
+    workers = {int(launch.events.wait_for("step", 20, worker)[3]) for worker in range(2)}
+    (store,) = children(process.pid) - workers
+    os.kill(store, signal.SIGKILL)
+    run = ended(process)
+    assert run.code == 3
+    assert run.summary["outcome"] == "failed"
+    assert run.summary["error"] == "the parameter store's process died; what versions/ has is whole"
+    assert "Traceback" not in run.out + run.err
+    assert not list((run.folder / "versions").glob("*.unfinished"))
+
+
+# --- workers that do not answer
+
+
+def test_a_stopped_worker_is_reported_with_its_name_and_since_when_and_the_run_completes_when_it_goes_on(
+    launch: Launch,
+) -> None:
+    script = training("if me == 1 and step == 3: tell('stops', os.getpid()); os.kill(os.getpid(), signal.SIGSTOP)")
+    process = launch.start(script, "-n", "3", "-p", "bsp", "--report-waits", "0.5")
+    stopped = int(launch.events.wait_for("stops")[1])
+    text = said(process, r"worker 0 has waited .*\n(.*\n)*.*worker 2 has waited .*\n")
+    for worker in (0, 2):
+        line = next(line for line in text.splitlines() if line.startswith(f"paceline: worker {worker} has waited for"))
+        assert re.search(r"waited for \d+ s: .*; worker 1 computes step 3, last heard of \d+ s ago$", line), line
+        assert line.count("computes") == 1, "only who is awaited is named"
+    os.kill(stopped, signal.SIGCONT)
+    run = ended(process).completed()
+    assert reasons(run) == ["finished"] * 3
+    assert run.summary["samples"] == 2 * 64
+
+
+def test_under_asp_the_others_go_on_while_one_is_stopped(launch: Launch) -> None:
+    script = training(
+        "if me == 0 and step == 1: tell('stops', os.getpid()); os.kill(os.getpid(), signal.SIGSTOP)",
+        after="tell('through', me, step); paceline.finish()",
+    )
+    process = launch.start(script, "-n", "3", "-p", "asp")
+    stopped = int(launch.events.wait_for("stops")[1])
+    steps = sum(int(launch.events.wait_for("through", worker)[2]) for worker in (1, 2))
+    assert steps >= 2 * 16 - 3  # all but what worker 0 has done or holds
+    assert not launch.events.so_far("through", 0)
+    os.kill(stopped, signal.SIGCONT)
+    run = ended(process).completed()
+    assert run.summary["samples"] == 2 * 64
+
+
+# --- Ctrl-C, and the launcher's end
+
+
+def interrupted_at_random(seed: int, launch: Launch) -> None:
+    """Half of the moments are counted from the launcher's start, half from the first step."""
+    chance = random.Random(seed)
+    protocol, workers = chance.choice(["bsp", "asp", "ssp"]), chance.choice([1, 2, 4])
+    script = training("if step == 0: tell('trains', me)", **ENDLESS)
+    process = launch.start(script, "-n", str(workers), "-p", protocol)
+    if seed % 2:
+        launch.events.wait_for("trains")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(chance.uniform(0.0, 0.5) if seed % 2 else chance.uniform(0.5, 4.0))
+    trained = launch.events.so_far("trains")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    run = ended(process)
+    if not trained and run.code == -signal.SIGINT:
+        assert not run.folder.exists()  # the machine is so busy that not a line of ours had run yet
+        return
+    assert run.code == 130, run.err
+    assert "Traceback" not in run.out + run.err
+    if trained:
+        assert run.summary["outcome"] == "interrupted"
+        assert run.summary["error"] is None
+        assert set(reasons(run)) == {"stopped"}
+        assert len(run.summary["final_parameters_sha256"]) == 64
+        assert run.final().keys() == {"weight", "bias"}
+    launch.assert_nothing_left()
+
+
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 55), marks=pytest.mark.long)], ids=["5", "50"])
+def test_ctrl_c_at_any_moment_ends_the_run_cleanly(launches: Callable[[], Launch], seeds: range) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        tries = {seed: pool.submit(interrupted_at_random, seed, launches()) for seed in seeds}
+    failed = {seed: error for seed, done in tries.items() if (error := done.exception())}
+    assert not failed, f"{len(failed)} of {len(tries)}"
+
+
+def test_a_second_ctrl_c_ends_at_once_though_a_script_ignores_the_first(launch: Launch) -> None:
+    script = training("if step == 0: tell('trains', me)", after="tell('ignores', me)\nwhile True: pass", **ENDLESS)
+    process = launch.start(script, "-n", "2", "-p", "asp")
+    launch.events.wait_for("trains", 0)
+    launch.events.wait_for("trains", 1)
+    os.killpg(process.pid, signal.SIGINT)
+    said(process, "interrupted: ending the run")
+    os.killpg(process.pid, signal.SIGINT)
+    run = ended(process)
+    assert run.code == 130
+    assert run.summary["outcome"] == "interrupted"
+    assert "has not ended its script in time" not in run.err, "it was not the second one that ended it"
+    launch.assert_nothing_left()
+
+
+def test_when_the_launcher_is_killed_so_is_everything_else(launch: Launch) -> None:
+    """Also a loader's processes, one that the script forked, a worker that is stopped and one that never listens."""
+    script = training(
+        """
+        if step == 2:
+            if os.fork() == 0:
+                signal.pause()
+            tell("trains", me)
+            while True:
+                os.kill(os.getpid(), signal.SIGSTOP) if me == 1 else signal.pause()
+        """,
+        **ENDLESS,
+        num_workers=2,
+    )
+    process = launch.start(script, "-n", "2", "-p", "asp")
+    for worker in range(2):
+        launch.events.wait_for("trains", worker)
+    (traces,) = launch.traces
+    assert len(traces.processes()) == 1 + 1 + 2 * (1 + 2 + 1)  # launcher, store, and for each worker what it started
+    process.kill()
+    assert process.wait(LONG) == -signal.SIGKILL
+    launch.assert_nothing_left()
+    process.communicate()
+
+
+# --- limits
+
+
+def test_max_steps_ends_the_run_when_so_many_updates_are_applied(launch: Launch) -> None:
+    script = training(after="paceline.finish(); print('through')", **ENDLESS)
+    run = launch.run(script, "-n", "2", "-p", "asp", "--max-steps", "25").completed()
+    assert run.summary["outcome"] == "completed"
+    assert 25 <= run.summary["steps"] <= 26
+    assert reasons(run) == ["stopped", "stopped"]
+    assert "paceline: --max-steps is reached: ending the run" in run.err
+    assert run.out.startswith("through\n")
+    assert run.log(1) == "through\n"
+    assert run.rows("SELECT MAX(version) FROM versions") == [(run.summary["versions"],)]
+
+
+def test_max_seconds_ends_the_run_then(launch: Launch) -> None:
+    run = launch.run(training(**ENDLESS), "-n", "2", "-p", "asp", "--max-seconds", "3").completed()
+    assert run.summary["outcome"] == "completed"
+    assert run.summary["steps"] > 0
+    assert reasons(run) == ["stopped", "stopped"]
+    assert "paceline: --max-seconds is reached: ending the run" in run.err
+    assert "has not ended its script in time" not in run.err
+
+
+# --- what is printed, and what a script sees
+
+
+def test_finish_waits_for_all_and_gives_every_worker_the_final_parameters(launch: Launch) -> None:
+    """They differ before it; after it they are those of `versions/final.safetensors`, as the summary hashes them."""
+    script = training(
+        before="import hashlib",
+        after="""
+        def digest():
+            return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+        tell("before", me, digest())
+        if me == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        paceline.finish()
+        tell("after", me, digest(), hashlib.sha256(model.state_dict()["weight"].numpy().tobytes()).hexdigest())
+        paceline.finish()  # twice is no harm
+        """,
+    )
+    process = launch.start(script, "-n", "3", "-p", "asp", "--tee", "all")
+    for worker in range(3):
+        launch.events.wait_for("before", worker)
+    (traces,) = launch.traces
+    assert not any(launch.events.so_far("after", worker) for worker in range(3))
+    for number, what in traces.processes().items():
+        if what.startswith("state T"):
+            os.kill(number, signal.SIGCONT)
+    run = ended(process).completed()
+    final = run.final()
+    expected = hashlib.sha256(final["weight"].numpy().tobytes() + final["bias"].numpy().tobytes()).hexdigest()
+    weight = hashlib.sha256(final["weight"].numpy().tobytes()).hexdigest()
+    assert run.summary["final_parameters_sha256"] == expected
+    for worker in range(3):
+        assert launch.events.wait_for("after", worker)[2:] == [expected, weight]
+    assert [line for line in run.err.splitlines() if "Traceback" in line] == []
+    assert {launch.events.wait_for("before", worker)[2] for worker in range(3)} != {expected}
+
+
+SEEN = """
+import json, sys
+json.dump([sys.argv, __name__, __file__, sys.path[0], "RANK" in __import__("os").environ,
+           "WORLD_SIZE" in __import__("os").environ, sys.stdin.read()], open(f"seen-{sys.argv[1]}", "w"))
+"""
+
+
+def test_a_script_sees_the_same_as_when_it_runs_alone(launch: Launch, tmp_path: Path) -> None:
+    """argv, __name__, __file__, its own folder first on the path, nothing on standard input; no RANK, no folder."""
+    (tmp_path / "scripts").mkdir()
+    script = training(
+        before=SEEN + "import neighbour",
+        after="paceline.log(loss=loss.item()); paceline.finish(); print(f'{paceline.worker()}/{paceline.workers()}')",
+    )
+    (tmp_path / "scripts" / "train.py").write_text(script)
+    (tmp_path / "scripts" / "neighbour.py").write_text("")
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+
+    def call(*arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, *arguments, "--flag", "-n"],
+            cwd=tmp_path,
+            env=environment | launch.events.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=True,
+        ).stdout
+
+    assert call("scripts/train.py", "alone") == "0/1\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"scripts", "seen-alone", "events"}
+    printed = call("-m", "paceline", "run", "-n", "2", "--tee", "all", "--out", "out", "scripts/train.py", "together")
+    assert "[worker 0] 0/2\n" in printed
+    assert "[worker 1] 1/2\n" in printed
+    alone = json.loads((tmp_path / "seen-alone").read_text())
+    together = json.loads((tmp_path / "seen-together").read_text().replace("together", "alone"))
+    assert alone == together
+    assert alone[0] == ["scripts/train.py", "alone", "--flag", "-n"]

@@ -1,0 +1,70 @@
+"""A worker's end of its channel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.choice import choose
+from paceline.core.leases import Batch
+from paceline.core.scenario import Scenario
+from paceline.errors import RunFailed
+from paceline.fabric.channel import Channel, pair
+from paceline.protocols import registry
+from paceline.runtime import messages
+from paceline.runtime.settings import Settings
+from paceline.runtime.worker import WorkerLink
+
+SETTINGS: dict[str, Any] = {
+    "script": Path("train.py"), "arguments": (), "workers": 2, "seed": 0, "threads": 1, "folder": Path("run"),
+    "shards": None, "epochs": None, "record": 4, "targets": (), "on_loss": "continue", "tee": "first",
+    "max_steps": None, "max_seconds": None, "report_waits": 30.0, "json": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def ends() -> Any:
+    """A worker's link, and the coordinator's end of its channel."""
+    ours, theirs = pair()
+    settings = Settings(**SETTINGS, choice=choose("asp", registry()), scenario=Scenario())
+    coordinator = Channel(ours, messages.FromWorker, "worker 1")
+    yield WorkerLink(1, settings, Channel(theirs, messages.ToWorker, "the coordinator"), launcher=0), coordinator
+    coordinator.close()
+
+
+def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:
+    """Each would be answered, nobody would read the answers, and `finish` would miss its own in a full channel."""
+    link, coordinator = ends
+    coordinator.send(messages.Stop())
+    assert link.lease(0, "digest", list) is None
+    assert coordinator.receive()[0] == messages.LeaseWanted(0, "digest")
+    assert link.lease(1, "digest", list) is None
+    assert not coordinator.ready()
+
+
+def test_a_stopped_worker_still_gets_the_final_parameters(ends: Any) -> None:
+    """The answers to what it had asked for before are passed over."""
+    link, coordinator = ends
+    coordinator.send(messages.Stop())
+    coordinator.send(messages.EpochOver())
+    coordinator.send(messages.FinalRecorded("final"))
+    assert link.lease(0, "digest", list) is None
+    assert link.finish() == Path("final")
+
+
+def test_a_lease_of_a_new_epoch_is_given_after_its_order_is_told(ends: Any) -> None:
+    link, coordinator = ends
+    coordinator.send(messages.OrderWanted())
+    coordinator.send(messages.Leased(3, 1))
+    assert link.lease(3, "digest", lambda: [[4, 5], [6]]) == Batch(3, 1)
+    told = [coordinator.receive()[0] for _ in range(2)]
+    assert told == [messages.LeaseWanted(3, "digest"), messages.OrderDrawn(3, "digest", [[4, 5], [6]])]
+
+
+def test_an_answer_out_of_turn_ends_the_worker_rather_than_being_passed_over(ends: Any) -> None:
+    link, coordinator = ends
+    coordinator.send(messages.Compute(0, 0, 0))
+    with pytest.raises(RunFailed, match="worker 1 was sent Compute out of turn"):
+        link.lease(0, "digest", list)
