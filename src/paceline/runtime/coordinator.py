@@ -5,7 +5,6 @@ It touches no tensor, and waits for nothing but its loop.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -560,8 +559,10 @@ class Coordinator:
     # --- talking ------------------------------------------------------------------------------------
 
     def _send(self, member: Member, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        with contextlib.suppress(PeerLost):  # if it has died, that shows by itself
+        try:
             member.channel.send(message, descriptors, block=False)
+        except PeerLost:  # it has died, or has not read hundreds of messages: it can't go on without them
+            self._kill(member)
 
     def _pass_on(self, member: Member) -> bool:
         assert member.printed is not None
