@@ -183,3 +183,11 @@ def test_without_out_a_run_goes_to_a_folder_of_its_protocols_name_and_the_defaul
     assert summary["samples"] is summary["samples_missed"] is summary["samples_per_second"] is None
     assert [row["samples"] for row in summary["per_worker"]] == [None, None]
     assert str(folder.relative_to(tmp_path)) in done.stdout
+
+
+def test_epochs_on_the_command_line_say_when_nobody_needs_to_wait_for_a_worker_any_more(launch: Launch) -> None:
+    script = training(epochs=3).replace("epochs=3, evaluate", "evaluate").replace("paceline.finish()", "")
+    run = launch.run(script, "-n", "2", "--epochs", "3").completed()
+    declined = {worker for (worker,) in run.rows("SELECT worker FROM facts WHERE kind = 'StepDeclined'")}
+    assert declined == {0, 1}
+    assert tomllib.loads((run.folder / "config.toml").read_text())["limits"]["epochs"] == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +71,10 @@ class Recordings:
     def conclude(self) -> None:
         """The newest version, which is on disk, is the last."""
         final = self._folder / "versions" / "final.safetensors"
-        os.link(self._file(self.newest.version), final)
+        try:
+            os.link(self._file(self.newest.version), final)
+        except OSError:  # not every file system has hard links
+            shutil.copyfile(self._file(self.newest.version), final)
         self.final = str(final.absolute())
 
     def files(self) -> list[tuple[int, str]]:

@@ -62,6 +62,7 @@ class WorkerLink:
         self.worker = worker
         self.workers = settings.workers
         self.seed = settings.seed
+        self.epochs = settings.epochs
         self._scenario: Scenario = settings.scenario
         self._channel = channel
         self._launcher = launcher

@@ -76,6 +76,8 @@ class Link(Protocol):
     worker: int
     workers: int
     seed: int
+    epochs: int | None
+    """How many the command line says that there will be; it wins over what the script says."""
 
     def start(self, offer: Offer) -> Started:
         """Offer the model; wait for everybody. Raises ConfigError if they cannot train together."""

@@ -79,7 +79,7 @@ def prepare(
         return (model, optimizer) if loader is None else (model, optimizer, loader)
 
     layout = Layout.of(model, optimizer)
-    workers = link.workers
+    workers, epochs = link.workers, link.epochs or epochs
 
     def make_store(region: Region, slots: int) -> Store:
         return Store.of(model, optimizer, layout, region, slots, workers)
