@@ -47,7 +47,7 @@ def test_the_slowest_are_named_in_a_small_company_and_numbered_in_a_large_one() 
             counts.advance(worker)
     assert counts.slowest() == "worker 3, 7"
     counts.enter(NAMED_UP_TO)
-    assert counts.slowest() == "the 3 slowest workers"
+    assert counts.slowest() == f"the slowest of {NAMED_UP_TO + 1} workers (3 of them)"
 
 
 @pytest.mark.parametrize("seed", range(20))

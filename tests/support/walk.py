@@ -130,9 +130,9 @@ class World:
         facts: list[Fact] = []
         if not self.began:
             return facts
-        if self.departures:
+        if self.departures > 0:
             facts += [WorkerLeft(worker=worker, reason="died", at=self.now) for worker in self.jobs]
-        if self.joins:
+        if self.joins > 0:
             newcomer = max([*self.jobs, *self.gone], default=-1) + 1
             facts += [
                 WorkerJoined(worker=worker, host="host", step=self.gone.get(worker, -1) + 1, at=self.now)

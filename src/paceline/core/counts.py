@@ -44,7 +44,7 @@ class Counts:
     def slowest(self) -> str:
         """Who is last, by name in a small company, else by number: a scan of thousands would not be O(1)."""
         if len(self.finished) > NAMED_UP_TO:
-            return f"the {self.at[self.least]} slowest workers"
+            return f"the slowest of {len(self.finished)} workers ({self.at[self.least]} of them)"
         return "worker " + ", ".join(str(one) for one, count in self.finished.items() if count == self.least)
 
     def _vacate(self, count: int) -> None:

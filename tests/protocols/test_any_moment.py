@@ -1,0 +1,74 @@
+"""A join, a departure and a return at every point of random histories; and what is compared there to the letter."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from paceline.core.choice import Choice, choose
+from paceline.core.facts import Fact, TrainingBegan
+from paceline.core.orders import Order
+from paceline.core.state import from_plain, to_plain
+from paceline.protocols import registry
+from support.tables import joined, left
+from support.walk import World, history, wander
+
+CHOICES = [choose(text, registry()) for text in [*registry(), "ssp:bound=0"]]
+"""Every protocol; and the bound at which workers are held all the time."""
+
+NEWCOMER = 50
+
+
+def changes(world: World) -> list[list[Fact]]:
+    """Somebody comes; or one of those here leaves, for good or to come back at once."""
+    stories: list[list[Fact]] = [[joined(NEWCOMER, at=world.now)]]
+    for worker, job in world.jobs.items():
+        stories.append([left(worker, at=world.now)])
+        stories.append([left(worker, at=world.now), joined(worker, job.step + 1, at=world.now)])
+    return stories
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int) -> None:
+    """The world fails for whoever is stuck then, and for what is lost or applied twice."""
+    world = World.of(choice, workers=3, steps=4)
+    for _ in wander(world, random.Random(seed)):
+        for story in changes(world):
+            changed = world.fork()
+            changed.departures = changed.joins = 1
+            for event in story:
+                changed.deliver(event)
+            changed.departures = changed.joins = 0
+            for _ in wander(changed, random.Random(seed)):
+                pass
+            assert not changed.unsettled
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_machine_restored_at_every_point_gives_the_same_orders_for_the_same_reasons(
+    choice: Choice, seed: int
+) -> None:
+    restored = choice.machine()
+    for fact, orders in history(choice, seed):
+        state = json.dumps(to_plain(restored), allow_nan=False)
+        restored = from_plain(type(restored), json.loads(state))
+        assert json.dumps(to_plain(restored)) == state  # dictionaries in their order
+        assert _reasoned(restored.handle(fact)) == _reasoned(orders)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_histories_begin_with_training_and_hold_joins_and_departures(choice: Choice) -> None:
+    """What the other tests rest on: that the histories are not empty of what they are to try."""
+    facts = [fact for seed in range(20) for fact, _ in history(choice, seed)]
+    kinds = {type(fact).__name__ for fact in facts}
+    assert isinstance(facts[0], TrainingBegan)
+    assert {"WorkerJoined", "WorkerLeft", "StepDeclined", "ParametersTaken", "UpdateArrived"} <= kinds
+
+
+def _reasoned(orders: tuple[Order, ...]) -> list[tuple[Order, object]]:
+    """Orders that differ also when only their reasons do."""
+    return [(order, order.why) for order in orders]

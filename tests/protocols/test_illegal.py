@@ -1,0 +1,91 @@
+"""Every kind of fact that cannot be true: each registered protocol refuses it, and is then as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.choice import Choice, choose
+from paceline.core.facts import Fact
+from paceline.core.machine import Machine
+from paceline.protocols import registry
+from support.tables import arrived, began, declined, joined, left, ready, refuses, taken
+
+CHOICES = [choose(name, registry()) for name in registry()]
+
+
+def at_work(choice: Choice) -> Machine:
+    """0 computes, 1 pushes, 2 has arrived, 3 has declined, 4 died computing, 5 died pushing."""
+    machine = choice.machine()
+    for fact in (
+        began(0, 1, 2, 3, 4, 5, version=3, steps={0: 7}),
+        taken(0, 3),
+        ready(1, 0, 3),
+        ready(2, 0, 3),
+        arrived(2, 0),
+        declined(3, 0),
+        left(4),
+        ready(5, 0, 3),
+        left(5),
+    ):
+        machine.handle(fact)
+    return machine
+
+
+AT_WORK: dict[str, Fact] = {
+    "training begins twice": began(0, 1),
+    "a worker joins that is here": joined(0, 9),
+    "a declined worker joins": joined(3, 9),
+    "a worker comes back with a used number": joined(4, 0),
+    "a stranger leaves": left(9),
+    "a worker leaves twice": left(4),
+    "a gradient of a stranger": ready(9, 0, 3),
+    "a gradient of a step not released yet": ready(0, 8, 3),
+    "a gradient of a step before": ready(0, 6, 3),
+    "a gradient on another version": ready(0, 7, 2),
+    "a gradient twice": ready(1, 0, 3),
+    "a gradient of a step that has arrived": ready(2, 0, 3),
+    "a gradient of a declined step": ready(3, 0, 3),
+    "a gradient of one that left": ready(4, 0, 3),
+    "a stranger declines": declined(9, 0),
+    "a step not released yet is declined": declined(0, 8),
+    "a step is declined that is being pushed": declined(1, 0),
+    "a step is declined that has arrived": declined(2, 0),
+    "a step is declined twice": declined(3, 0),
+    "one that left declines": declined(4, 0),
+    "an update of a stranger": arrived(9, 0),
+    "an update whose gradient was never ready": arrived(0, 7),
+    "an update of another step": arrived(1, 1),
+    "an update twice": arrived(2, 0),
+    "an update of a declined step": arrived(3, 0),
+    "an update of one that died computing": arrived(4, 0),
+    "an update of one that died pushing": arrived(5, 0),
+    "a pull of a stranger": taken(9, 3),
+    "a pull of another version": taken(1, 2),
+    "a pull twice": taken(0, 3),
+    "a pull of one that left": taken(4, 3),
+}
+
+BEFORE_TRAINING: dict[str, Fact] = {
+    "a join": joined(0),
+    "a departure": left(0),
+    "a gradient": ready(0, 0, 0),
+    "a declined step": declined(0, 0),
+    "an update": arrived(0, 0),
+    "a pull": taken(0, 0),
+    "members out of order": began(1, 0),
+    "a member twice": began(0, 0),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("fact", AT_WORK.values(), ids=AT_WORK)
+def test_it_is_refused_and_changes_nothing(choice: Choice, fact: Fact) -> None:
+    refuses(at_work(choice), fact)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("fact", BEFORE_TRAINING.values(), ids=BEFORE_TRAINING)
+def test_nothing_happens_before_training_has_begun(choice: Choice, fact: Fact) -> None:
+    machine = choice.machine()
+    refuses(machine, fact)
+    assert machine.handle(began(0, 1))
