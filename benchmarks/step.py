@@ -11,8 +11,10 @@ For each model and number of workers the variants take turns (A B C D A B C D ..
     asp     `paceline run -p asp`
 
 A step is the time between two returns of `optimizer.step()`: the median over a worker's steps, then over the
-workers. Only steps count that lie between the moment when the last worker was warm and the one when the first
-had done. Everyone has the same model, batch, optimizer and number of threads; allocators are as they come.
+workers. The mean is the workers' mean step; it differs where there are more processes than cores and steps are
+shorter than a process's turn: most then run undisturbed, and a few wait for everybody else's turns. Only steps
+count that lie between the moment when the last worker was warm and the one when the first had done. Everyone
+has the same model, batch, optimizer and number of threads; allocators are as they come.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ class Model:
 
 
 MODELS = {
-    "25M": Model((1024, 4096, 4096, 1024), warmup=4, steps=12, quick_warmup=2, quick_steps=5),
-    "64k": Model((128, 256, 128), warmup=100, steps=1000, quick_warmup=50, quick_steps=300),
+    "25M": Model((1024, 4096, 4096, 1024), warmup=4, steps=12, quick_warmup=1, quick_steps=4),
+    "64k": Model((128, 256, 128), warmup=50, steps=400, quick_warmup=20, quick_steps=150),
 }
 
 
@@ -79,6 +81,8 @@ class Measurement:
     """Each worker's median."""
     steps_per_second: float
     """Of all workers together: with asp, updates per second."""
+    mean: float
+    """The workers' mean step."""
     parts: dict[str, float] | None
     """Where a step of Paceline went, by its ledger: the median of each part."""
 
@@ -107,7 +111,17 @@ def measure(name: str, workers: int, variant: str, repeat: int, threads: int, ar
         ledger = folder / "run" / "ledger.sqlite"
         parts = _parts(ledger, warmup) if ledger.exists() else None
     per_worker, rate = _in_common([times[warmup - 1 :] for times in returned])
-    return Measurement(name, workers, variant, repeat, median(per_worker), per_worker, rate, parts)
+    return Measurement(
+        model=name,
+        workers=workers,
+        variant=variant,
+        repeat=repeat,
+        step=median(per_worker),
+        per_worker=per_worker,
+        steps_per_second=rate,
+        mean=workers / rate,
+        parts=parts,
+    )
 
 
 def _run(command: list[str], output: Path, timeout: float) -> None:
@@ -148,21 +162,23 @@ def _parts(ledger: Path, warmup: int) -> dict[str, float]:
 
 def step_table(measurements: Sequence[Measurement]) -> list[list[str]]:
     """For each model, number of workers and variant: the step, what synchronisation adds, against DDP's."""
-    rows = [["model", "workers", "variant", "step, ms", "min–max", "sync adds, ms", "min–max", "× DDP", "steps/s, all"]]
+    head = ["model", "workers", "variant", "step, ms", "min–max", "sync adds", "min–max"]
+    rows = [[*head, "mean step", "mean adds", "step × DDP's", "steps/s, all"]]
     for (name, workers, variant), repeats in _cells(measurements).items():
         plain, ddp = (_of(measurements, name, workers, other) for other in ("plain", "ddp"))
-        added = [(one.step - plain[one.repeat].step) * 1e3 for one in repeats if one.repeat in plain]
-        ratios = [one.step / ddp[one.repeat].step for one in repeats if one.repeat in ddp]
-        shown = variant != "plain"
+        beside_plain = [(one, plain[one.repeat]) for one in repeats if variant != "plain" and one.repeat in plain]
+        beside_ddp = [(one, ddp[one.repeat]) for one in repeats if variant != "plain" and one.repeat in ddp]
         rows.append(
             [
                 name,
                 str(workers),
                 TITLES[variant],
                 *_middle_and_spread([one.step * 1e3 for one in repeats]),
-                *(_middle_and_spread(added) if shown and added else ("", "")),
-                f"{median(ratios):.2f}" if shown and ratios else "",
-                _short(median(one.steps_per_second for one in repeats)),
+                *_middle_and_spread([(one.step - other.step) * 1e3 for one, other in beside_plain]),
+                _middle([one.mean * 1e3 for one in repeats]),
+                _middle([(one.mean - other.mean) * 1e3 for one, other in beside_plain]),
+                _middle([one.step / other.step for one, other in beside_ddp]),
+                _middle([one.steps_per_second for one in repeats]),
             ]
         )
     return rows
@@ -194,7 +210,11 @@ def _of(measurements: Sequence[Measurement], name: str, workers: int, variant: s
 
 
 def _middle_and_spread(values: Sequence[float]) -> tuple[str, str]:
-    return _short(median(values)), f"{_short(min(values))}–{_short(max(values))}"
+    return _middle(values), f"{_short(min(values))}–{_short(max(values))}" if values else ""
+
+
+def _middle(values: Sequence[float]) -> str:
+    return _short(median(values)) if values else ""
 
 
 def _short(value: float) -> str:
@@ -229,15 +249,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, help="rounds (default: 7; with --quick, 1)")
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
-    parser.add_argument("--workers", nargs="+", type=int, default=(2, 4, 8), metavar="N")
+    parser.add_argument("--workers", nargs="+", type=int, metavar="N", help="default: 2 4 8; with --quick, 2 4")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
-    parser.add_argument("--quick", action="store_true", help="few steps, once: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="few steps, one round: to see that it works")
     parser.add_argument("--timeout", type=float, default=180, metavar="S", help="of one measurement (default: 180)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there, as they come")
     parser.add_argument("--markdown", action="store_true", help="print the tables as markdown")
     args = parser.parse_args()
     repeats = args.repeats or (1 if args.quick else 7)
+    args.workers = args.workers or ((2, 4) if args.quick else (2, 4, 8))
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no measurement is left running
     about = machine()
     measurements: list[Measurement] = []
     failures: list[str] = []
@@ -248,6 +270,7 @@ def main() -> int:
                 threads = max(1, about["cores"] // workers)
                 for variant in args.variants:
                     what = f"round {repeat + 1} of {repeats}: {name}, {workers} workers, {variant}"
+                    started = time.monotonic()
                     try:
                         one = measure(name, workers, variant, repeat, threads, args)
                     except Failed as failure:
@@ -255,7 +278,9 @@ def main() -> int:
                         print(failures[-1], file=sys.stderr)
                         continue
                     measurements.append(one)
-                    print(f"{what}: {_short(one.step * 1e3)} ms", file=sys.stderr)
+                    print(
+                        f"{what}: {_short(one.step * 1e3)} ms, in {time.monotonic() - started:.0f} s", file=sys.stderr
+                    )
                     if args.json:
                         _write(args, about, measurements, failures)
     if args.json:
@@ -266,8 +291,9 @@ def main() -> int:
         f"({about['cpu_capability']}); {repeats} rounds in {time.monotonic() - began:.0f} s; medians over the rounds\n"
     )
     print_table(step_table(measurements), args.markdown)
-    print("\nWhere Paceline's steps go (ledger, medians in ms):\n")
-    print_table(parts_table(measurements), args.markdown)
+    if any(one.parts for one in measurements):
+        print("\nWhere Paceline's steps go (ledger, medians in ms):\n")
+        print_table(parts_table(measurements), args.markdown)
     if failures:
         print(f"\n{len(failures)} measurements failed; they are in no table", file=sys.stderr)
     return 1 if failures else 0

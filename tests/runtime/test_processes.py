@@ -19,11 +19,15 @@ from pathlib import Path
 
 import pytest
 
+import paceline
 from support.events import LONG, said
 from support.launch import Launch
 from support.leftovers import Traces
 from support.runs import Run, ended
 from support.scripts import ENDLESS, training
+
+OURS = f"{Path(paceline.__file__).parent}{os.sep}"
+"""Where our own frames come from."""
 
 
 def line_of(text: str, beginning: str) -> str:
@@ -145,7 +149,7 @@ def test_workers_that_die_are_named_with_their_end_and_last_words_and_the_rest_f
     assert "in __getitem__" in traceback
     assert "ValueError: this sample is bad" in traceback
     assert run.log(1).count("Traceback") == 1
-    assert "paceline/" not in run.log(1), "our frames, between the script's loop and its data, are nobody's business"
+    assert OURS not in run.log(1), "our frames, between the script's loop and its data, are nobody's business"
     line_of(run.err, "paceline: worker 2 died (exit code 1) in step 5")
     assert "no more" in after(run.err, "paceline: worker 2 died")
     assert run.summary["outcome"] == "completed"
@@ -183,7 +187,7 @@ def test_when_all_die_of_one_mistake_the_run_fails_and_shows_it_once_and_without
     assert everything.count("if step == 2: model(x.double())") == 1
     frames = [line.split('"')[1] for line in everything.splitlines() if line.startswith('  File "')]
     assert Path(frames[0]).parent == launch.tmp_path, "the script's own frame comes first"
-    assert not [frame for frame in frames if "paceline/" in frame or "runpy" in frame], frames
+    assert not [frame for frame in frames if frame.startswith(OURS) or "runpy" in frame], frames
     for worker in range(3):
         line_of(run.err, f"paceline: worker {worker} died (exit code 1)")
 

@@ -36,8 +36,10 @@ def print_summary(summary: Summary, folder: Path) -> None:
         version = last.pop("version")
         metrics = ", ".join(f"{k} {v:.4g}" for k, v in last.items() if k not in ("at_seconds", "samples"))
         console.print(f"version {version}, the last: {metrics}", markup=False)
+    known = sorted({name for row in summary["evaluations"] for name in row} - {"version", "at_seconds", "samples"})
     for target, met in summary["targets"].items():
-        console.print(f"{target}: " + (f"after {met['at_seconds']:.1f} s" if met else "not met"), markup=False)
+        missed = f"not met; metrics: {', '.join(known) or 'none, as the script registers no evaluate'}"
+        console.print(f"{target}: " + (f"after {met['at_seconds']:.1f} s" if met else missed), markup=False)
     console.print(f"{folder}: the ledger, the recorded versions, the workers' logs", markup=False, soft_wrap=True)
 
 

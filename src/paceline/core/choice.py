@@ -58,9 +58,9 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean "…"?` if something known is near, else nothing."""
+    """` (did you mean "…"?)` if something known is near, else nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f'; did you mean "{close[0]}"?' if close else ""
+    return f' (did you mean "{close[0]}"?)' if close else ""
 
 
 def parameters_of(spec: Spec) -> dict[str, tuple[Any, Any]]:

@@ -62,7 +62,9 @@ def available_bytes() -> int:
                 group = group / path.lstrip("/")
         limit = (group / "memory.max").read_text().strip()
         if limit != "max":
-            amounts.append(int(limit) - int((group / "memory.current").read_text()))
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            cache = int(stat.get("inactive_file", 0))  # is given up when memory is wanted
+            amounts.append(int(limit) - int((group / "memory.current").read_text()) + cache)
     except (OSError, ValueError):
         pass  # no second-generation control group here: the machine's own memory is the limit
     return min(amounts)

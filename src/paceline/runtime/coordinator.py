@@ -271,8 +271,8 @@ class Coordinator:
                 self._let_go_of_slot(member)
             case messages.FinishWanted():
                 member.finishing = True
-                member.wait("finish() waits for the others to end")
                 self._leave(member, "finished")
+                member.wait("finish() waits for the others to end")
             case messages.ScriptEnded():
                 self._script_ended(member)
             case messages.Evaluated(version=version, metrics=metrics):
@@ -369,7 +369,8 @@ class Coordinator:
         if not member.trains:
             return
         member.stage, member.step = "closing", None
-        self._let_go_of_slot(member)
+        member.wait(None)
+        # a slot that it may be copying from stays claimed until it says that it has, or its process ends
         if member.finished is not None:
             self._step_times(member, time.monotonic() - member.finished_at, 0.0)
         self.leases.leave(member.worker, died=reason == "died")
@@ -377,14 +378,16 @@ class Coordinator:
 
     def _ended(self, member: Member) -> None:
         """The process has ended: hear what it had still said, then see how it ended."""
-        while self._loop.watches(member.channel):
+        end_group(member.process)  # whatever it had started and left behind
+        while self._loop.watches(member.channel) and member.channel.ready():
             self._hear(member)
         while member.printed is not None and self._loop.watches(member.printed) and self._pass_on(member):
             pass
-        self._loop.unwatch(member.watch)
+        for source in (member.channel, member.printed, member.watch):  # a stranger may hold their other ends open
+            if source is not None and self._loop.watches(source):
+                self._loop.unwatch(source)
         os.close(member.watch)
         member.channel.close()
-        end_group(member.process)  # whatever it had started and left behind
         _, status = os.waitpid(member.process, 0)
         if status == 0 and member.stage != "ended":
             self._script_ended(member)  # by os._exit(0), say: it could not tell
@@ -420,7 +423,7 @@ class Coordinator:
 
     # --- the end ------------------------------------------------------------------------------------
 
-    def _stop(self, grace: float) -> None:
+    def _stop(self, grace: float, at_once: bool = True) -> None:
         """Nothing is left to do: tell every worker, and give its script so long to end."""
         if self._stopping:
             return
@@ -428,7 +431,7 @@ class Coordinator:
         for member in self.members.values():
             if member.here and member.stage != "ended":
                 self._leave(member, "stopped")
-                self._send(member, messages.Stop())
+                self._send(member, messages.Stop(at_once))
         self._loop.after(grace, self._end_stragglers)
 
     def _stop_at_limit(self, limit: str) -> None:
@@ -437,7 +440,7 @@ class Coordinator:
         if self._offer is None:
             self._fail(f"{limit} was reached before training began")
         self._output.say(f"{limit} is reached: ending the run")
-        self._stop(GRACE_AT_LIMIT)
+        self._stop(GRACE_AT_LIMIT, at_once=False)
         for member in self.members.values():
             member.left = "finished" if member.here else member.left
 
@@ -565,11 +568,12 @@ class Coordinator:
             self._kill(member)
 
     def _pass_on(self, member: Member) -> bool:
+        """Pass on what is there; whether anything was."""
         assert member.printed is not None
-        more = self._output.pass_on(member.worker, member.log, member.printed)
-        if not more:
+        size = self._output.pass_on(member.worker, member.log, member.printed)
+        if size == 0:
             self._loop.unwatch(member.printed)
-        return more
+        return bool(size)
 
     def _report_waits(self) -> None:
         store = self.store.busy_with if self.store is not None else None

@@ -167,6 +167,9 @@ class Compute(Message):
 class Stop(Message):
     """Nothing is left to do: no step, no batch."""
 
+    at_once: bool
+    """Whether the script is to end where it is; else its loops end, and what comes after them is done."""
+
 
 class Leased(Message):
     """This batch is yours."""

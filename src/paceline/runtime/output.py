@@ -28,12 +28,12 @@ class Output:
         """One line of our own."""
         print(f"paceline: {line}", file=sys.stderr, flush=True)
 
-    def pass_on(self, worker: int, log: Path, source: int) -> bool:
-        """Pass on what the worker has printed into this pipe; whether there may be more."""
+    def pass_on(self, worker: int, log: Path, source: int) -> int | None:
+        """Pass on what the worker has printed into this pipe: how many bytes. None: no more now; 0: its end."""
         try:
             data = os.read(source, 1 << 16)
         except BlockingIOError:
-            return True
+            return None
         if worker not in self._logs:
             self._logs[worker] = log.open("ab", buffering=0)
         self._logs[worker].write(data)
@@ -41,7 +41,7 @@ class Output:
         if data and rest:
             self._partial[worker] = rest
         self._show(worker, lines + newline if data else rest + b"\n" if rest else b"")
-        return bool(data)
+        return len(data)
 
     def died(self, member: Member, how: str, at: str) -> None:
         """A worker has died: say how, and its last words unless they are on the screen already."""

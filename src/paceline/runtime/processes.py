@@ -52,7 +52,7 @@ def fork_child(body: Callable[[], int]) -> int:
 
 def forks_die_with_me() -> None:
     """Whatever this process forks from now on (a loader's processes, say) is killed when it ends."""
-    os.register_at_fork(after_in_child=_die_with_parent)
+    os.register_at_fork(before=_note_parent, after_in_child=_die_with_parent)
 
 
 def share_without_files() -> None:
@@ -76,9 +76,17 @@ def share_without_files() -> None:
 _orphaning = False
 
 
+_parent = 0
+
+
+def _note_parent() -> None:
+    global _parent
+    _parent = os.getpid()
+
+
 def _die_with_parent() -> None:
     if not _orphaning:
-        die_with(os.getppid())
+        die_with(_parent)
 
 
 def fork_orphan(body: Callable[[], int], parent: int) -> None:

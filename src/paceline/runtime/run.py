@@ -62,20 +62,26 @@ class Interrupts:
 def run(settings: Settings, interrupts: Interrupts) -> Summary:
     """Do it. Returns the summary, which the run's folder has too.
 
-    Raises ConfigError when the script asks for what cannot be done; the folder is then gone again.
+    Raises ConfigError when the script asks for what cannot be done; the folder is then gone again, unless
+    training has come so far that it has something to lose.
     """
     _import_torch()
     if interrupts.take():
         raise KeyboardInterrupt
     made = _make_folder(settings.folder)
+    keep = False
     try:
         with _journal(settings.folder) as journal:
             coordinator = _coordinate(settings, interrupts, journal)
+        keep = coordinator.usage_error is None or coordinator.recordings.newest.version > 0
+        summary = _conclude(settings, coordinator) if keep else None
         if coordinator.usage_error is not None:
             raise ConfigError(coordinator.usage_error)
-        return _conclude(settings, coordinator)
+        assert summary is not None
+        return summary
     except ConfigError:
-        shutil.rmtree(made)
+        if not keep:
+            _undo(settings.folder, made)
         raise
 
 
@@ -98,18 +104,26 @@ def _import_torch() -> None:
             os.environ["OPENBLAS_NUM_THREADS"] = before
 
 
-def _make_folder(folder: Path) -> Path:
-    """Make the run's folder; returns the topmost that was made, to be taken away if nothing comes of it."""
-    made = folder
-    while not made.parent.exists():
-        made = made.parent
-    if folder.exists():
-        made = folder
+def _make_folder(folder: Path) -> list[Path]:
+    """Make the run's folder; returns those that were not there before, to be taken away if nothing comes of it."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         (folder / "versions").mkdir(parents=True)
     except OSError as error:
         raise ConfigError(f"--out {folder}: {error.strerror}; name a folder that can be made") from None
     return made
+
+
+def _undo(folder: Path, made: list[Path]) -> None:
+    """Take away what the run has written, and the folders that it made unless somebody uses them."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    for path in made:
+        with suppress(OSError):
+            path.rmdir()
 
 
 @contextmanager
@@ -125,7 +139,7 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal) ->
     adopt_orphans()
     output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
     loop = Loop()
-    _write_config(settings, None)
+    _write_config(settings, None, journal)
     members: list[Member] = []
     coordinator = None
     try:
@@ -133,7 +147,7 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal) ->
             members.append(_fork(worker, settings, members))
 
         def on_begin(offer: messages.Offered) -> None:
-            _write_config(settings, offer)
+            _write_config(settings, offer, journal)
 
         coordinator = Coordinator(settings, members, journal, output, loop, on_begin)
         loop.watch(interrupts, lambda: coordinator.interrupt(interrupts.take()))
@@ -211,8 +225,8 @@ def _await_store(process: int) -> None:
     os.close(watch)
 
 
-def _write_config(settings: Settings, offer: messages.Offered | None) -> None:
-    """The run's resolved configuration: what the command line says, then what the script does."""
+def _write_config(settings: Settings, offer: messages.Offered | None, journal: Journal) -> None:
+    """The run's resolved configuration, as a file and in the ledger: the command line's, then the script's too."""
     import torch
 
     shards = settings.shards or (offer.shards if offer else None) or "dynamic"
@@ -241,13 +255,15 @@ def _write_config(settings: Settings, offer: messages.Offered | None) -> None:
         },
         "environment": {
             "python": platform.python_version(),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "platform": platform.platform(),
         },
         "scenario": settings.scenario.to_plain(),
     }
     (settings.folder / "config.toml").write_text(tomli_w.dumps(config))
+    for key, value in config.items():
+        journal.ledger.note(key, value)
 
 
 def _conclude(settings: Settings, coordinator: Coordinator) -> Summary:

@@ -61,9 +61,15 @@ def _serve(store: Store, end: socket.socket, slots: int) -> int:
                     return 0
     except PeerLost:
         return 1
-    except Exception:
-        recorder.send(messages.StoreFailed(traceback.format_exc()))
+    except Exception as error:
+        recorder.send(messages.StoreFailed(_said(error)))
         return 1
+
+
+def _said(error: Exception) -> str:
+    """The error and where it was raised, in one line."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
 
 
 class _Recorder:

@@ -41,6 +41,8 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, launc
     forks_die_with_me()  # loader processes would outlive a killed worker
     share_without_files()
     _redirect(output)
+    for name in ("RANK", "WORLD_SIZE"):  # many scripts wrap themselves in DDP where they find them
+        os.environ.pop(name, None)
     atexit._clear()  # what the launcher registered is not this process's to do
     torch.set_num_threads(settings.threads)
     link = WorkerLink(worker, settings, Channel(end, messages.ToWorker, "the coordinator"), launcher)
@@ -216,6 +218,8 @@ class WorkerLink:
     def _note(self, message: messages.Message) -> None:
         if isinstance(message, messages.Stop):
             self._stopped = True
+            if message.at_once:
+                raise SystemExit(0)  # loops without batches would only confuse what the script prints of them
         elif not self._stopped:
             raise RunFailed(f"worker {self.worker} was sent {type(message).__name__} out of turn")
 

@@ -44,6 +44,8 @@ class PacedLoader:
         self._loader = loader
         self._session = session
         self._epoch = -1
+        self._trained = 0
+        """Loops that came to their end and trained."""
         self._orders: dict[int, tuple[list[list[Any]], str]] = {}
         """The last two that were needed."""
         self._leased: deque[Batch] = deque()
@@ -60,6 +62,7 @@ class PacedLoader:
     def __iter__(self) -> Iterator[Any]:
         self._epoch += 1
         self._session.loop_begins()
+        steps, handed_out = self._session.steps, 0
         inner = iter(self._paced)
         try:
             while True:
@@ -69,13 +72,17 @@ class PacedLoader:
                 except StopIteration:
                     break
                 self._session.handed_out(self._leased.popleft(), time.monotonic() - asked)
+                handed_out += 1
                 yield data
         finally:
             if self._leased:
                 self._session.link.give_back(tuple(self._leased))
                 self._leased.clear()
+        self._session.loop_ended()
+        if self._session.steps > steps or not handed_out:  # else it was for a look at the data
+            self._trained += 1
         epochs = self._session.epochs
-        if epochs is not None and self._epoch + 1 >= epochs and not self._session.fetched:
+        if epochs is not None and self._trained >= epochs and not self._session.fetched:
             self._session.done_computing()
 
     def lease(self) -> list[Any] | None:

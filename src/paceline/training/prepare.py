@@ -217,7 +217,7 @@ def _newest_version(model: nn.Module, state: dict[str, Tensor], prefix: str, _: 
     A clone, because the originals change with the next step.
     """
     session = _Process.session
-    if session is None or not session.live:
+    if session is None or not session.live or model is not session.model:  # a copy has its own parameters
         return
     with session.newest() as newest:
         for name in newest.keys() | session.layout.aliases.keys():

@@ -53,7 +53,12 @@ def epoch_order(batches: Iterable[list[Any]], seed: int, epoch: int) -> list[lis
         generator = getattr(holder, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(mixed("epoch", seed, epoch))
-    return [list(batch) for batch in batches]
+    return [[_plain(one) for one in batch] for batch in batches]
+
+
+def _plain(one: Any) -> Any:
+    """numpy's and torch's whole numbers as Python's."""
+    return one.item() if isinstance(one, numpy.generic | torch.Tensor) else one
 
 
 def order_digest(order: list[list[Any]]) -> str:

@@ -35,10 +35,12 @@ class Session:
         """Whether the store may be newer than the model; false once the final version is installed."""
         self.loads = False
         self.epochs: int | None = None
+        self.steps = 0
+        """Made by this worker."""
         self.fetched: deque[Batch] = deque()
         """Handed to the script since the last step, and in no gradient that was thrown away."""
-        self.untouched: Batch | None = None
-        """The last one handed to the script, as long as no gradient has come since."""
+        self.untouched: list[Batch] = []
+        """Those of them that were handed out since the last gradient came."""
         self.skipped: list[Batch] = []
         self.backward_seen = False
         """Whether a gradient has come since the last step or `zero_grad`."""
@@ -69,6 +71,7 @@ class Session:
         if self.go is None:
             return
         step = self.go.step
+        self.steps += 1
         measured = time.monotonic() - self._began
         padding = self.link.stretched(step, measured) - measured
         if padding > 0:
@@ -105,16 +108,25 @@ class Session:
         else:
             self._fetching += seconds
         self.fetched.append(batch)
-        self.untouched = batch
+        self.untouched.append(batch)
         seed_step(self.link.seed, self.link.worker, self.go.step, self.batches_in_step)
         self.batches_in_step += 1
 
     def loop_begins(self) -> None:
-        """The script begins another loop: it left the last one before it used what it was handed there."""
-        if self.untouched is not None and self.untouched in self.fetched:
-            self.fetched.remove(self.untouched)
-            self.link.give_back((self.untouched,))
-        self.untouched = None
+        """The script begins another loop. If it left the last one before it used what it was handed, that goes back."""
+        if self.untouched and self.untouched[-1] in self.fetched:
+            last = self.untouched.pop()
+            self.fetched.remove(last)
+            self.link.give_back((last,))
+        self.loop_ended()
+
+    def loop_ended(self) -> None:
+        """The loop is through. What it was handed and made no gradient of, it only looked at: it is used up."""
+        for batch in self.untouched:
+            if batch in self.fetched:
+                self.fetched.remove(batch)
+                self.skipped.append(batch)
+        self.untouched.clear()
 
     def thrown_away(self) -> None:
         """The script zeroes its gradients without a step: the batches in them are used up."""
@@ -165,8 +177,10 @@ class Session:
                 )
             view.copy_(gradient)
         self.push.present.copy_(torch.tensor(present, dtype=torch.uint8))
-        for name, view in self.push.buffers.items():
-            view.copy_(self.buffers[name])
+        if self.push.buffers:
+            buffers = dict(self.model.named_buffers())  # afresh: a forward may put new tensors in their places
+            for name, view in self.push.buffers.items():
+                view.copy_(buffers[name])
 
     def refuse(self, message: str) -> None:
         """End the run with this line."""
@@ -175,4 +189,4 @@ class Session:
 
     def _note_backward(self, _: Tensor) -> None:
         self.backward_seen = True
-        self.untouched = None
+        self.untouched.clear()
