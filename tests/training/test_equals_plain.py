@@ -61,13 +61,13 @@ if __name__ == "__main__":
 """
 
 RECIPES_OF = {
-    "bsp": ("sgd", "adamw"),
-    "asp": ("sgd, dropout and shuffled",),
-    "ssp": ("adam, dropout and shuffled",),
+    "bsp": ("sgd", "adamw", "adam, dropout and shuffled"),
+    "asp": ("sgd, dropout and shuffled", "adamw"),
+    "ssp": ("sgd", "adamw, dropout and shuffled"),
 }
 
 
-CASES = [(protocol, recipe) for protocol in registry() for recipe in RECIPES_OF.get(protocol, ("sgd",))]
+CASES = [(protocol, recipe) for protocol in registry() for recipe in RECIPES_OF.get(protocol, ("sgd", "adamw"))]
 
 Runs = dict[str, Future[Run]]
 
