@@ -48,9 +48,9 @@ FILES = {
 }
 
 WRONG = [
-    (["run", "-p", "spp", "train.py"], 'unknown protocol "spp"; did you mean "ssp"?; known: asp, bsp, ssp'),
+    (["run", "-p", "spp", "train.py"], 'unknown protocol "spp" (did you mean "ssp"?); known: asp, bsp, ssp'),
     (["run", "-p", "xyzzy", "train.py"], 'unknown protocol "xyzzy"; known: asp, bsp, ssp'),
-    (["run", "-p", "ssp:bond=3", "train.py"], 'ssp: unknown parameter "bond"; did you mean "bound"?; known: bound'),
+    (["run", "-p", "ssp:bond=3", "train.py"], 'ssp: unknown parameter "bond" (did you mean "bound"?); known: bound'),
     (["run", "-p", "bsp:bound=3", "train.py"], 'bsp: unknown parameter "bound"; known: none'),
     (["run", "-p", "ssp:bound=x", "train.py"], 'ssp: bound is "x"; it must be a whole number'),
     (["run", "-p", "ssp:bound=-1", "train.py"], "ssp: bound is -1 steps; it must be 0 or more"),
@@ -79,7 +79,7 @@ WRONG = [
     (["run", "--scenario", "unknown-key.toml", "train.py"], 'unknown-key.toml: cluster: unknown key "speeed"'),
     (
         ["run", "--scenario", "unknown-event-key.toml", "train.py"],
-        'unknown-event-key.toml: event 1: unknown key "at_stepp"; did you mean "at_step"?',
+        'unknown-event-key.toml: event 1: unknown key "at_stepp" (did you mean "at_step"?)',
     ),
     (
         ["run", "-n", "2", "--scenario", "index.toml", "train.py"],
@@ -131,7 +131,7 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         "the model has no trainable parameters; at least one must have requires_grad=True",
     ),
     "prepare called twice": (
-        training(after="paceline.prepare(model, optimizer, loader)"),
+        training(before="paceline.prepare(model, optimizer, loader)"),
         ("-n", "1"),
         "prepare() is called twice; call it once, with everything that is trained",
     ),

@@ -37,7 +37,7 @@ def ends() -> Any:
 def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:
     """Each would be answered, nobody would read the answers, and `finish` would miss its own in a full channel."""
     link, coordinator = ends
-    coordinator.send(messages.Stop())
+    coordinator.send(messages.Stop(at_once=False))
     assert link.lease(0, "digest", list) is None
     assert coordinator.receive()[0] == messages.LeaseWanted(0, "digest")
     assert link.lease(1, "digest", list) is None
@@ -47,7 +47,7 @@ def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:
 def test_a_stopped_worker_still_gets_the_final_parameters(ends: Any) -> None:
     """The answers to what it had asked for before are passed over."""
     link, coordinator = ends
-    coordinator.send(messages.Stop())
+    coordinator.send(messages.Stop(at_once=False))
     coordinator.send(messages.EpochOver())
     coordinator.send(messages.FinalRecorded("final"))
     assert link.lease(0, "digest", list) is None
@@ -68,3 +68,11 @@ def test_an_answer_out_of_turn_ends_the_worker_rather_than_being_passed_over(end
     coordinator.send(messages.Compute(0, 0, 0))
     with pytest.raises(RunFailed, match="worker 1 was sent Compute out of turn"):
         link.lease(0, "digest", list)
+
+
+def test_a_worker_that_is_stopped_at_once_leaves_its_script(ends: Any) -> None:
+    link, coordinator = ends
+    coordinator.send(messages.Stop(at_once=True))
+    with pytest.raises(SystemExit) as end:
+        link.released()
+    assert end.value.code == 0
