@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.fabric import memory
-from paceline.fabric.memory import Region, available_bytes
+from paceline.fabric.memory import Region, Window, available_bytes
 
 SIZE = 3 * mmap.PAGESIZE + 100
 
@@ -82,7 +82,7 @@ def test_populating_touches_the_pages_of_the_range_and_no_others(start: int, sto
 
 
 def test_populating_on_an_older_kernel_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MADV_POPULATE_WRITE", 9999)  # advice that no kernel knows
+    monkeypatch.setattr(memory, "POPULATE_WRITE", 9999)  # advice that no kernel knows
     region = Region.create(SIZE)
     region.populate(0, SIZE)
     assert os.fstat(region.descriptor).st_blocks == 0
@@ -104,3 +104,86 @@ def test_available_bytes_keeps_to_the_control_groups_limit(monkeypatch: pytest.M
     assert available_bytes() == 3400, "files that nobody uses are given up when memory is wanted"
     (tmp_path / "group" / "inner" / "memory.max").write_text("max\n")
     assert available_bytes() > 3000
+
+
+# --- windows ----------------------------------------------------------------------------------------
+
+PART = 8 * mmap.PAGESIZE
+
+
+@pytest.fixture(params=[PART, memory.HUGE], ids=["small pages", "huge pages"])
+def parts(request: pytest.FixtureRequest) -> tuple[Region, int]:
+    """A region of three parts, filled with 1, 2 and 3, and the size of a part."""
+    size: int = request.param
+    region = Region.create(3 * size)
+    for part in range(3):
+        region.populate(part * size, (part + 1) * size)
+        region.memory[part * size : (part + 1) * size] = bytes([part + 1]) * size
+    return region, size
+
+
+def test_a_window_shows_one_part_of_a_region_after_another_at_the_same_place(parts: tuple[Region, int]) -> None:
+    region, size = parts
+    window = Window(region, size)
+    first = window.memory
+    for part in (1, 0, 2, 2, 1):
+        window.show(part * size)
+        assert bytes(first) == bytes([part + 1]) * size
+
+
+def test_a_window_follows_what_others_write_into_the_part_that_it_shows(parts: tuple[Region, int]) -> None:
+    region, size = parts
+    window = Window(region, size)
+    window.show(0)
+    assert window.memory[5] == 1
+    region.memory[5] = 77
+    assert window.memory[5] == 77
+
+
+def test_what_is_written_into_a_window_reaches_nobody_and_is_gone_when_it_moves(parts: tuple[Region, int]) -> None:
+    region, size = parts
+    window = Window(region, size)
+    window.show(0)
+    window.memory[5] = 99
+    assert region.memory[5] == 1
+    window.show(size)
+    assert window.memory[5] == 2
+    window.show(0)
+    assert window.memory[5] == 1
+
+
+def test_a_window_knows_which_of_its_pages_were_written_to_since_it_moved(parts: tuple[Region, int]) -> None:
+    region, size = parts
+    window = Window(region, size)
+    window.show(0)
+    bytes(window.memory)  # reading is not writing
+    region.memory[3 * mmap.PAGESIZE] = 50  # nor is what others write
+    assert window.written() == []
+    for place in (0, 2 * mmap.PAGESIZE + 7, 3 * mmap.PAGESIZE, size - 1):
+        window.memory[place] = 9
+    page = mmap.PAGESIZE
+    assert window.written() == [(0, page), (2 * page, 4 * page), (size - page, size)]
+    window.show(0)
+    assert window.written() == []
+
+
+def test_two_windows_of_two_processes_do_not_see_each_other_s_writes(parts: tuple[Region, int]) -> None:
+    region, size = parts
+    window = Window(region, size)
+    window.show(0)
+    window.memory[0] = 42
+
+    def body() -> int:
+        other = Window(Region.attach(region.descriptor), size)
+        other.show(0)
+        other.memory[1] = 43
+        return 0 if bytes(other.memory[:2]) == b"\x01\x2b" else 1
+
+    assert fork(body) == 0
+    assert bytes(window.memory[:2]) == b"\x2a\x01"
+
+
+@pytest.mark.parametrize(("size", "whole"), [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192), (2 << 20, 2 << 20)])
+def test_parts_are_whole_pages_and_large_ones_whole_huge_pages(size: int, whole: int) -> None:
+    assert memory.whole_pages(size) == whole
+    assert memory.whole_pages((2 << 20) + 1) == 4 << 20

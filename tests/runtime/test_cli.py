@@ -33,7 +33,7 @@ def test_python_m_paceline_is_the_same_command_and_does_not_wait_for_torch() -> 
 
 
 FLAGS = """SCRIPT --workers --protocol --scenario --seed --out --json --target --shards --threads --epochs --max-steps
---max-seconds --on-loss --tee --record --report-waits"""
+--max-seconds --on-loss --on-divergence --tee --record --report-waits"""
 
 
 @pytest.mark.parametrize(("arguments", "words"), [(["--help"], "run train --version"), (["run", "--help"], FLAGS)])

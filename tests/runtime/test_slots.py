@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paceline.runtime.offers import SLOTS_BESIDE_READERS
+from paceline.runtime.offers import slots_for
 from paceline.runtime.slots import Slots
 
 
@@ -61,16 +61,30 @@ def test_no_slot_is_free_while_all_are_needed() -> None:
     assert slots.free() == 0
 
 
+def test_a_moved_version_s_former_slot_is_kept_until_those_who_claimed_it_have_gone() -> None:
+    slots = Slots(4)
+    slots.claim(0)
+    slots.moved(0, 1)
+    assert slots.where == {0: 1}
+    assert slots.free() == 2
+    assert commit(slots) == 2
+    assert slots.free() == 3
+    slots.unclaim(0)
+    assert (slots.where, slots.free()) == ({1: 2}, 0)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
-def test_with_a_claim_for_each_worker_and_one_recording_there_is_always_a_slot_to_commit_into(workers: int) -> None:
+def test_with_two_claims_for_each_worker_and_one_recording_there_is_always_a_slot_to_commit_into(workers: int) -> None:
     """Random walks; a worker claims the newest version or the one after it (a release ahead of the store)."""
     for seed in range(30):
         chance = random.Random(f"{workers}/{seed}")
-        slots = Slots(workers + SLOTS_BESIDE_READERS)
+        slots = Slots(slots_for(workers))
         claims: dict[str, int] = {}
         contents = {0: 0}  # slot to version: what the store has written where
         for _ in range(300):
-            who = chance.choice(["store", "recorder", *(f"worker {n}" for n in range(workers))])
+            who = chance.choice(
+                ["store", "recorder", *(f"{what} {n}" for what in ("step", "look") for n in range(workers))]
+            )
             if who == "store":
                 slot = slots.free()
                 assert slot is not None, f"nowhere to commit to: {slots}"

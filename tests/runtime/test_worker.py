@@ -20,7 +20,7 @@ from paceline.runtime.worker import WorkerLink
 SETTINGS: dict[str, Any] = {
     "script": Path("train.py"), "arguments": (), "workers": 2, "seed": 0, "threads": 1, "folder": Path("run"),
     "shards": None, "epochs": None, "record": 4, "targets": (), "on_loss": "continue", "tee": "first",
-    "max_steps": None, "max_seconds": None, "report_waits": 30.0, "json": False,
+    "max_steps": None, "max_seconds": None, "report_waits": 30.0, "json": False, "on_divergence": "stop",
 }  # fmt: skip
 
 

@@ -13,10 +13,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from paceline.fabric.memory import Region
+from paceline.fabric.memory import PAGE
 from paceline.training.buffers import merged
-from paceline.training.layout import ALIGNMENT, Layout, parameters_sha256
-from paceline.training.store import Store, detached_optimizer, scalars_of, set_scalars
+from paceline.training.layout import ALIGNMENT, Layout, Places, parameters_sha256
+from paceline.training.store import Store, scalars_of, set_scalars
 
 SLOTS, WORKERS = 3, 2
 
@@ -37,9 +37,12 @@ def small() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def store_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Store:
-    layout = Layout.of(model, optimizer)
-    region = Region.create(layout.size(SLOTS, WORKERS))
-    return Store.of(model, optimizer, layout, region, SLOTS, WORKERS)
+    return Store.of(model, optimizer, Places.new(Layout.of(model, optimizer), SLOTS, WORKERS))
+
+
+def slots_of(store: Store) -> list[list[Tensor]]:
+    """The versions' parameters, slot by slot."""
+    return [store.places.slot(slot) for slot in range(SLOTS)]
 
 
 def push(store: Store, worker: int, gradients: list[Tensor | None], buffers: dict[str, Tensor] | None = None) -> None:
@@ -59,21 +62,20 @@ def push(store: Store, worker: int, gradients: list[Tensor | None], buffers: dic
 def test_every_tensor_of_every_part_begins_on_a_cache_line() -> None:
     layout = Layout.of(*small())
     assert all(entry.offset % ALIGNMENT == 0 for entry in (*layout.moving, *layout.fixed, *layout.buffers))
-    assert [size % ALIGNMENT for size in (layout.fixed_bytes, layout.slot_bytes, layout.push_bytes)] == [0, 0, 0]
+    assert [size % PAGE for size in (layout.fixed_bytes, layout.slot_bytes, layout.push_bytes)] == [0, 0, 0]
 
 
 def test_no_two_tensors_of_a_region_overlap() -> None:
-    layout = Layout.of(*small())
-    region = Region.create(layout.size(SLOTS, WORKERS))
-    tensors = [*layout.fixed_tensors(region).values()]
+    places = Places.new(Layout.of(*small()), SLOTS, WORKERS)
+    tensors = [*places.fixed().values()]
     for slot in range(SLOTS):
-        tensors += layout.slot(region, slot)
+        tensors += places.slot(slot)
     for worker in range(WORKERS):
-        area = layout.push_area(region, SLOTS, worker)
+        area = places.push_area(worker)
         tensors += [*area.gradients, area.present, *area.buffers.values()]
     spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
-    assert spans[-1][1] - spans[0][0] <= region.size
+    assert spans[-1][1] - spans[0][0] <= places.region.size
 
 
 def test_a_group_s_parameters_of_one_dtype_lie_next_to_each_other() -> None:
@@ -95,9 +97,8 @@ def test_parameters_are_in_the_optimizer_s_order_and_those_it_lacks_are_fixed() 
 
 
 def test_each_view_has_a_storage_of_its_own_over_the_same_memory() -> None:
-    layout = Layout.of(*small())
-    region = Region.create(layout.size(SLOTS, WORKERS))
-    views, again = layout.slot(region, 1), layout.slot(region, 1)
+    places = Places.new(Layout.of(*small()), SLOTS, WORKERS)
+    views, again = places.slot(1), places.slot(1)
     assert len({view.untyped_storage().data_ptr() for view in views}) == len(views)
     for view, other in zip(views, again, strict=True):
         view.fill_(3)
@@ -106,8 +107,7 @@ def test_each_view_has_a_storage_of_its_own_over_the_same_memory() -> None:
 
 def test_channels_last_strides_are_kept() -> None:
     model, optimizer = small()
-    layout = Layout.of(model, optimizer)
-    view = layout.slot(Region.create(layout.size(SLOTS, WORKERS)), 0)[5]
+    view = Places.new(Layout.of(model, optimizer), SLOTS, WORKERS).slot(0)[5]
     assert view.stride() == model[3].weight.stride() != torch.empty(view.shape).stride()
 
 
@@ -116,8 +116,8 @@ def test_a_parameter_with_gaps_in_its_memory_is_laid_out_without_them() -> None:
     model.wide = nn.Parameter(torch.randn(4, 6)[:, ::2])
     model.expanded = nn.Parameter(torch.randn(3, 1).expand(3, 4))
     store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert [view.stride() for view in store.slots[0]] == [(3, 1), (4, 1)]
-    assert all(torch.equal(view, own) for view, own in zip(store.slots[0], model.parameters(), strict=True))
+    assert [view.stride() for view in slots_of(store)[0]] == [(3, 1), (4, 1)]
+    assert all(torch.equal(view, own) for view, own in zip(slots_of(store)[0], model.parameters(), strict=True))
 
 
 def test_the_forms_of_two_models_differ_by_name_dtype_shape_and_group() -> None:
@@ -143,23 +143,23 @@ def test_the_hash_is_of_the_bytes_in_order_whatever_the_strides() -> None:
 def test_a_commit_makes_the_next_version_in_another_slot_and_leaves_the_previous_one() -> None:
     model, optimizer = small()
     store = store_of(model, optimizer)
-    before = [view.clone() for view in store.slots[0]]
-    push(store, 0, [torch.ones_like(view) for view in store.slots[0]])
-    store.commit(0, 2, [(0, 1.0)], None)
-    assert all(torch.equal(view, old) for view, old in zip(store.slots[0], before, strict=True))
+    before = [view.clone() for view in slots_of(store)[0]]
+    push(store, 0, [torch.ones_like(view) for view in slots_of(store)[0]])
+    store.commit(0, 2, [(0, 1.0)])
+    assert all(torch.equal(view, old) for view, old in zip(slots_of(store)[0], before, strict=True))
     rates = [0.1] * 5 + [0.5] * 3
-    for view, old, rate in zip(store.slots[2], before, rates, strict=True):
+    for view, old, rate in zip(slots_of(store)[2], before, rates, strict=True):
         assert torch.equal(view, old - rate * torch.ones_like(old))
 
 
 def test_gradients_are_summed_by_weight() -> None:
     model = nn.Linear(2, 1, bias=False)
     store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    store.slots[0][0].zero_()
+    slots_of(store)[0][0].zero_()
     push(store, 0, [torch.tensor([[8.0, 0.0]])])
     push(store, 1, [torch.tensor([[4.0, 16.0]])])
-    store.commit(0, 1, [(0, 0.75), (1, 0.25)], None)
-    assert store.slots[1][0].tolist() == [[-7.0, -4.0]]
+    store.commit(0, 1, [(0, 0.75), (1, 0.25)])
+    assert slots_of(store)[1][0].tolist() == [[-7.0, -4.0]]
 
 
 def test_a_weighted_sum_leaves_the_pushed_gradients_as_they_were() -> None:
@@ -167,7 +167,7 @@ def test_a_weighted_sum_leaves_the_pushed_gradients_as_they_were() -> None:
     store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0))
     push(store, 0, [torch.ones(1, 2)])
     push(store, 1, [torch.ones(1, 2)])
-    store.commit(0, 1, [(0, 0.5), (1, 0.5)], None)
+    store.commit(0, 1, [(0, 0.5), (1, 0.5)])
     assert [area.gradients[0].tolist() for area in store.pushes] == [[[1.0, 1.0]], [[1.0, 1.0]]]
 
 
@@ -177,23 +177,24 @@ def test_none_is_not_zero_a_parameter_counts_for_those_who_have_a_gradient_and_e
     one = torch.ones(1)
     push(store, 0, [one, one])
     push(store, 1, [one, None])
-    store.commit(0, 1, [(0, 0.5), (1, 0.5)], None)
-    assert [view.item() for view in store.slots[1]] == [-1.0, -0.5]
+    store.commit(0, 1, [(0, 0.5), (1, 0.5)])
+    assert [view.item() for view in slots_of(store)[1]] == [-1.0, -0.5]
     push(store, 0, [one, None])
-    store.commit(1, 2, [(0, 1.0)], None)
-    assert [view.item() for view in store.slots[2]] == [-1.0 - 1.5, -0.5]
+    store.commit(1, 2, [(0, 1.0)])
+    assert [view.item() for view in slots_of(store)[2]] == [-1.0 - 1.5, -0.5]
     push(store, 0, [one, one])
-    store.commit(2, 0, [(0, 1.0)], None)
-    assert store.slots[0][1].item() == -0.5 - (0.5 * 0.5 + 1.0)
+    store.commit(2, 0, [(0, 1.0)])
+    assert slots_of(store)[0][1].item() == -0.5 - (0.5 * 0.5 + 1.0)
 
 
 def test_hyperparameters_that_come_with_a_commit_hold_from_it_on() -> None:
     model = nn.ParameterList([nn.Parameter(torch.zeros(1))])
     store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0))
     push(store, 0, [torch.ones(1)])
-    store.commit(0, 1, [(0, 1.0)], [{**scalars_of(store.optimizer)[0], "lr": 0.25}])
-    store.commit(1, 2, [(0, 1.0)], None)
-    assert [slot[0].item() for slot in store.slots] == [0.0, -0.25, -0.5]
+    store.set_scalars([{"lr": 0.25}])
+    store.commit(0, 1, [(0, 1.0)])
+    store.commit(1, 2, [(0, 1.0)])
+    assert [slot[0].item() for slot in slots_of(store)] == [0.0, -0.25, -0.5]
 
 
 def test_many_commits_with_adamw_and_groups_equal_the_optimizer_itself_bit_for_bit() -> None:
@@ -207,9 +208,10 @@ def test_many_commits_with_adamw_and_groups_equal_the_optimizer_itself_bit_for_b
             parameter.grad = torch.randn_like(parameter)
         optimizer.param_groups[0]["lr"] *= 0.9
         push(store, 0, [parameter.grad for parameter in model.parameters()])
-        store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)], scalars_of(optimizer))
+        store.set_scalars(scalars_of(optimizer))
+        store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)])
         optimizer.step()
-    for view, parameter in zip(store.slots[30 % SLOTS], model.parameters(), strict=True):
+    for view, parameter in zip(slots_of(store)[30 % SLOTS], model.parameters(), strict=True):
         assert torch.equal(view, parameter)
 
 
@@ -239,9 +241,9 @@ def test_an_optimizer_of_the_user_s_own_class_works_with_its_attributes() -> Non
     optimizer = Named(model.parameters(), "four", lr=0.5)
     store = store_of(model, optimizer)
     push(store, 0, [torch.ones(1, 2)])
-    store.commit(0, 1, [(0, 1.0)], None)
-    assert torch.equal(store.slots[1][0], store.slots[0][0] - 2.0)
-    assert (store.optimizer.calls, optimizer.calls) == (1, 0)
+    store.commit(0, 1, [(0, 1.0)])
+    assert torch.equal(slots_of(store)[1][0], slots_of(store)[0][0] - 2.0)
+    assert ([part.optimizer.calls for half in store.halves for part in half], optimizer.calls) == ([1], 0)
 
 
 def test_a_scheduler_s_patched_step_and_the_script_s_hooks_do_not_come_along() -> None:
@@ -256,10 +258,10 @@ def test_a_scheduler_s_patched_step_and_the_script_s_hooks_do_not_come_along() -
     before = copy.deepcopy(model.state_dict())
     store = store_of(model, optimizer)
     push(store, 0, [parameter.grad for parameter in model.parameters()])
-    store.commit(0, 1, [(0, 1.0)], None)
+    store.commit(0, 1, [(0, 1.0)])
     assert not called
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert not torch.equal(store.slots[1][0], store.slots[0][0])
+    assert not torch.equal(slots_of(store)[1][0], slots_of(store)[0][0])
 
 
 def test_the_state_that_an_optimizer_has_goes_into_the_store_as_a_copy() -> None:
@@ -267,17 +269,15 @@ def test_the_state_that_an_optimizer_has_goes_into_the_store_as_a_copy() -> None
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     model(torch.randn(4, 3)).square().sum().backward()
     optimizer.step()
-    twin = detached_optimizer(optimizer)
-    for (own, state), (other, kept) in zip(optimizer.state.items(), twin.state.items(), strict=True):
-        assert own is not other
+    store = store_of(model, optimizer)
+    for kept, state in zip(store.state().values(), optimizer.state.values(), strict=True):
         for name, value in state.items():
             assert torch.equal(kept[name], value)
             assert kept[name].data_ptr() != value.data_ptr()
-    store = store_of(model, optimizer)
     push(store, 0, [parameter.grad for parameter in model.parameters()])
-    store.commit(0, 1, [(0, 1.0)], None)
+    store.commit(0, 1, [(0, 1.0)])
     optimizer.step()  # the second step of each: Adam's bias correction would show a lost count
-    assert all(torch.equal(view, own) for view, own in zip(store.slots[1], model.parameters(), strict=True))
+    assert all(torch.equal(view, own) for view, own in zip(slots_of(store)[1], model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -342,9 +342,9 @@ def test_a_version_has_the_buffers_of_the_last_applied_updates_of_the_workers_as
     assert means([0, 1]) == [0.0, 0.0]  # nobody has pushed: the first ones
     push(store, 0, gradients, {"running_mean": torch.tensor([1.0, 1.0]), "num_batches_tracked": torch.tensor(4)})
     push(store, 1, gradients, {"running_mean": torch.tensor([3.0, 3.0]), "num_batches_tracked": torch.tensor(6)})
-    store.commit(0, 1, [(0, 1.0)], None)
+    store.commit(0, 1, [(0, 1.0)])
     assert means([0, 1]) == [1.0, 1.0]
-    store.commit(1, 0, [(1, 1.0)], None)
+    store.commit(1, 0, [(1, 1.0)])
     push(store, 1, gradients, {"running_mean": torch.tensor([9.0, 9.0])})  # on its way, not applied
     assert means([0, 1]) == [2.0, 2.0]
     assert means([1]) == [3.0, 3.0]

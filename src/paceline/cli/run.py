@@ -41,6 +41,7 @@ def add_to(commands: Any) -> None:
     add("--epochs", type=_whole("--epochs", 1), metavar="N", help="how many epochs the script trains, if it won't say")
     add("--record", type=_whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
     add("--on-loss", choices=("continue", "stop"), default="continue", help="when a worker dies (default: continue)")
+    add("--on-divergence", choices=("stop", "continue"), default="stop", help="at NaN or infinity (default: stop)")
     add("--tee", choices=("first", "all", "none"), default="first", help="whose output is shown (default: first)")
     add("--max-steps", type=_whole("--max-steps", 1), metavar="N", help="end once so many updates are applied")
     add("--max-seconds", type=_seconds("--max-seconds"), metavar="S", help="end after so many seconds")
@@ -79,6 +80,7 @@ def call(options: argparse.Namespace) -> int:
             record=options.record,
             targets=targets,
             on_loss=options.on_loss,
+            on_divergence=options.on_divergence,
             tee=options.tee,
             max_steps=options.max_steps,
             max_seconds=options.max_seconds,

@@ -26,6 +26,21 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
+def attachment(data: bytes) -> int:
+    """A descriptor of an anonymous file with these bytes, to be passed along with a message and then closed."""
+    descriptor = os.memfd_create("paceline-message", os.MFD_CLOEXEC)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    return descriptor
+
+
+def attached(descriptor: int) -> bytes:
+    """What `attachment` put there; closes the descriptor."""
+    with open(descriptor, "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
 class Channel:
     """One end. `kinds` is the union of message types that the other end may send."""
 
@@ -49,13 +64,11 @@ class Channel:
         if len(body) < PACKET:
             self._put(INLINE + body, descriptors, flags)
             return
-        attachment = os.memfd_create("paceline-message")
+        long = attachment(body)
         try:
-            with open(attachment, "wb", closefd=False) as file:
-                file.write(body)
-            self._put(ATTACHED, (attachment, *descriptors), flags)
+            self._put(ATTACHED, (long, *descriptors), flags)
         finally:
-            os.close(attachment)
+            os.close(long)
 
     def receive(self) -> tuple[Any, list[int]]:
         """Wait for the next message; returns it with the descriptors that came along. Raises PeerLost."""
@@ -67,9 +80,7 @@ class Channel:
             raise PeerLost(f"{self.peer} has gone")
         if packet[:1] == INLINE:
             return self._decoder.decode(packet[1:]), descriptors
-        with open(descriptors.pop(0), "rb") as file:
-            file.seek(0)
-            return self._decoder.decode(file.read()), descriptors
+        return self._decoder.decode(attached(descriptors.pop(0))), descriptors
 
     def ready(self, seconds: float | None = 0.0) -> bool:
         """Whether a message, or the peer's end, is there; waits so long for it (None: without end)."""

@@ -27,9 +27,10 @@ from paceline.fabric.channel import Channel, pair
 from paceline.fabric.memory import Region, available_bytes
 from paceline.records.journal import Journal
 from paceline.runtime import messages
+from paceline.runtime.adoption import Adoption
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
-from paceline.runtime.offers import SLOTS_BESIDE_READERS, difference, lack_of_memory, region_bytes
+from paceline.runtime.offers import difference, lack_of_memory, region_bytes, slots_for
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
 from paceline.runtime.recordings import Recordings
@@ -69,7 +70,8 @@ class Coordinator:
         self._loop = loop
         self._on_begin = on_begin
         self._spec = settings.choice.spec
-        self._slots = settings.workers + SLOTS_BESIDE_READERS
+        self._slots = slots_for(settings.workers)
+        self._adoption = Adoption()
         self._origin = time.monotonic()
         """When training began: `at` counts from here, so that imports and loading data count for nobody."""
         self._happened: deque[Fact] = deque()
@@ -155,9 +157,13 @@ class Coordinator:
         member.wait(f"version {order.version} is being made")
 
         def send(slot: int) -> None:
-            if member.trains:
-                member.wait(None)
-                self._send(member, messages.Compute(order.step, order.version, slot))
+            if not member.trains:
+                return
+            member.wait(None)
+            member.released_at = time.monotonic()
+            self._send(member, messages.Compute(order.step, order.version, slot))
+            # the version lies in memory that the worker maps: there is nothing left to transfer
+            self._happened.append(ParametersTaken(worker=member.worker, version=order.version, at=self._at()))
 
         self._store().when_made(order.version, send)
 
@@ -189,14 +195,22 @@ class Coordinator:
                 self._refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return
         if self._region is None:
-            lack = lack_of_memory(first, self._slots, self.settings.workers, available_bytes())
+            lack = lack_of_memory(first, self.settings.workers, available_bytes())
             if lack:
                 self._refuse(lack)
                 return
             self._region = Region.create(region_bytes(first, self._slots, self.settings.workers))
         ours, theirs = pair()
         channel = Channel(ours, messages.FromStore, "the store")
-        self.store = StoreClient(channel, self._slots, self._scalars, self._made, self._written)
+        self.store = StoreClient(
+            channel,
+            self._slots,
+            scalars=self._scalars,
+            idle_cores=self._idle_cores,
+            made=self._made,
+            written=self._written,
+            not_finite=self._not_finite,
+        )
         self._loop.watch(channel, self._hear_store)
         self._host = offered[0]
         self._host.wait("the store is being set up")
@@ -219,6 +233,11 @@ class Coordinator:
             self._send(member, messages.Begin(self._slots), (self._region.descriptor,))
         for seconds, worker in self.settings.scenario.kills_by_time():
             self._loop.after(seconds, lambda w=worker: self._kill(self.members[w]))  # type: ignore[misc]
+        if offer.streams:
+            self._output.say(
+                "an IterableDataset is each worker's own stream: nothing is leased, samples are not counted, and "
+                "whether workers see the same ones is up to it (it can ask paceline.worker())"
+            )
         self._on_begin(offer)
         self._origin = time.monotonic()
         nodes = self.settings.scenario.nodes
@@ -235,7 +254,7 @@ class Coordinator:
 
     def _hear(self, member: Member) -> None:
         try:
-            message, _ = member.channel.receive()
+            message, descriptors = member.channel.receive()
         except PeerLost:
             self._loop.unwatch(member.channel)
             return
@@ -243,8 +262,6 @@ class Coordinator:
         match message:
             case messages.StepFinished():
                 self._step_finished(member, message)
-            case messages.Taken():
-                self._taken(member, message)
             case messages.LeaseWanted(epoch=epoch, digest=digest):
                 self._lease(member, epoch, digest)
             case messages.OrderDrawn():
@@ -265,10 +282,16 @@ class Coordinator:
                 if member.trains and member.step is not None:
                     step, member.step = member.step, None
                     self._happened.append(StepDeclined(worker=member.worker, step=step, at=self._at()))
-            case messages.SnapshotWanted():
-                self._snapshot(member)
+            case messages.SnapshotWanted(hold=hold):
+                self._snapshot(member, hold)
             case messages.SnapshotTaken():
-                self._let_go_of_slot(member)
+                self._end_look(member)
+            case messages.StateWanted():
+                self._store().want_state(member.worker)
+            case messages.AdoptionWanted(digest=digest):
+                self._adoption_wanted(member, digest)
+            case messages.Adopted():
+                self._adopted(member, descriptors)
             case messages.FinishWanted():
                 member.finishing = True
                 self._leave(member, "finished")
@@ -282,11 +305,17 @@ class Coordinator:
                 self._evaluation_failed(f"evaluate() raised, on version {version}: {error}")
 
     def _step_finished(self, member: Member, message: messages.StepFinished) -> None:
+        if member.finished is not None:
+            self._step_times(member, message.waited, message.pulled)
         member.finished, member.finished_at = message, time.monotonic()
+        self._let_go_of_slot(member)  # the gradient is computed: nobody reads that version's parameters any more
         if message.scalars is not None:
             member.scalars = message.scalars
         if not member.trains:
             return  # on its way when the run was stopped: its batches returned then
+        if not self._adoption.agrees(member.worker):
+            self._refuse(self._adoption.disagreement(member.worker))
+            return
         worker, step, ledger = member.worker, message.step, self.journal.ledger
         self.leases.skip(worker, _batches(message.skipped))
         for epoch, index in message.skipped:
@@ -301,14 +330,6 @@ class Coordinator:
         member.step = None
         at = self._at()
         self._happened.append(GradientReady(worker=worker, step=step, version=message.version, samples=samples, at=at))
-
-    def _taken(self, member: Member, message: messages.Taken) -> None:
-        self._let_go_of_slot(member)
-        if member.finished is not None:
-            self._step_times(member, message.wait, message.pull)
-        if member.trains:
-            at = self._at()
-            self._happened.append(ParametersTaken(worker=member.worker, version=message.version, at=at))
 
     def _step_times(self, member: Member, wait: float, pull: float) -> None:
         done, member.finished = member.finished, None
@@ -337,16 +358,55 @@ class Coordinator:
             self.recordings.epoch_opened(sum(sizes))
         self._lease(member, message.epoch, message.digest)
 
-    def _snapshot(self, member: Member) -> None:
+    def _snapshot(self, member: Member, hold: bool) -> None:
         store = self._store()
-        self._let_go_of_slot(member)
-        member.reading = version = store.slots.newest
+        version = store.slots.newest
+        if hold:
+            self._let_go_of_slot(member)
+            member.reading = version
+        else:
+            self._end_look(member)
+            member.looks_at = version
         store.when_made(version, lambda slot: self._send(member, messages.Snapshot(version, slot)))
 
     def _let_go_of_slot(self, member: Member) -> None:
         if member.reading is not None and self.store is not None:
             self.store.unclaim(member.reading)
         member.reading = None
+
+    def _end_look(self, member: Member) -> None:
+        if member.looks_at is not None and self.store is not None:
+            self.store.unclaim(member.looks_at)
+        member.looks_at = None
+
+    def _adoption_wanted(self, member: Member, digest: str) -> None:
+        """Its script changed the parameters or the optimizer before its first step."""
+        if not member.trains:
+            return
+        self._adoption.wanted(member.worker, digest)
+        self._go_on_with_adoption()
+
+    def _adopted(self, member: Member, descriptors: list[int]) -> None:
+        slot = self._adoption.done(member.worker)
+        self._store().adopt(slot, descriptors)
+        self._go_on_with_adoption()
+
+    def _go_on_with_adoption(self) -> None:
+        """One worker writes what all begin with; the others, whose changes are to be the same, go on after it."""
+        worker = self._adoption.to_write()
+        if worker is not None:
+            if self._applied:
+                self._refuse(self._adoption.too_late(worker))
+                return
+            slot = self._store().slots.free()
+            assert slot is not None  # no version but the first is there yet
+            self._adoption.writes(worker, slot)
+            self._send(self.members[worker], messages.AdoptInto(slot))
+        for worker in self._adoption.to_let_on():
+            if not self._adoption.agrees(worker):
+                self._refuse(self._adoption.disagreement(worker))
+                return
+            self._send(self.members[worker], messages.AdoptedAlready())
 
     # --- leaving ------------------------------------------------------------------------------------
 
@@ -370,9 +430,10 @@ class Coordinator:
             return
         member.stage, member.step = "closing", None
         member.wait(None)
-        # a slot that it may be copying from stays claimed until it says that it has, or its process ends
+        # the slot that it shows stays claimed until its process ends: its script may go on with the model
         if member.finished is not None:
-            self._step_times(member, time.monotonic() - member.finished_at, 0.0)
+            waited_until = time.monotonic() if member.released_at < member.finished_at else member.released_at
+            self._step_times(member, waited_until - member.finished_at, 0.0)
         self.leases.leave(member.worker, died=reason == "died")
         self._happened.append(WorkerLeft(worker=member.worker, reason=reason, at=self._at()))
 
@@ -396,6 +457,9 @@ class Coordinator:
         if not ended_well:
             self._leave(member, "stopped" if self._stopping else "died")
         self._let_go_of_slot(member)
+        self._end_look(member)
+        self._adoption.lost(member.worker)
+        self._go_on_with_adoption()
         member.stage = "gone"
         if not ended_well and not self._stopping:
             self._died(member, exit_phrase(status), step)
@@ -510,10 +574,15 @@ class Coordinator:
     def _scalars(self, worker: int) -> list[dict[str, object]]:
         return self.members[worker].scalars
 
+    def _idle_cores(self) -> int:
+        """Cores that no worker computes on now."""
+        computing = sum(member.trains and member.step is not None for member in self.members.values())
+        return len(os.sched_getaffinity(0)) - computing * self.settings.threads
+
     def _hear_store(self) -> None:
         store = self._store()
         try:
-            message, _ = store.channel.receive()
+            message, descriptors = store.channel.receive()
         except PeerLost:
             self._loop.unwatch(store.channel)
             if self.store_process is None and self._host is not None and self._host.here:
@@ -524,8 +593,33 @@ class Coordinator:
                 self._store_ready(process)
             case messages.StoreFailed(error=error):
                 self._store_lost(f"the parameter store failed: {error.strip()}")
+            case messages.StateReady(worker=worker, error=error):
+                self._pass_state_on(self.members[worker], error, descriptors)
             case messages.Committed() | messages.Recorded():
                 store.handle(message)
+
+    def _pass_state_on(self, member: Member, error: str | None, descriptors: list[int]) -> None:
+        if error is not None:
+            self._refuse(error)
+        elif member.here:
+            self._send(member, messages.OptimizerState(), tuple(descriptors))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _not_finite(self, order: ApplyUpdate, parameter: str, worker: int | None) -> bool:
+        """A commit came across a NaN or an infinity. Returns whether further ones matter."""
+        if worker is None:
+            steps = ", ".join(f"step {step} of worker {w}" for w, step, _ in order.contributions)
+            what = f'the parameter "{parameter}" is NaN or infinite in version {order.version}, made from {steps}'
+        else:
+            step = next(step for w, step, _ in order.contributions if w == worker)
+            what = f'the gradient of "{parameter}" is NaN or infinite in step {step} of worker {worker}'
+        if self.settings.on_divergence == "continue":
+            self._output.say(f"{what}; going on (--on-divergence continue)")
+        elif self.outcome == "completed":
+            self.outcome, self.error = "diverged", what
+            self._stop(GRACE)
+        return False
 
     def _store_died(self, watch: int) -> None:
         self._loop.unwatch(watch)

@@ -42,9 +42,13 @@ class Member:
     """The step that it was released for last, until its gradient is ready."""
     reading: int | None = None
     """The version whose slot is kept for it."""
+    looks_at: int | None = None
+    """The version whose slot is kept for it besides, while it copies it for `state_dict`."""
     finished: messages.StepFinished | None = None
     """Its last finished step, until its times are complete: when the next release is taken."""
     finished_at: float = 0.0
+    released_at: float = 0.0
+    """When its last release was sent."""
     finishing: bool = False
     """It waits in `finish()`."""
 

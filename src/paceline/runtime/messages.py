@@ -24,6 +24,7 @@ class Offered(Message):
     state_bytes: int
     scalars: list[dict[str, Any]]
     loads: bool
+    streams: bool
     epochs: int | None
     buffers: str | None
     shards: str | None
@@ -48,14 +49,8 @@ class StepFinished(Message):
     compute: float
     push: float
     other: float
-
-
-class Taken(Message):
-    """The released version is installed; seconds."""
-
-    version: int
-    wait: float
-    pull: float
+    waited: float
+    pulled: float
 
 
 class LeaseWanted(Message):
@@ -86,11 +81,28 @@ class Declined(Message):
 class SnapshotWanted(Message):
     """The newest version is wanted, outside of any step."""
 
+    hold: bool
+    """Whether it is to be kept in the place of the one that this worker reads; else until `SnapshotTaken`."""
+
 
 class SnapshotTaken(Message):
     """It is copied."""
 
     version: int
+
+
+class StateWanted(Message):
+    """The optimizer's state is wanted."""
+
+
+class AdoptionWanted(Message):
+    """The script changed what it begins with, to what has this digest."""
+
+    digest: str
+
+
+class Adopted(Message):
+    """The slot has it. The optimizer's state comes along, if it was changed."""
 
 
 class FinishWanted(Message):
@@ -126,13 +138,15 @@ FromWorker = (
     Offered
     | Refused
     | StepFinished
-    | Taken
     | LeaseWanted
     | OrderDrawn
     | GivenBack
     | Declined
     | SnapshotWanted
     | SnapshotTaken
+    | StateWanted
+    | AdoptionWanted
+    | Adopted
     | FinishWanted
     | Logged
     | ScriptEnded
@@ -193,6 +207,20 @@ class Snapshot(Message):
     slot: int
 
 
+class OptimizerState(Message):
+    """It comes along, packed."""
+
+
+class AdoptInto(Message):
+    """Put what you begin with into that slot."""
+
+    slot: int
+
+
+class AdoptedAlready(Message):
+    """Another worker has put the same there."""
+
+
 class FinalRecorded(Message):
     """All have ended; the file with the final version, if there is one."""
 
@@ -211,7 +239,20 @@ class Exit(Message):
 
 
 ToWorker = (
-    ForkStore | Begin | Compute | Stop | Leased | EpochOver | OrderWanted | Snapshot | FinalRecorded | Evaluate | Exit
+    ForkStore
+    | Begin
+    | Compute
+    | Stop
+    | Leased
+    | EpochOver
+    | OrderWanted
+    | Snapshot
+    | OptimizerState
+    | AdoptInto
+    | AdoptedAlready
+    | FinalRecorded
+    | Evaluate
+    | Exit
 )
 
 
@@ -226,6 +267,11 @@ class Commit(Message):
     target: int
     contributions: list[tuple[int, float]]
     scalars: list[dict[str, Any]] | None
+    threads: int
+    look: bool
+    """Whether NaN and infinity are looked for."""
+    first: bool
+    """Whether the slot is used for the first time."""
 
 
 class Record(Message):
@@ -238,11 +284,21 @@ class Record(Message):
     buffers: str
 
 
+class LoadState(Message):
+    """Take the optimizer's state that comes along."""
+
+
+class SendState(Message):
+    """The optimizer's state is wanted by that worker."""
+
+    worker: int
+
+
 class Quit(Message):
     """End the process."""
 
 
-ToStore = Commit | Record | Quit
+ToStore = Commit | Record | LoadState | SendState | Quit
 
 
 class StoreReady(Message):
@@ -256,6 +312,15 @@ class Committed(Message):
 
     version: int
     seconds: float
+    not_finite: tuple[str, int | None] | None
+    """A parameter with a NaN or an infinity, and whose gradient has it, if one has."""
+
+
+class StateReady(Message):
+    """The optimizer's state for that worker comes along, packed; nothing does if it can't be."""
+
+    worker: int
+    error: str | None
 
 
 class Recorded(Message):
@@ -271,4 +336,4 @@ class StoreFailed(Message):
     error: str
 
 
-FromStore = StoreReady | Committed | Recorded | StoreFailed
+FromStore = StoreReady | Committed | StateReady | Recorded | StoreFailed

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from paceline.runtime.messages import Offered
 
-SLOTS_BESIDE_READERS = 3  # the newest version, the one being made, the one being written to disk
+BESIDE_READERS = 3  # the newest version, the one being made, the one being written to disk
+
+
+def slots_for(workers: int) -> int:
+    """How many slots a region has. See `runtime.slots`."""
+    return 2 * workers + BESIDE_READERS
 
 
 def difference(first: Offered, other: Offered) -> str:
@@ -24,8 +29,12 @@ def region_bytes(offer: Offered, slots: int, workers: int) -> int:
     return offer.fixed_bytes + slots * offer.slot_bytes + workers * offer.push_bytes
 
 
-def lack_of_memory(offer: Offered, slots: int, workers: int, available: int) -> str:
-    """Why this model does not fit into so many bytes; empty if it does."""
+def lack_of_memory(offer: Offered, workers: int, available: int) -> str:
+    """Why this model does not fit into so many bytes; empty if it does.
+
+    Slots are counted as if no two workers read the same version and none looked at another meanwhile.
+    """
+    slots = workers + BESIDE_READERS
     needed = region_bytes(offer, slots, workers) + offer.state_bytes + offer.slot_bytes
     if needed <= available:
         return ""

@@ -243,6 +243,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "buffers": (offer.buffers if offer else None) or "mean",
         "record": settings.record,
         "on_loss": settings.on_loss,
+        "on_divergence": settings.on_divergence,
         "targets": [target.text for target in settings.targets],
         "limits": {
             name: value

@@ -31,6 +31,7 @@ class Settings:
     """Versions recorded in each epoch; the last is recorded in any case."""
     targets: tuple[Target, ...]
     on_loss: Literal["continue", "stop"]
+    on_divergence: Literal["stop", "continue"]
     tee: Literal["first", "all", "none"]
     max_steps: int | None
     max_seconds: float | None

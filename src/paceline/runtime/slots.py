@@ -9,21 +9,24 @@ from dataclasses import dataclass, field
 class Slots:
     """A slot is free when no one claims its version and it is not the newest.
 
-    A version may be claimed before it is made. With n workers, each with at most one claim, one recording
-    and the newest version, n + 3 slots always leave one to commit into.
+    A version may be claimed before it is made. With n workers, each with at most one claim for its steps and
+    one for a look at the newest version, one recording and the newest version, 2n + 3 slots always leave one to
+    commit into. The lowest free one is taken: those that are never needed cost nothing.
     """
 
     count: int
     newest: int = 0
     where: dict[int, int] = field(default_factory=dict)
     claims: dict[int, int] = field(default_factory=dict)
+    aside: dict[int, int] = field(default_factory=dict)
+    """The slot where a version was before it was moved, until nobody claims it any more."""
 
     def __post_init__(self) -> None:
         self.where.setdefault(self.newest, 0)
 
     def free(self) -> int | None:
         """A slot to commit into, or None while every one is needed."""
-        used = set(self.where.values())
+        used = {*self.where.values(), *self.aside.values()}
         return next((slot for slot in range(self.count) if slot not in used), None)
 
     def committed(self, version: int, slot: int) -> None:
@@ -31,6 +34,10 @@ class Slots:
         before, self.newest = self.newest, version
         self.where[version] = slot
         self._forget(before)
+
+    def moved(self, version: int, slot: int) -> None:
+        """That version is in another slot from now on; whoever has claimed it may still read the former."""
+        self.aside[version], self.where[version] = self.where[version], slot
 
     def claim(self, version: int) -> None:
         """Somebody needs that version."""
@@ -44,5 +51,6 @@ class Slots:
     def _forget(self, version: int) -> None:
         if not self.claims.get(version):
             self.claims.pop(version, None)
+            self.aside.pop(version, None)
             if version < self.newest:
                 self.where.pop(version, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,8 @@ from paceline.errors import PeerLost
 from paceline.fabric.channel import Channel
 from paceline.runtime import messages
 from paceline.runtime.slots import Slots
+
+MOST_THREADS = 2  # one core gets 75 % of this memory's bandwidth (docs/performance.md)
 
 
 class StoreClient:
@@ -25,16 +28,28 @@ class StoreClient:
         self,
         channel: Channel,
         slots: int,
+        *,
         scalars: Callable[[int], list[dict[str, Any]]],
+        idle_cores: Callable[[], int],
         made: Callable[[int], None],
         written: Callable[[int, str], None],
+        not_finite: Callable[[ApplyUpdate, str, int | None], bool],
     ) -> None:
-        """`scalars(worker)` are its hyperparameters; `made(version)` and `written(version, sha256)` are called."""
+        """`scalars(worker)` are its hyperparameters, `idle_cores()` those that the store may use beside its own.
+
+        `made(version)` and `written(version, sha256)` are called; so is `not_finite(order, parameter, worker)`,
+        which says whether to go on looking.
+        """
         self.channel = channel
         self.slots = Slots(slots)
         self._scalars = scalars
+        self._idle_cores = idle_cores
         self._made = made
         self._written = written
+        self._not_finite = not_finite
+        self._look = True
+        self._used = {0}
+        """Slots that a version has been in."""
         self._orders: deque[ApplyUpdate] = deque()
         self._committing: tuple[ApplyUpdate, int] | None = None
         self._waiting: dict[int, list[Callable[[int], None]]] = {}
@@ -74,6 +89,19 @@ class StoreClient:
         self.slots.unclaim(version)
         self._go_on()
 
+    def want_state(self, worker: int) -> None:
+        """Have the optimizer's state sent for that worker, as of the newest version."""
+        self._send(messages.SendState(worker))
+
+    def adopt(self, slot: int, descriptors: list[int]) -> None:
+        """The first version is in that slot from now on; the optimizer's state may come along."""
+        self.slots.moved(0, slot)
+        self._used.add(slot)
+        if descriptors:
+            self._send(messages.LoadState(), tuple(descriptors))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
     def record(self, order: messages.Record) -> None:
         """Write a version that is made; its slot is kept meanwhile."""
         if not self.lost:
@@ -91,6 +119,8 @@ class StoreClient:
         assert self._committing is not None
         order, slot = self._committing
         self._committing = None
+        if message.not_finite is not None:
+            self._look = self._not_finite(order, *message.not_finite)
         self.slots.committed(order.version, slot)
         for call in self._waiting.pop(order.version, ()):
             call(slot)
@@ -126,10 +156,14 @@ class StoreClient:
                 target=target,
                 contributions=[(worker, weight) for worker, _, weight in order.contributions],
                 scalars=None if scalars == self._known_scalars else scalars,
+                threads=min(MOST_THREADS, max(1, self._idle_cores())),
+                look=self._look,
+                first=target not in self._used,
             )
         )
+        self._used.add(target)
         self._known_scalars = scalars
 
-    def _send(self, message: messages.Message) -> None:
+    def _send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         with contextlib.suppress(PeerLost):  # its death shows by itself
-            self.channel.send(message, block=False)
+            self.channel.send(message, descriptors, block=False)

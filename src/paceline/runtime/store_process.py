@@ -15,12 +15,13 @@ from typing import cast
 
 import torch
 
-from paceline.errors import PeerLost
-from paceline.fabric.channel import Channel
+from paceline.errors import ConfigError, PeerLost
+from paceline.fabric.channel import Channel, attached, attachment
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
 from paceline.runtime.processes import fork_orphan
 from paceline.training.buffers import Policy
+from paceline.training.packing import packed, unpacked
 from paceline.training.store import Store
 
 
@@ -32,27 +33,30 @@ def fork_store(
     The store is built before the fork: a device's tensors can't be read after it.
     """
     store = make_store(region, slots)
-    fork_orphan(lambda: _serve(store, end, slots), launcher)
+    fork_orphan(lambda: _serve(store, end), launcher)
     end.close()
 
 
-def _serve(store: Store, end: socket.socket, slots: int) -> int:
+def _serve(store: Store, end: socket.socket) -> int:
     _let_go(end)
     torch.set_num_threads(1)  # the worker may have computed with more, and libgomp's threads don't survive a fork
     gc.freeze()
+    store.let_go_of_script()
     channel = Channel(end, messages.ToStore, "the coordinator")
-    first = store.layout.fixed_bytes
-    store.region.populate(0, first + slots * store.layout.slot_bytes)
     recorder = _Recorder(channel)
     try:
         channel.send(messages.StoreReady(os.getpid()))
         while True:
-            order, _ = channel.receive()
+            order, descriptors = channel.receive()
             match order:
                 case messages.Commit():
                     began = time.perf_counter()
-                    store.commit(order.source, order.target, order.contributions, order.scalars)
-                    recorder.send(messages.Committed(order.version, time.perf_counter() - began))
+                    found = _commit(store, order)
+                    recorder.send(messages.Committed(order.version, time.perf_counter() - began, found))
+                case messages.LoadState():
+                    store.load(unpacked(attached(descriptors[0])))
+                case messages.SendState(worker=worker):
+                    _send_state(store, worker, recorder)
                 case messages.Record():
                     tensors = store.tensors(order.slot, order.workers, cast(Policy, order.buffers))
                     recorder.write(store, tensors, order)
@@ -64,6 +68,25 @@ def _serve(store: Store, end: socket.socket, slots: int) -> int:
     except Exception as error:
         recorder.send(messages.StoreFailed(_said(error)))
         return 1
+
+
+def _commit(store: Store, order: messages.Commit) -> tuple[str, int | None] | None:
+    if order.first:
+        store.prepare_slot(order.target)
+    if order.scalars is not None:
+        store.set_scalars(order.scalars)
+    found = store.commit(order.source, order.target, order.contributions, threads=order.threads, look=order.look)
+    return None if found is None else (found.parameter, found.worker)
+
+
+def _send_state(store: Store, worker: int, recorder: _Recorder) -> None:
+    try:
+        descriptor = attachment(packed(store.state()))
+    except ConfigError as error:
+        recorder.send(messages.StateReady(worker, str(error)))
+        return
+    recorder.send(messages.StateReady(worker, None), (descriptor,))
+    os.close(descriptor)
 
 
 def _said(error: Exception) -> str:
@@ -92,9 +115,9 @@ class _Recorder:
 
         self._work.put(write)
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         with self._sending:
-            self._channel.send(message)
+            self._channel.send(message, descriptors)
 
     def close(self) -> None:
         self._work.put(None)

@@ -24,7 +24,7 @@ import paceline
 from paceline.core.leases import Batch
 from paceline.core.scenario import Scenario
 from paceline.errors import ConfigError, PeerLost, RunFailed
-from paceline.fabric.channel import Channel
+from paceline.fabric.channel import Channel, attached, attachment
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
 from paceline.runtime.processes import forks_die_with_me, share_without_files
@@ -71,6 +71,8 @@ class WorkerLink:
         self._stopped = False
         self._evaluate: Evaluate | None = None
         self._began = 0.0
+        self._descriptors: list[int] = []
+        """What came along with the last answer."""
 
     def start(self, offer: Offer) -> Started:
         """See `training.link.Link`."""
@@ -85,6 +87,7 @@ class WorkerLink:
                 state_bytes=offer.state_bytes,
                 scalars=offer.scalars,
                 loads=offer.loads,
+                streams=offer.streams,
                 epochs=offer.epochs,
                 buffers=offer.buffers,
                 shards=offer.shards,
@@ -134,6 +137,8 @@ class WorkerLink:
                 compute=finished.compute,
                 push=finished.push,
                 other=finished.other,
+                waited=finished.waited,
+                pulled=finished.pulled,
             )
         )
 
@@ -141,10 +146,6 @@ class WorkerLink:
         """See `training.link.Link`."""
         message = self._await(messages.Compute)
         return None if message is None else Go(step=message.step, version=message.version, slot=message.slot)
-
-    def taken(self, version: int, wait: float, pull: float) -> None:
-        """See `training.link.Link`."""
-        self._channel.send(messages.Taken(version, wait, pull))
 
     def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
         """See `training.link.Link`."""
@@ -165,9 +166,34 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._channel.send(messages.Declined())
 
+    def adopt(self, digest: str) -> int | None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.AdoptionWanted(digest))
+        message = self._await(messages.AdoptInto, messages.AdoptedAlready)
+        return message.slot if isinstance(message, messages.AdoptInto) else None
+
+    def adopted(self, state: bytes) -> None:
+        """See `training.link.Link`."""
+        descriptors = (attachment(state),) if state else ()
+        self._channel.send(messages.Adopted(), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def hold(self) -> int:
+        """See `training.link.Link`."""
+        self._channel.send(messages.SnapshotWanted(hold=True))
+        slot: int = self._await(messages.Snapshot, even_stopped=True).slot
+        return slot
+
+    def optimizer_state(self) -> bytes:
+        """See `training.link.Link`."""
+        self._channel.send(messages.StateWanted())
+        self._await(messages.OptimizerState, even_stopped=True)
+        return attached(self._descriptors.pop())
+
     def snapshot(self) -> tuple[int, int]:
         """See `training.link.Link`."""
-        self._channel.send(messages.SnapshotWanted())
+        self._channel.send(messages.SnapshotWanted(hold=False))
         message = self._await(messages.Snapshot, even_stopped=True)
         return message.version, message.slot
 
@@ -205,7 +231,7 @@ class WorkerLink:
     def _await(self, *kinds: type[messages.Message], even_stopped: bool = False) -> Any:
         """The next message of these kinds; None once the run has been stopped, unless it is answered even then."""
         while even_stopped or not self._stopped:
-            message, _ = self._channel.receive()
+            message, self._descriptors = self._channel.receive()
             if isinstance(message, kinds):
                 return message
             self._note(message)

@@ -1,16 +1,17 @@
 """Where every tensor of a model lies in shared memory.
 
-    region = [ fixed | slot 0 | slot 1 | … | push area of worker 0 | push area of worker 1 | … ]
+    region = [ slot 0 | slot 1 | … | push area of worker 0 | push area of worker 1 | … | fixed ]
 
-`fixed` holds what is set once: parameters that the optimizer does not have, and the first buffers. A slot
-holds one version of the optimizer's parameters, in flat arenas by parameter group and dtype. A push area
-holds one gradient, in the layout of a slot, a byte for each parameter that says whether it has a gradient
-(None is not zero), and the worker's buffers as of that step.
+A slot holds one version of the optimizer's parameters, in flat arenas by parameter group and dtype. A push
+area holds one gradient, in the layout of a slot, a byte for each parameter that says whether it has a
+gradient (None is not zero), and the worker's buffers as of that step. `fixed` holds what is set once:
+parameters that the optimizer does not have, and the first buffers. Each part begins a page.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.fabric.memory import Region
+from paceline.fabric.memory import Region, whole_pages
 
 ALIGNMENT = 64  # bytes: a cache line, and what vectorised kernels like best
 
@@ -40,14 +41,21 @@ class Entry:
     group: int
     """The optimizer's parameter group; -1 outside of it."""
 
-    def over(self, region: Region, start: int) -> Tensor:
-        """The tensor over the region, in a part that starts there. Each has a storage of its own."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        if count == 0:
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        """Where its bytes end, as `offset` says where they begin."""
+        return self.offset + self.count * self.dtype.itemsize
+
+    def over(self, memory: memoryview, start: int = 0) -> Tensor:
+        """The tensor over the memory, in a part that starts there. Each has a storage of its own."""
+        if self.count == 0:
             return torch.empty(self.shape, dtype=self.dtype)
-        flat = torch.frombuffer(region.memory, dtype=self.dtype, count=count, offset=start + self.offset)
+        flat = torch.frombuffer(memory, dtype=self.dtype, count=self.count, offset=start + self.offset)
         return flat.as_strided(self.shape, self.stride)
 
     @property
@@ -72,6 +80,8 @@ class Layout:
     """Further names of tied parameters, to the first."""
     saved_buffers: frozenset[str]
     """Buffers that `state_dict()` has."""
+    flags_offset: int
+    """Where the flags lie in a push area: right behind the gradients."""
     fixed_bytes: int
     slot_bytes: int
     push_bytes: int
@@ -104,34 +114,10 @@ class Layout:
             names=tuple(names.values()),
             aliases={name: names[parameter] for name, parameter in every if name != names[parameter]},
             saved_buffers=frozenset(name for name, _, _ in buffers if name in saved),
-            fixed_bytes=fixed_end,
-            slot_bytes=end,
-            push_bytes=push_end,
-        )
-
-    def size(self, slots: int, workers: int) -> int:
-        """Bytes of a region with so many slots and push areas."""
-        return self.fixed_bytes + slots * self.slot_bytes + workers * self.push_bytes
-
-    def slot(self, region: Region, slot: int) -> list[Tensor]:
-        """The parameters of the version in that slot, in the optimizer's order."""
-        start = self.fixed_bytes + slot * self.slot_bytes
-        return [entry.over(region, start) for entry in self.moving]
-
-    def fixed_tensors(self, region: Region) -> dict[str, Tensor]:
-        """The fixed part, by name."""
-        return {entry.name: entry.over(region, 0) for entry in self.fixed}
-
-    def push_area(self, region: Region, slots: int, worker: int) -> PushArea:
-        """The push area of that worker."""
-        start = self.fixed_bytes + slots * self.slot_bytes + worker * self.push_bytes
-        flags = Entry("present", torch.uint8, (len(self.moving),), (1,), self.slot_bytes, -1)
-        return PushArea(
-            gradients=[entry.over(region, start) for entry in self.moving],
-            present=flags.over(region, start),
-            buffers={entry.name: entry.over(region, start) for entry in self.buffers},
-            start=start,
-            stop=start + self.push_bytes,
+            flags_offset=end,
+            fixed_bytes=whole_pages(fixed_end),
+            slot_bytes=whole_pages(end),
+            push_bytes=whole_pages(push_end),
         )
 
     @property
@@ -150,6 +136,52 @@ class PushArea:
     buffers: dict[str, Tensor]
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """A layout laid over a region with so many slots and push areas."""
+
+    layout: Layout
+    region: Region
+    slots: int
+    workers: int
+
+    @classmethod
+    def new(cls, layout: Layout, slots: int, workers: int) -> Places:
+        """Over a new region, just large enough."""
+        size = slots * layout.slot_bytes + workers * layout.push_bytes + layout.fixed_bytes
+        return cls(layout, Region.create(size), slots, workers)
+
+    def slot_start(self, slot: int) -> int:
+        """The slot's first byte."""
+        return slot * self.layout.slot_bytes
+
+    @property
+    def fixed_start(self) -> int:
+        """The fixed part's first byte."""
+        return self.slots * self.layout.slot_bytes + self.workers * self.layout.push_bytes
+
+    def slot(self, slot: int) -> list[Tensor]:
+        """The parameters of the version in that slot, in the optimizer's order."""
+        return [entry.over(self.region.memory, self.slot_start(slot)) for entry in self.layout.moving]
+
+    def fixed(self) -> dict[str, Tensor]:
+        """The fixed part, by name."""
+        return {entry.name: entry.over(self.region.memory, self.fixed_start) for entry in self.layout.fixed}
+
+    def push_area(self, worker: int) -> PushArea:
+        """The push area of that worker."""
+        layout, memory = self.layout, self.region.memory
+        start = self.slots * layout.slot_bytes + worker * layout.push_bytes
+        flags = Entry("present", torch.uint8, (len(layout.moving),), (1,), layout.flags_offset, -1)
+        return PushArea(
+            gradients=[entry.over(memory, start) for entry in layout.moving],
+            present=flags.over(memory, start),
+            buffers={entry.name: entry.over(memory, start) for entry in layout.buffers},
+            start=start,
+            stop=start + layout.push_bytes,
+        )
 
 
 def parameters_sha256(parameters: Iterable[Tensor]) -> str:

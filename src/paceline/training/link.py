@@ -26,6 +26,8 @@ class Offer:
     """An estimate of what the optimizer's state will take in the store."""
     make_store: Callable[[Region, int], Store]
     """The store over a region with so many slots, should this worker's process be the one to fork it."""
+    streams: bool
+    """Whether the loader is each worker's own stream, which nothing is leased of."""
     scalars: Scalars
     loads: bool
     """Whether there is a loader, so that samples can be counted."""
@@ -59,6 +61,9 @@ class Finished:
     compute: float
     push: float
     other: float
+    waited: float
+    pulled: float
+    """Waiting for this step's release and installing its version, after the step before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +102,6 @@ class Link(Protocol):
     def released(self) -> Go | None:
         """Wait for the order to go on; None when nothing is left to do."""
 
-    def taken(self, version: int, wait: float, pull: float) -> None:
-        """The version is installed; it took so many seconds to wait for and to copy."""
-
     def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
         """The next batch of this epoch; None when nothing is left of it. `order` is asked for if it is new."""
 
@@ -108,6 +110,21 @@ class Link(Protocol):
 
     def done_computing(self) -> None:
         """No further step will be made: nobody needs to wait for this worker."""
+
+    def adopt(self, digest: str) -> int | None:
+        """The script changed what it begins with, to what has this digest: every worker is to have done the same.
+
+        The slot to put it into, to be followed by `adopted`; None if another worker has.
+        """
+
+    def adopted(self, state: bytes) -> None:
+        """The slot has what all begin with; so does the optimizer, unless `state` is empty."""
+
+    def hold(self) -> int:
+        """The newest version's slot, which is kept until the process ends or the next release."""
+
+    def optimizer_state(self) -> bytes:
+        """The optimizer's state of the newest version, packed."""
 
     def snapshot(self) -> tuple[int, int]:
         """The newest version and its slot, which is kept until `snapshot_taken`."""

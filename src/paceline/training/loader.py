@@ -12,23 +12,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
-from paceline.training.seeding import epoch_order, order_digest, seed_fetch
+from paceline.training.seeding import epoch_order, order_digest, seed_fetch, seed_stream
 from paceline.training.session import Session
 
 
 def checked(loader: Any) -> DataLoader[Any]:
-    """The loader, if its batches can be leased. Raises ConfigError if not."""
+    """The loader, if its batches can be leased or it is a stream. Raises ConfigError if not."""
     if not isinstance(loader, DataLoader):
         raise ConfigError(
             f"prepare() got a loader of type {type(loader).__name__}; it must be a torch.utils.data.DataLoader, "
             "or be left out by a script that draws its own batches"
         )
-    if isinstance(loader.dataset, IterableDataset):
-        raise ConfigError(
-            "prepare() got a loader over an IterableDataset, which has no samples to lease; "
-            "use a map-style dataset, or leave the loader out and split the stream by paceline.worker()"
-        )
-    if loader.batch_sampler is None:
+    if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
         raise ConfigError("prepare() got a loader with batch_size=None; give it a batch_size or a batch_sampler")
     return loader
 
@@ -105,6 +100,46 @@ class PacedLoader:
             order = epoch_order(sampler, self._session.link.seed, epoch)
             self._orders = {epoch: (order, order_digest(order)), **dict(list(self._orders.items())[:1])}
         return self._orders[epoch]
+
+
+class PacedStream:
+    """Iterates over this worker's own stream; in all else the user's loader. An epoch ends with the stream.
+
+    Nothing is leased: whether two workers' streams have samples in common is up to the dataset, which can
+    ask `paceline.worker()`. What it draws differs from worker to worker, and from epoch to epoch.
+    """
+
+    def __init__(self, loader: DataLoader[Any], session: Session) -> None:
+        self._loader = loader
+        self._session = session
+        self._epoch = -1
+        self._trained = 0
+        """Loops that came to their end and trained."""
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        session = self._session
+        self._epoch += 1
+        steps = session.steps
+        seed_stream(session.link.seed, session.link.worker, self._epoch)
+        inner = iter(self._loader)
+        asked = time.monotonic()
+        for data in inner:
+            if session.go is None:
+                return
+            session.handed_out(None, time.monotonic() - asked)
+            yield data
+            asked = time.monotonic()
+        self._trained += session.steps > steps
+        if session.epochs is not None and self._trained >= session.epochs and not session.backward_seen:
+            session.done_computing()
 
 
 class _Leased:

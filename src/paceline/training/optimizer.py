@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ class PacedOptimizer(_Base):
 
     paceline_session: Session
 
+    _step_supports_amp_scaling = False  # else GradScaler leaves unscaling and looking for infinities to a fused `step`
+
     @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push the gradient, wait for the next release, install its version. Returns the closure's value."""
@@ -45,21 +48,28 @@ class PacedOptimizer(_Base):
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Not yet: the state lies with the store."""
-        raise NotImplementedError(
-            "the optimizer's state lies with the parameter store and can't be had from a worker yet; "
-            "save model.state_dict(), or take versions/final.safetensors from the run's folder"
-        )
+        """As in torch: the state, which lies with the store, of the newest version."""
+        session = self.paceline_session
+        if session.state_loaded:  # and nobody has adopted it yet
+            return super().state_dict()
+        state = session.optimizer_state()
+        try:
+            self.state = defaultdict(dict, {session.parameters[number]: state[number] for number in state})
+            return super().state_dict()
+        finally:
+            self.state = defaultdict(dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Not yet: load it before `prepare`, which carries it into the store."""
-        raise NotImplementedError(
-            "load the optimizer's state before paceline.prepare(), which carries it into the store"
-        )
+        """As in torch, before the first step: the store takes it over with that, if every worker loads the same."""
+        super().load_state_dict(state_dict)
+        self.paceline_session.state_loaded = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not yet: add it before `prepare`."""
-        raise NotImplementedError("add parameter groups before paceline.prepare(): the store is laid out there")
+        """An error: add it before `prepare`, where the store is laid out."""
+        self.paceline_session.refuse(
+            "add_param_group() came after paceline.prepare(), where the store is laid out; add parameter groups "
+            "before it (a group whose parameters get no gradient costs nothing until they do)"
+        )
 
 
 def pace(optimizer: torch.optim.Optimizer, session: Session) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
+import safetensors
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
 from paceline.training.buffers import POLICIES
-from paceline.training.layout import Layout
+from paceline.training.layout import Layout, Places
 from paceline.training.link import Evaluate, Link, Offer
-from paceline.training.loader import PacedLoader, checked
+from paceline.training.loader import PacedLoader, PacedStream, checked
 from paceline.training.optimizer import pace
 from paceline.training.session import Session
 from paceline.training.store import Store, scalars_of
@@ -48,8 +49,11 @@ def prepare(
     Args:
         model: the model to train; every worker builds the same. All begin with the lowest worker's values.
         optimizer: any `torch.optim.Optimizer` over the model's parameters. It stays the same object; its
-            `step()` pushes the gradient, waits for the next release and installs that version.
-        loader: a `DataLoader` over a map-style dataset, or nothing if the script draws its own batches.
+            `step()` pushes the gradient, waits for the next release and installs that version. What the
+            script changes in the parameters or loads into the optimizer is adopted before the first step,
+            if every worker does the same, and an error after it.
+        loader: a `DataLoader`, or nothing if the script draws its own batches. A map-style dataset is leased
+            batch by batch; of an `IterableDataset` each worker iterates its own stream.
         epochs: how many passes over the loader there will be, if known.
         evaluate: `evaluate(model) -> {metric: value}`, run on recorded versions after training.
         buffers: what a version's buffers are: `mean` (default), `leader` or `local`.
@@ -80,9 +84,10 @@ def prepare(
 
     layout = Layout.of(model, optimizer)
     workers, epochs = link.workers, link.epochs or epochs
+    leased = checked_loader is not None and not isinstance(checked_loader.dataset, IterableDataset)
 
     def make_store(region: Region, slots: int) -> Store:
-        return Store.of(model, optimizer, layout, region, slots, workers)
+        return Store.of(model, optimizer, Places(layout, region, slots, workers))
 
     started = link.start(
         Offer(
@@ -90,7 +95,8 @@ def prepare(
             state_bytes=_state_bytes(optimizer, layout),
             make_store=make_store,
             scalars=scalars_of(optimizer),
-            loads=loader is not None,
+            loads=leased,
+            streams=checked_loader is not None and not leased,
             epochs=epochs,
             buffers=buffers,
             shards=shards,
@@ -98,13 +104,13 @@ def prepare(
         )
     )
     session = _Process.session = Session(link, model, optimizer, layout)
-    session.loads, session.epochs = loader is not None, epochs
+    session.loads, session.epochs = leased, epochs
     pace(optimizer, session)
     model.register_state_dict_post_hook(_newest_version)  # type: ignore[no-untyped-call]
     session.begin(started)
     if checked_loader is None:
         return model, optimizer
-    return model, optimizer, PacedLoader(checked_loader, session)
+    return model, optimizer, PacedLoader(checked_loader, session) if leased else PacedStream(checked_loader, session)
 
 
 def finish() -> None:
@@ -118,17 +124,16 @@ def finish() -> None:
     session.done_computing()
     file = session.link.finish()
     if file is not None:
-        install(session.model, file)
+        session.hold_newest()  # the last one: its parameters need not be read from the file
+        _install(dict(session.model.named_buffers()), file)
         session.live = False
 
 
-def install(model: nn.Module, file: Path) -> None:
-    """Copy a recorded version into the model, in place."""
-    held: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    with torch.no_grad():
-        for name, value in safetensors.torch.load_file(file).items():
-            if name in held:  # a further name of a tied parameter is not
-                held[name].copy_(value)
+def _install(held: dict[str, Tensor], file: Path) -> None:
+    """Copy what a recorded version has of these, in place."""
+    with torch.no_grad(), safetensors.safe_open(file, framework="pt") as recorded:
+        for name in recorded.keys() & held.keys():  # a further name of a tied parameter is not among them
+            held[name].copy_(recorded.get_tensor(name))
 
 
 def evaluated(evaluate: Evaluate, file: Path) -> dict[str, float]:
@@ -136,7 +141,7 @@ def evaluated(evaluate: Evaluate, file: Path) -> dict[str, float]:
     session = _Process.session
     assert session is not None  # who evaluates has prepared
     session.live = False
-    install(session.model, file)
+    _install({**dict(session.model.named_parameters()), **dict(session.model.named_buffers())}, file)
     training = session.model.training
     try:
         return {name: float(value) for name, value in evaluate(session.model).items()}
@@ -191,6 +196,11 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
                 )
     if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
         raise ConfigError("the optimizer has none of the model's trainable parameters; give it model.parameters()")
+    if any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
+        raise ConfigError(
+            f"the optimizer, a {type(optimizer).__name__}, wraps another one, and the store can't tell which of them "
+            "has the parameters; give prepare() an optimizer of its own"
+        )
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
             raise ConfigError(

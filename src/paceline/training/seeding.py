@@ -43,6 +43,11 @@ def seed_fetch(seed: int, epoch: int, index: int) -> None:
     seed_all(mixed("fetch", seed, epoch, index))
 
 
+def seed_stream(seed: int, worker: int, epoch: int) -> None:
+    """Seed what a worker's own stream draws as an epoch begins."""
+    seed_all(mixed("stream", seed, worker, epoch))
+
+
 def epoch_order(batches: Iterable[list[Any]], seed: int, epoch: int) -> list[list[Any]]:
     """The batches of sample ids of an epoch, as drawn from a batch sampler under (seed, epoch).
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
-from paceline.training.layout import Layout, PushArea
+from paceline.fabric.memory import Window
+from paceline.training.layout import Entry, Layout, Places, PushArea
 from paceline.training.link import Finished, Go, Link, Started
+from paceline.training.packing import packed, unpacked
+from paceline.training.parts import State
 from paceline.training.seeding import seed_step
 from paceline.training.store import Scalars, scalars_of
+
+AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones in one go after it
 
 
 class Session:
     """Takes the worker from step to step: pushes gradients, waits, installs versions, keeps the times.
 
-    The worker's parameters are its own; a pull copies a version's slot into them.
+    The worker's parameters lie in a window over the store's slots: a pull moves the window to another version,
+    and no byte is copied (on a GPU they are). What the script writes into them reaches nobody else.
     """
 
     def __init__(self, link: Link, model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
@@ -44,26 +53,37 @@ class Session:
         self.skipped: list[Batch] = []
         self.backward_seen = False
         """Whether a gradient has come since the last step or `zero_grad`."""
+        self.state_loaded = False
+        """Whether the script has given the optimizer another state, which nobody has adopted yet."""
         self.sent: Scalars = scalars_of(optimizer)
         self.batches_in_step = 0
-        self._released_at = self._began = 0.0
+        self._present: list[bool] = []
+        self._waited = self._pulled = 0.0
+        """Seconds, for the present step's release and its version."""
+        self._began = self._released_at = 0.0
         self._fetching = 0.0
 
     def begin(self, started: Started) -> None:
         """Install what everybody begins with, and take the first step's release."""
-        self.slots = [self.layout.slot(started.region, slot) for slot in range(started.slots)]
-        self.push: PushArea = self.layout.push_area(started.region, started.slots, self.link.worker)
+        self.places = Places(self.layout, started.region, started.slots, self.link.workers)
+        self.push: PushArea = self.places.push_area(self.link.worker)
         started.region.populate(self.push.start, self.push.stop)
         named = dict(self.model.named_parameters())
-        self.parameters: list[Tensor] = [named[entry.name] for entry in self.layout.moving]
         self.buffers = dict(self.model.named_buffers())
-        held = {**named, **self.buffers}
         with torch.no_grad():
-            for name, value in self.layout.fixed_tensors(started.region).items():
-                held[name].copy_(value)
-        for parameter in self.parameters:
+            for name, value in self.places.fixed().items():
+                if name in self.buffers:
+                    self.buffers[name].copy_(value)
+        self.parameters: list[Tensor] = [named[entry.name] for entry in self.layout.moving]
+        others = [entry for entry in self.layout.fixed if entry.name in named]
+        self._moving = _Shown(self.places, self.layout.slot_bytes, self.layout.moving, self.parameters)
+        self._fixed = _Shown(self.places, self.layout.fixed_bytes, others, [named[entry.name] for entry in others])
+        self._moving.show(self.places.slot_start(0))
+        self._fixed.show(self.places.fixed_start)
+        self.optimizer.state.clear()  # the store has it
+        for number, parameter in enumerate(self.parameters):
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._note_backward)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
         self._await_release(time.monotonic())
 
     def step(self) -> None:
@@ -71,12 +91,13 @@ class Session:
         if self.go is None:
             return
         step = self.go.step
-        self.steps += 1
         measured = time.monotonic() - self._began
         padding = self.link.stretched(step, measured) - measured
         if padding > 0:
             self.link.pause(padding)
         computed = time.monotonic()
+        self._see_to_changes()
+        self.steps += 1
         self._fill_push_area()
         scalars = scalars_of(self.optimizer)
         pushed = time.monotonic()
@@ -91,6 +112,8 @@ class Session:
                 compute=computed - self._began - self._fetching,
                 push=pushed - computed,
                 other=self._began - self._released_at + self._fetching,
+                waited=self._waited,
+                pulled=self._pulled,
             )
         )
         self.sent = scalars
@@ -99,16 +122,17 @@ class Session:
         self.backward_seen = False
         self._await_release(pushed)
 
-    def handed_out(self, batch: Batch, seconds: float) -> None:
-        """The loader hands a batch to the script, after fetching it for so long."""
+    def handed_out(self, batch: Batch | None, seconds: float) -> None:
+        """The loader hands a batch to the script, after fetching it for so long. None: one that is not leased."""
         if self.go is None:
             return
         if self.batches_in_step == 0:
             self._began = time.monotonic()
         else:
             self._fetching += seconds
-        self.fetched.append(batch)
-        self.untouched.append(batch)
+        if batch is not None:
+            self.fetched.append(batch)
+            self.untouched.append(batch)
         seed_step(self.link.seed, self.link.worker, self.go.step, self.batches_in_step)
         self.batches_in_step += 1
 
@@ -141,52 +165,206 @@ class Session:
             self.go = None
             self.link.done_computing()
 
+    def hold_newest(self) -> None:
+        """Show the newest version, and go on showing it: nothing moves this worker's parameters any more."""
+        self._install(self.link.hold())
+
     @contextmanager
     def newest(self) -> Iterator[dict[str, Tensor]]:
         """The newest version's parameters by name; views, valid inside the block only."""
         version, slot = self.link.snapshot()
         try:
-            yield {entry.name: view for entry, view in zip(self.layout.moving, self.slots[slot], strict=True)}
+            yield {entry.name: view for entry, view in zip(self.layout.moving, self.places.slot(slot), strict=True)}
         finally:
             self.link.snapshot_taken(version)
 
-    def _await_release(self, since: float) -> None:
-        self.go = self.link.released()
-        granted = time.monotonic()
-        if self.go is None:
-            return
-        with torch.no_grad():
-            torch._foreach_copy_(self.parameters, self.slots[self.go.slot])
-        self._released_at = self._began = time.monotonic()
-        self.link.taken(self.go.version, granted - since, self._released_at - granted)
-        self._fetching, self.batches_in_step = 0.0, 0
-        seed_step(self.link.seed, self.link.worker, self.go.step)
-
-    @torch.no_grad()
-    def _fill_push_area(self) -> None:
-        present = []
-        for entry, parameter, view in zip(self.layout.moving, self.parameters, self.push.gradients, strict=True):
-            gradient = parameter.grad
-            present.append(gradient is not None)
-            if gradient is None:
-                continue
-            if gradient.layout != torch.strided:
-                self.refuse(
-                    f'the gradient of "{entry.name}" is sparse; only dense gradients can be pushed: '
-                    "build its layer with sparse=False"
-                )
-            view.copy_(gradient)
-        self.push.present.copy_(torch.tensor(present, dtype=torch.uint8))
-        if self.push.buffers:
-            buffers = dict(self.model.named_buffers())  # afresh: a forward may put new tensors in their places
-            for name, view in self.push.buffers.items():
-                view.copy_(buffers[name])
+    def optimizer_state(self) -> State:
+        """The optimizer's state of the newest version, by the parameter's number."""
+        return unpacked(self.link.optimizer_state())
 
     def refuse(self, message: str) -> None:
         """End the run with this line."""
         self.link.refuse(message)
         raise ConfigError(message)
 
-    def _note_backward(self, _: Tensor) -> None:
-        self.backward_seen = True
-        self.untouched.clear()
+    def _await_release(self, since: float) -> None:
+        self.go = self.link.released()
+        granted = time.monotonic()
+        if self.go is None:
+            self.hold_newest()
+            return
+        if self.steps or self.go.slot:
+            self._install(self.go.slot)
+        self._released_at = self._began = time.monotonic()
+        self._waited, self._pulled = granted - since, self._released_at - granted
+        self._fetching, self.batches_in_step = 0.0, 0
+        seed_step(self.link.seed, self.link.worker, self.go.step)
+
+    def _install(self, slot: int) -> None:
+        self._moving.show(self.places.slot_start(slot))
+        # a graph over the former version must not be used: autograd says so, as it does of any optimizer's step
+        torch.autograd.graph.increment_version(self.parameters)
+        self._moving.note()
+
+    # --- gradients ----------------------------------------------------------------------------------
+
+    def _hook(self, number: int) -> Callable[[Tensor], None]:
+        """What autograd calls when this parameter has its gradient."""
+        parameter, pushed = self.parameters[number], self.push.gradients
+        at_once = parameter.device.type == "cpu" and pushed[number].nbytes >= AT_ONCE
+
+        def take(parameter: Tensor) -> None:
+            self.backward_seen = True
+            self.untouched.clear()
+            if not at_once:
+                return
+            gradient, view = parameter.grad, pushed[number]
+            if gradient is view or gradient is None or gradient.requires_grad or gradient.layout != torch.strided:
+                return
+            if sys.getrefcount(view) > 3:  # the list, this frame, the call: else the script kept the last step's
+                pushed[number] = view = self._part_with(number)
+            with torch.no_grad():
+                view.copy_(gradient)
+            parameter.grad = view
+
+        return take
+
+    def _part_with(self, number: int) -> Tensor:
+        """Leave the script the gradient that it holds on to, in memory of its own; returns a new view."""
+        held = self.push.gradients[number]
+        held.data = held.detach().clone()
+        return self.places.push_area(self.link.worker).gradients[number]
+
+    @torch.no_grad()
+    def _fill_push_area(self) -> None:
+        present, views, gradients = [], [], []
+        for entry, parameter, view in zip(self.layout.moving, self.parameters, self.push.gradients, strict=True):
+            gradient = parameter.grad
+            present.append(gradient is not None)
+            if gradient is None or gradient is view:
+                continue
+            if gradient.layout != torch.strided:
+                self.refuse(
+                    f'the gradient of "{entry.name}" is sparse; only dense gradients can be pushed: '
+                    "build its layer with sparse=False"
+                )
+            views.append(view)
+            gradients.append(gradient)
+        if views:
+            torch._foreach_copy_(views, gradients)
+        if present != self._present:
+            self.push.present.copy_(torch.tensor(present, dtype=torch.uint8))
+            self._present = present
+        if self.push.buffers:
+            buffers = dict(self.model.named_buffers())  # afresh: a forward may put new tensors in their places
+            for name, view in self.push.buffers.items():
+                view.copy_(buffers[name])
+
+    # --- what the script writes into its parameters --------------------------------------------------
+
+    def _see_to_changes(self) -> None:
+        """Before the first step, everybody adopts what the script wrote; later there is nobody to follow it."""
+        changed = [*self._moving.changed(), *self._fixed.changed()]
+        if self.steps == 0 and (changed or self.state_loaded):
+            self._have_adopted()
+        elif changed or self.state_loaded:
+            what = f'the parameter "{changed[0]}"' if changed else "the optimizer's state"
+            self.refuse(
+                f"the script changed {what} after the first step; it is the store that makes versions: "
+                "change it before the first step, or in the model's forward (torch.nn.utils.parametrize)"
+            )
+
+    def _have_adopted(self) -> None:
+        state = packed(self.numbered_state()) if self.state_loaded else b""
+        digest = hashlib.sha256(state)
+        for tensor in (*self._moving.tensors, *self._fixed.tensors):
+            digest.update(_bytes_of(tensor))
+        slot = self.link.adopt(digest.hexdigest())
+        if slot is not None:  # the first of the workers, who all wrote the same
+            with torch.no_grad():
+                for view, tensor in zip(self.places.slot(slot), self._moving.tensors, strict=True):
+                    view.copy_(tensor)
+                fixed = self.places.fixed()
+                for entry, tensor in zip(self._fixed.entries, self._fixed.tensors, strict=True):
+                    fixed[entry.name].copy_(tensor)
+            self.link.adopted(state)
+        self.state_loaded = False
+        self.optimizer.state.clear()
+
+    def numbered_state(self) -> State:
+        """The state that the script's optimizer object itself has, by the parameter's number."""
+        numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
+        return {numbers[parameter]: state for parameter, state in self.optimizer.state.items()}
+
+
+class _Shown:
+    """Tensors that show a part of the region: through a window, or as copies on a device that has none."""
+
+    def __init__(self, places: Places, size: int, entries: Sequence[Entry], tensors: list[Tensor]) -> None:
+        self.entries = entries
+        self.tensors = tensors
+        self._region = places.region
+        self._window = Window(places.region, size)
+        self._start = 0
+        self._copied: list[tuple[Tensor, Tensor]] = []
+        self._versions: list[int] = []
+        self._placed = False
+
+    def show(self, start: int) -> None:
+        """Show the part that begins at that byte."""
+        self._start = start
+        self._window.show(start)
+        with torch.no_grad():
+            if not self._placed:
+                self._place()
+            for tensor, view in self._copied:
+                tensor.copy_(view)
+        self.note()
+
+    def note(self) -> None:
+        """Changes count from here on."""
+        self._versions = [tensor._version for tensor in self.tensors]
+
+    def changed(self) -> list[str]:
+        """The names of those that differ from what is shown, because the script wrote into them."""
+        if not self.entries:
+            return []
+        try:
+            written = self._window.written()
+        except OSError:  # no /proc here: what goes past autograd (`.data`) is missed
+            return self._changed_by_version(self.tensors)
+        names = [
+            entry.name
+            for entry in self.entries
+            if any(start < entry.stop and entry.offset < stop for start, stop in written) and self._differs(entry)
+        ]
+        return names + self._changed_by_version([tensor for tensor, _ in self._copied])
+
+    def _changed_by_version(self, tensors: list[Tensor]) -> list[str]:
+        """By autograd's count of what is done in place."""
+        asked = {id(tensor) for tensor in tensors}
+        known = zip(self.entries, self.tensors, self._versions, strict=True) if asked else ()
+        return [entry.name for entry, tensor, count in known if id(tensor) in asked and tensor._version != count]
+
+    def _place(self) -> None:
+        for entry, tensor in zip(self.entries, self.tensors, strict=True):
+            view = entry.over(self._window.memory)
+            if tensor.device.type == "cpu":
+                tensor.data = view
+            else:
+                self._copied.append((tensor, view))
+        self._placed = True
+
+    def _differs(self, entry: Entry) -> bool:
+        there = entry.over(self._region.memory, self._start)
+        return not torch.equal(_flat_bytes(entry.over(self._window.memory)), _flat_bytes(there))
+
+
+def _flat_bytes(tensor: Tensor) -> Tensor:
+    """A dense tensor's bytes, in the order in which they lie in memory: NaN equals NaN, and -0 is not 0."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    contiguous = tensor.detach().cpu().contiguous().reshape(-1)
+    return contiguous.view(torch.uint8).numpy() if contiguous.numel() else b""

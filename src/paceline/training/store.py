@@ -6,8 +6,8 @@ optimizer, of whatever class, without a byte of it being sent.
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,81 +15,122 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from paceline.fabric.memory import Region
 from paceline.training.buffers import Policy, merged
-from paceline.training.layout import Layout, PushArea, parameters_sha256
+from paceline.training.layout import Places, parameters_sha256
+from paceline.training.parts import NotFinite, Part, Pushed, State, parts_of, state_of
 
 Scalars = list[dict[str, Any]]
 """For each parameter group, its hyperparameters that are plain values (learning rate, momentum, …)."""
+
+WORTH_TWO_THREADS = 1024 * 1024  # elements: below, handing half of a commit over costs more than it saves
 
 
 class Store:
     """The parameters of one model, version by version.
 
     A commit writes into a slot that nobody reads, and reads another: readers are never disturbed, and
-    never see two versions mixed.
+    never see two versions mixed. It goes part by part, so that what a part reads and writes stays in the
+    cache, between the previous version's copy, the sum of the gradients, and the optimizer's step.
     """
 
-    def __init__(
-        self, layout: Layout, optimizer: torch.optim.Optimizer, region: Region, slots: int, workers: int
-    ) -> None:
-        self.layout = layout
-        self.region = region
-        self.optimizer = optimizer
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.slots = [layout.slot(region, slot) for slot in range(slots)]
-        self.pushes = [layout.push_area(region, slots, worker) for worker in range(workers)]
-        self.fixed = layout.fixed_tensors(region)
+    def __init__(self, places: Places, optimizer: torch.optim.Optimizer) -> None:
+        self.places = places
+        self.layout = layout = places.layout
+        self.memory = places.region.memory
+        self.halves = parts_of(layout, optimizer)
+        numbers = {parameter: n for n, parameter in enumerate(_parameters(optimizer))}
+        if optimizer.state:
+            self.load({numbers[parameter]: state for parameter, state in optimizer.state.items()})
+        self.pushes = [places.push_area(worker) for worker in range(places.workers)]
+        self.names = [entry.name for entry in layout.moving]
         self.buffers: dict[int, dict[str, Tensor]] = {}
         """Each worker's, as of its last applied update."""
+        self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
+        self._large = layout.slot_bytes > WORTH_TWO_THREADS * 4
+        self._helper: ThreadPoolExecutor | None = None
 
     @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        layout: Layout,
-        region: Region,
-        slots: int,
-        workers: int,
-    ) -> Store:
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, places: Places) -> Store:
         """A store for this model, whose present values become the version in slot 0."""
-        store = cls(layout, detached_optimizer(optimizer), region, slots, workers)
+        store = cls(places, optimizer)
+        store._script = model, optimizer
+        store.prepare_slot(0)
+        places.region.populate(places.fixed_start, places.fixed_start + places.layout.fixed_bytes)
         present = dict(model.named_parameters())
-        for entry, view in zip(layout.moving, store.slots[0], strict=True):
+        for entry, view in zip(store.layout.moving, places.slot(0), strict=True):
             view.copy_(present[entry.name].detach())
         held = {**present, **dict(model.named_buffers())}
-        for name, view in store.fixed.items():
+        for name, view in places.fixed().items():
             view.copy_(held[name].detach())
         return store
 
-    @torch.no_grad()
-    def commit(self, source: int, target: int, contributions: list[tuple[int, float]], scalars: Scalars | None) -> None:
+    def let_go_of_script(self) -> None:
+        """Free what the script's own parameters and optimizer take: to be called in the store's own process."""
+        assert self._script is not None
+        model, optimizer = self._script
+        for tensor in (*model.parameters(), *_parameters(optimizer)):
+            tensor.data = torch.empty(0, dtype=tensor.dtype)
+        optimizer.state.clear()
+
+    def prepare_slot(self, slot: int) -> None:
+        """Get the slot's memory, before it is first used."""
+        start = self.places.slot_start(slot)
+        self.places.region.populate(start, start + self.layout.slot_bytes)
+
+    def set_scalars(self, scalars: Scalars) -> None:
+        """The optimizer's hyperparameters from now on."""
+        for part in self._parts():
+            set_scalars(part.optimizer, [scalars[group] for group in part.groups])
+
+    def commit(
+        self,
+        source: int,
+        target: int,
+        contributions: list[tuple[int, float]],
+        *,
+        threads: int = 1,
+        look: bool = True,
+    ) -> NotFinite | None:
         """Make the version in slot `target` from the one in slot `source` and these (worker, weight).
 
-        Gradients are summed in the order given; a weight of 1 multiplies nothing. `scalars`, if any, are
-        the hyperparameters from now on.
+        Gradients are summed in the order given; a weight of 1 multiplies nothing. With two threads the bits
+        are the same. Returns the first NaN or infinity found in a gradient or a parameter, if there is one
+        and `look` says that it matters.
         """
-        if scalars is not None:
-            set_scalars(self.optimizer, scalars)
-        torch._foreach_copy_(self.slots[target], self.slots[source])
-        areas = [(self.pushes[worker], weight) for worker, weight in contributions]
-        for number, (parameter, view) in enumerate(zip(self.parameters, self.slots[target], strict=True)):
-            parameter.data = view
-            parameter.grad = _weighted_sum(areas, number)
-        self.optimizer.step()
+        pushed = [
+            Pushed(worker, weight, self.pushes[worker].start, self.pushes[worker].present.tolist())
+            for worker, weight in contributions
+        ]
+        whole = all(all(one.present) for one in pushed)
+        start, stop = self.places.slot_start(source), self.places.slot_start(target)
+        run = partial(self._commit, start, stop, pushed, whole, look)
+        if threads > 1 and self._large and self.halves[1]:
+            second = self._second_thread().submit(run, self.halves[1])
+            found = [run(self.halves[0]), second.result()]
+        else:
+            found = [run(half) for half in self.halves]
         for worker, _ in contributions:
             self.buffers[worker] = {name: value.clone() for name, value in self.pushes[worker].buffers.items()}
+        return next((one for one in found if one is not None), None)
+
+    def state(self) -> State:
+        """The optimizer's state, by the parameter's number in the optimizer's order."""
+        return state_of(self.halves, self.layout)
+
+    def load(self, state: State) -> None:
+        """Replace the optimizer's state."""
+        for part in self._parts():
+            part.load(state, self.layout)
 
     def tensors(self, slot: int, workers: list[int], policy: Policy) -> dict[str, Tensor]:
         """The version in that slot under the script's own names, with the buffers of these workers.
 
         Parameters are views: whoever calls keeps the slot from being written meanwhile.
         """
-        moving = {entry.name: view for entry, view in zip(self.layout.moving, self.slots[slot], strict=True)}
+        moving = dict(zip(self.names, self.places.slot(slot), strict=True))
         copies = [self.buffers[worker] for worker in sorted(workers) if worker in self.buffers]
         buffers = merged(copies, policy) if copies else {}
-        return {**self.fixed, **moving, **buffers}
+        return {**self.places.fixed(), **moving, **buffers}
 
     def record(self, tensors: dict[str, Tensor], file: Path) -> str:
         """Write them as safetensors, whole or not at all; returns the SHA-256 of the parameters."""
@@ -101,28 +142,33 @@ class Store:
         unfinished.rename(file)
         return parameters_sha256(tensors[name] for name in self.layout.names)
 
+    @torch.no_grad()
+    def _commit(
+        self, source: int, target: int, pushed: list[Pushed], whole: bool, look: bool, parts: list[Part]
+    ) -> NotFinite | None:
+        found = None
+        for part in parts:
+            part.commit(self.memory, source, target, pushed, whole)
+            if look and found is None:
+                found = part.find_not_finite(self.memory, pushed, self.names)
+        return found
 
-def detached_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """A copy of the optimizer, state included, over CPU parameters of its own.
+    def _parts(self) -> list[Part]:
+        return [part for half in self.halves for part in half]
 
-    Made without its constructor, so that it works for any class. A scheduler may have patched `step`, and
-    hooks belong to the script: neither comes along.
-    """
-    twin = object.__new__(type(optimizer))
-    twin.__dict__.update(optimizer.__dict__)  # copy.copy would lose attributes of a class of the user's own
-    twin.__dict__.pop("step", None)
-    twin._optimizer_step_pre_hooks = OrderedDict()
-    twin._optimizer_step_post_hooks = OrderedDict()
-    twins: dict[Tensor, nn.Parameter] = {}
-    twin.param_groups = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            twins[parameter] = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=False)
-        twin.param_groups.append({**group, "params": [twins[parameter] for parameter in group["params"]]})
-    twin.state = defaultdict(dict)
-    for parameter, state in optimizer.state.items():
-        twin.state[twins[parameter]] = {key: _own(value) for key, value in state.items()}
-    return twin
+    def _second_thread(self) -> ThreadPoolExecutor:
+        """Made when it is first needed: no thread survives a fork."""
+        if self._helper is None:
+            self._helper = ThreadPoolExecutor(1, initializer=_one_thread_each)
+        return self._helper
+
+
+def _one_thread_each() -> None:
+    torch.set_num_threads(1)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def scalars_of(optimizer: torch.optim.Optimizer) -> Scalars:
@@ -153,21 +199,3 @@ def _plain(value: Any) -> Any:
         items = [_plain(item) for item in value]
         return _NOT_PLAIN if _NOT_PLAIN in items else items
     return value if value is None or isinstance(value, bool | int | float | str) else _NOT_PLAIN
-
-
-def _own(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.copy(value)
-
-
-def _weighted_sum(areas: list[tuple[PushArea, float]], number: int) -> Tensor | None:
-    """Σ weight · gradient of one parameter, over those that have one; None where nobody has."""
-    terms = [(area.gradients[number], weight) for area, weight in areas if area.present[number]]
-    if not terms:
-        return None
-    gradient, weight = terms[0]
-    if weight == 1.0 and len(terms) == 1:
-        return gradient
-    total = gradient * weight
-    for gradient, weight in terms[1:]:
-        total.add_(gradient, alpha=weight)
-    return total

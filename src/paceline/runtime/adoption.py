@@ -1,0 +1,73 @@
+"""What the script changed between `prepare` and its first step: everybody begins with it, if all changed the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Adoption:
+    """Who asked for what. One worker writes it where all read it; the others wait for that and go on."""
+
+    digests: dict[int, str] = field(default_factory=dict)
+    """Of what each worker changed its beginning to."""
+    adopted: str | None = None
+    _waiting: list[int] = field(default_factory=list)
+    _writing: tuple[int, int] | None = None
+    """The worker that writes, and the slot."""
+    _author: int | None = None
+
+    def wanted(self, worker: int, digest: str) -> None:
+        """The worker asks."""
+        self.digests[worker] = digest
+        self._waiting.append(worker)
+
+    def to_write(self) -> int | None:
+        """The worker that is to write now, if there is one."""
+        free = self.adopted is None and self._writing is None
+        return self._waiting[0] if free and self._waiting else None
+
+    def writes(self, worker: int, slot: int) -> None:
+        """The worker was told to write into that slot."""
+        self._waiting.remove(worker)
+        self._writing = worker, slot
+
+    def done(self, worker: int) -> int:
+        """It has. Returns the slot."""
+        assert self._writing is not None
+        self._author, slot = self._writing
+        self.adopted, self._writing = self.digests[worker], None
+        return slot
+
+    def to_let_on(self) -> list[int]:
+        """Those that waited for what is adopted now."""
+        if self.adopted is None:
+            return []
+        waited, self._waiting = self._waiting, []
+        return waited
+
+    def lost(self, worker: int) -> None:
+        """The worker has gone."""
+        if worker in self._waiting:
+            self._waiting.remove(worker)
+        if self._writing is not None and self._writing[0] == worker:
+            self._writing = None
+
+    def agrees(self, worker: int) -> bool:
+        """Whether this worker began with what all began with."""
+        return self.digests.get(worker) == self.adopted
+
+    def disagreement(self, worker: int) -> str:
+        """Why it does not, in one line."""
+        how = "something else" if worker in self.digests else "nothing"
+        return (
+            f"worker {self._author} changed the parameters or the optimizer's state between prepare() and its first "
+            f"step, and worker {worker} changed {how}; do the same in every worker, or do it before prepare()"
+        )
+
+    def too_late(self, worker: int) -> str:
+        """Why this worker's change comes too late, in one line."""
+        return (
+            f"worker {worker} changed the parameters or the optimizer's state before its first step, and others had "
+            "begun to train without it; do the same in every worker, or do it before prepare()"
+        )

@@ -1,0 +1,369 @@
+"""A commit's parts: ranges of the arenas that are small enough for a cache, each updated by itself.
+
+A part has an optimizer of the user's class over its own slice of every parameter. Where that optimizer
+computes each element from that element alone, slices of parameters, and runs of whole ones, train exactly as
+the parameters would; any other optimizer gets one part with every parameter whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import mmap
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.training.layout import Entry, Layout
+
+CHUNK = 512 * 1024  # elements: of 256k to 1M, which cost alike; smaller ones lose to Python, larger ones to the cache
+
+ELEMENTWISE = {
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+}
+"""Optimizers that look at one element at a time: slices train as the whole, bit for bit (test_parts.py)."""
+
+State = dict[int, dict[str, Any]]
+"""An optimizer's state by the parameter's number; tensors, and values that are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece's share of one parameter, in elements as they lie in memory."""
+
+    number: int
+    """The parameter's, in the optimizer's order."""
+    in_parameter: int
+    in_piece: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What the optimizer takes for one parameter: a whole one, a slice of one, or a run of several."""
+
+    entry: Entry
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """One worker's contribution to a version."""
+
+    worker: int
+    weight: float
+    start: int
+    """Of its push area, in bytes."""
+    present: list[int]
+    """By parameter: whether it has a gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """A NaN or an infinity that a commit came across."""
+
+    parameter: str
+    worker: int | None
+    """Whose gradient has it; None: the gradients were finite, what was made of them is not."""
+
+
+@dataclass(slots=True)
+class Part:
+    """Updates its pieces from one slot to another."""
+
+    optimizer: torch.optim.Optimizer
+    groups: list[int]
+    """The user's parameter group of each of this optimizer's."""
+    pieces: list[Piece]
+    scratch: memoryview
+    """Where gradients are summed: as long as the part, and shared with those that never work at the same time."""
+    _views: dict[int, list[Tensor]] = field(default_factory=dict)
+    _sums: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._become(self.pieces, {})
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The optimizer's, one for each piece."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @property
+    def merged(self) -> bool:
+        """Whether some piece is a run of several parameters, which have the same history so far."""
+        return any(len(piece.spans) > 1 for piece in self.pieces)
+
+    def commit(self, memory: memoryview, source: int, target: int, pushed: Sequence[Pushed], whole: bool) -> None:
+        """Make this part of the slot that starts at byte `target` from the one at `source`.
+
+        `whole`: whether every contribution has a gradient for every parameter.
+        """
+        if not whole and self.merged and not self._all_present(pushed):
+            self.split()
+        new = self._in(memory, target)
+        torch._foreach_copy_(new, self._in(memory, source))
+        gradients = self._gradients(memory, pushed)
+        for parameter, view, gradient in zip(self.parameters, new, gradients, strict=True):
+            parameter.data = view
+            parameter.grad = gradient
+        self.optimizer.step()
+
+    def find_not_finite(self, memory: memoryview, pushed: Sequence[Pushed], names: Sequence[str]) -> NotFinite | None:
+        """What is no number in the last commit, which still lies in the cache."""
+        parameters = self.parameters
+        if all(_finite(parameter, parameter.grad) for parameter in parameters):
+            return None
+        for one in pushed:
+            for piece, gradient in zip(self.pieces, self._in(memory, one.start), strict=True):
+                for span in piece.spans:
+                    if one.present[span.number] and not _of(gradient, piece, span).isfinite().all():
+                        return NotFinite(names[span.number], one.worker)
+        for piece, parameter in zip(self.pieces, parameters, strict=True):
+            for span in piece.spans:
+                if not _of(parameter.data, piece, span).isfinite().all():
+                    return NotFinite(names[span.number], None)
+        return None  # sums too large for their type, of numbers that are not
+
+    def split(self) -> None:
+        """From now on each parameter apart: their histories come to differ."""
+        pieces = [
+            Piece(_flat(piece.entry, piece.entry.offset, span.in_piece, span.count), (replace(span, in_piece=0),))
+            for piece in self.pieces
+            for span in piece.spans
+        ]
+        self._become(pieces, {span.number: state for span, state in self.state()})
+
+    def state(self) -> list[tuple[Span, dict[str, Any]]]:
+        """The optimizer's state of every share of a parameter."""
+        return [
+            (span, {key: _own(_of(value, piece, span)) for key, value in state.items()})
+            for piece, parameter in zip(self.pieces, self.parameters, strict=True)
+            if (state := self.optimizer.state.get(parameter))
+            for span in piece.spans
+        ]
+
+    def load(self, state: State, layout: Layout) -> None:
+        """Take this state, of whole parameters."""
+        if self.merged:
+            self.split()
+        shares: State = {}
+        for piece in self.pieces:
+            (span,) = piece.spans
+            whole, values = layout.moving[span.number], state.get(span.number, {})
+            shares[span.number] = {key: _share(value, whole, piece.entry, span) for key, value in values.items()}
+        self._become(self.pieces, shares)
+
+    def _become(self, pieces: list[Piece], state: State) -> None:
+        self._views.clear()
+        self._sums.clear()
+        self.pieces = pieces
+        self.optimizer.state = defaultdict(dict)
+        for own, group in zip(self.optimizer.param_groups, self.groups, strict=True):
+            mine = [piece for piece in pieces if piece.entry.group == group]
+            own["params"] = [
+                nn.Parameter(torch.empty(piece.entry.shape, dtype=piece.entry.dtype), requires_grad=False)
+                for piece in mine
+            ]
+            for piece, parameter in zip(mine, own["params"], strict=True):
+                if taken := state.get(piece.spans[0].number):
+                    self.optimizer.state[parameter] = taken
+
+    def _in(self, memory: memoryview, start: int) -> list[Tensor]:
+        """The pieces in the slot or push area that starts at that byte."""
+        found = self._views.get(start)
+        if found is None:
+            found = self._views[start] = [piece.entry.over(memory, start) for piece in self.pieces]
+        return found
+
+    def _all_present(self, pushed: Sequence[Pushed]) -> bool:
+        return all(one.present[span.number] for one in pushed for piece in self.pieces for span in piece.spans)
+
+    def _gradients(self, memory: memoryview, pushed: Sequence[Pushed]) -> list[Tensor | None]:
+        """Σ weight · gradient of each piece, over those that have one, in the order given; None where nobody has."""
+        alone = len(pushed) == 1 and pushed[0].weight == 1.0
+        if not alone and not self._sums:
+            first = min(piece.entry.offset for piece in self.pieces)
+            self._sums = [piece.entry.over(self.scratch, -first) for piece in self.pieces]
+        found: list[Tensor | None] = []
+        for place, piece in enumerate(self.pieces):
+            number = piece.spans[0].number
+            terms = [(self._in(memory, one.start)[place], one.weight) for one in pushed if one.present[number]]
+            if terms and not alone:
+                total = self._sums[place]
+                torch.mul(*terms[0], out=total)
+                for gradient, weight in terms[1:]:
+                    total.add_(gradient, alpha=weight)
+                found.append(total)
+            else:
+                found.append(terms[0][0] if terms else None)
+        return found
+
+
+def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, halves: int = 2) -> list[list[Part]]:
+    """The parts of a commit, in so many shares of about the same size that can be worked on at the same time."""
+    scratches: list[memoryview] = []
+    ranges = _chunks(layout) if type(optimizer) in ELEMENTWISE else [_whole(layout)]
+    total = sum(_span_of(pieces) for pieces in ranges)
+    shares: list[list[list[Piece]]] = [[] for _ in range(halves)]
+    before = 0
+    for pieces in ranges:
+        shares[min(halves - 1, before * halves // max(1, total))].append(pieces)
+        before += _span_of(pieces)
+    parts: list[list[Part]] = []
+    for share in shares:
+        longest = max((_span_of(pieces) for pieces in share), default=0)
+        scratches.append(memoryview(mmap.mmap(-1, max(1, longest))))  # costs memory where it is used
+        parts.append([_part(optimizer, pieces, scratches[-1]) for pieces in share])
+    return parts
+
+
+def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece], scratch: memoryview) -> Part:
+    groups = list(range(len(optimizer.param_groups)))
+    if type(optimizer) in ELEMENTWISE:
+        groups = sorted({piece.entry.group for piece in pieces})
+    twin = detached(optimizer)
+    twin.param_groups = [{**optimizer.param_groups[group], "params": []} for group in groups]
+    part = Part(twin, groups, pieces, scratch)
+    if any(group.get("fused") for group in twin.param_groups):
+        part.split()  # fused kernels treat a tensor's last few elements apart: which they are must stay the same
+    return part
+
+
+def detached(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """A copy of the optimizer without parameters and state.
+
+    Made without its constructor, so that it works for any class. A scheduler may have patched `step`, and
+    hooks belong to the script: neither comes along.
+    """
+    twin = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)  # copy.copy would lose attributes of a class of the user's own
+    twin.__dict__.pop("step", None)
+    twin._optimizer_step_pre_hooks = OrderedDict()
+    twin._optimizer_step_post_hooks = OrderedDict()
+    twin.param_groups = []
+    twin.state = defaultdict(dict)
+    return twin
+
+
+def state_of(parts: list[list[Part]], layout: Layout) -> State:
+    """The optimizer's state, put together from its parts."""
+    shares: dict[int, list[tuple[Span, dict[str, Any]]]] = {}
+    flat = True
+    for part in (part for share in parts for part in share):
+        flat = type(part.optimizer) in ELEMENTWISE
+        for span, state in part.state():
+            shares.setdefault(span.number, []).append((span, state))
+    if not flat:
+        return {number: shares[number][0][1] for number in sorted(shares)}
+    return {number: _joined(shares[number], layout.moving[number]) for number in sorted(shares)}
+
+
+def _joined(shares: list[tuple[Span, dict[str, Any]]], whole: Entry) -> dict[str, Any]:
+    """A parameter's state from that of its slices: flat, as its elements lie in memory."""
+    shares = sorted(shares, key=lambda share: share[0].in_parameter)
+    joined = {}
+    for key, value in shares[0][1].items():
+        if isinstance(value, Tensor) and value.shape == (shares[0][0].count,):
+            value = torch.cat([state[key] for _, state in shares]).as_strided(whole.shape, whole.stride)
+        joined[key] = value
+    return joined
+
+
+def _share(value: Any, whole: Entry, piece: Entry, span: Span) -> Any:
+    """A piece's part of a value of a whole parameter's state."""
+    if not isinstance(value, Tensor) or value.shape != whole.shape or piece.shape == whole.shape:
+        return _own(value)
+    ordered = torch.empty_strided(whole.shape, whole.stride, dtype=value.dtype).copy_(value)
+    flat = ordered.as_strided((whole.count,), (1,))
+    return flat[span.in_parameter : span.in_parameter + span.count].clone()
+
+
+def _of(value: Any, piece: Piece, span: Span) -> Any:
+    """A span's part of a tensor of its piece's form; what has another form belongs to all."""
+    if len(piece.spans) == 1 or not isinstance(value, Tensor) or value.shape != piece.entry.shape:
+        return value
+    return value[span.in_piece : span.in_piece + span.count]
+
+
+def _own(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.copy(value)
+
+
+def _finite(parameter: Tensor, gradient: Tensor | None) -> bool:
+    """Whether they are free of NaN and infinity; a False may be wrong, a True is not.
+
+    One pass over what the cache has: a product with either of them in it is NaN or infinite.
+    """
+    if gradient is None or not parameter.numel():
+        return True
+    if parameter.dtype in (torch.float32, torch.float64) and gradient.dtype == parameter.dtype:
+        flat = (parameter, gradient) if parameter.dim() == 1 else (parameter.flatten(), gradient.flatten())
+        return math.isfinite(torch.dot(*flat).item())
+    return bool(parameter.isfinite().all()) and bool(gradient.isfinite().all())
+
+
+def _chunks(layout: Layout) -> list[list[Piece]]:
+    """Every arena in pieces of CHUNK elements or less: slices of large parameters, runs of small ones."""
+    chunks: list[list[Piece]] = []
+    ordered = sorted((entry.offset, number) for number, entry in enumerate(layout.moving) if entry.count)
+    for _, arena in groupby((number for _, number in ordered), key=lambda n: _arena(layout.moving[n])):
+        run: list[int] = []
+        for number in arena:
+            entry = layout.moving[number]
+            if run and entry.stop - layout.moving[run[0]].offset > CHUNK * entry.dtype.itemsize:
+                chunks.append([_run(layout, run)])
+                run = []
+            if entry.count > CHUNK:
+                for first in range(0, entry.count, CHUNK):
+                    count = min(CHUNK, entry.count - first)
+                    piece = _flat(entry, entry.offset, first, count)
+                    chunks.append([Piece(piece, (Span(number, first, 0, count),))])
+            else:
+                run.append(number)
+        if run:
+            chunks.append([_run(layout, run)])
+    return chunks
+
+
+def _run(layout: Layout, numbers: list[int]) -> Piece:
+    """These parameters, next to each other, as one; what is between them for alignment's sake included."""
+    entries = [layout.moving[number] for number in numbers]
+    first, size = entries[0].offset, entries[0].dtype.itemsize
+    spans = [
+        Span(number, 0, (entry.offset - first) // size, entry.count)
+        for number, entry in zip(numbers, entries, strict=True)
+    ]
+    return Piece(_flat(entries[0], first, 0, (entries[-1].stop - first) // size), tuple(spans))
+
+
+def _whole(layout: Layout) -> list[Piece]:
+    return [Piece(entry, (Span(number, 0, 0, entry.count),)) for number, entry in enumerate(layout.moving)]
+
+
+def _flat(entry: Entry, offset: int, first: int, count: int) -> Entry:
+    """So many elements from the `first` after that offset."""
+    return replace(entry, shape=(count,), stride=(1,), offset=offset + first * entry.dtype.itemsize)
+
+
+def _arena(entry: Entry) -> tuple[int, str]:
+    return entry.group, str(entry.dtype)
+
+
+def _span_of(pieces: list[Piece]) -> int:
+    """Bytes from the first one's beginning to the last one's end."""
+    return max(piece.entry.stop for piece in pieces) - min(piece.entry.offset for piece in pieces)
