@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import select
-import subprocess
 import time
 from pathlib import Path
+
+from support.runs import Launcher
 
 VARIABLE = "PACELINE_TEST_EVENTS"
 
@@ -60,7 +61,7 @@ class Events:
         self.seen += [line.split() for line in lines]
 
 
-def said(process: subprocess.Popen[str], pattern: str, within: float = LONG) -> str:
+def said(process: Launcher, pattern: str, within: float = LONG) -> str:
     """What the process has written to standard error until the pattern was in it; waits for it.
 
     What is returned is gone from what `communicate` returns later.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from itertools import count
 from pathlib import Path
 
 from support.events import Events
 from support.leftovers import Traces
-from support.runs import Run, ended, start
+from support.runs import Launcher, Run, ended, start
 
 
 class Launch:
@@ -20,16 +19,16 @@ class Launch:
         self.traces: list[Traces] = []
         self._numbers = count()
 
-    def start(self, script: str | Path, *flags: str, args: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    def start(self, script: str | Path, *flags: str, args: tuple[str, ...] = (), fresh: bool = False) -> Launcher:
         """See `support.runs.start`."""
         traces = Traces(self.tmp_path / f"temporary_{next(self._numbers)}")
         self.traces.append(traces)
         env = traces.environment | self.events.environment
-        return start(script, *flags, args=args, tmp_path=self.tmp_path, env=env)
+        return start(script, *flags, args=args, tmp_path=self.tmp_path, env=env, fresh=fresh)
 
-    def run(self, script: str | Path, *flags: str, args: tuple[str, ...] = ()) -> Run:
+    def run(self, script: str | Path, *flags: str, args: tuple[str, ...] = (), fresh: bool = False) -> Run:
         """See `support.runs.run`."""
-        return ended(self.start(script, *flags, args=args))
+        return ended(self.start(script, *flags, args=args, fresh=fresh))
 
     def assert_nothing_left(self) -> None:
         """Neither processes, nor shared memory, sockets or temporary files."""

@@ -18,6 +18,8 @@ from pathlib import Path
 from uuid import uuid4
 
 VARIABLE = "PACELINE_TEST_MARK"
+UNMARKED = "0" * 32
+"""In the place of a mark, as long as one."""
 SHARED = Path("/dev/shm")
 
 

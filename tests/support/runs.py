@@ -19,9 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.records.ledger import connect
+from support import nursery
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Launcher = subprocess.Popen[str] | nursery.Process
+"""A run's first process."""
 
 _NUMBERS = count()
 
@@ -75,13 +79,16 @@ def run(
     tmp_path: Path,
     env: Mapping[str, str] | None = None,
     timeout: float = 120,
+    fresh: bool = False,
 ) -> Run:
     """`paceline run FLAGS SCRIPT ARGS`, in a session of its own, to its end; the folder is below `tmp_path`.
 
     `script` is a file, or a script's text, which is dedented and written to one. `env` is added to the
-    environment. After `timeout` seconds the launcher is killed and the test fails with what was printed.
+    environment. After `timeout` seconds the launcher is killed and the test fails with what was printed. `fresh` if it
+    is to be a `python -m paceline` from its first instruction on; else it is forked where torch is imported already
+    (see `support.nursery`).
     """
-    started = start(script, *flags, args=args, tmp_path=tmp_path, env=env)
+    started = start(script, *flags, args=args, tmp_path=tmp_path, env=env, fresh=fresh)
     return ended(started, timeout)
 
 
@@ -91,7 +98,8 @@ def start(
     args: Sequence[str] = (),
     tmp_path: Path,
     env: Mapping[str, str] | None = None,
-) -> subprocess.Popen[str]:
+    fresh: bool = False,
+) -> Launcher:
     """The same, not waited for: the launcher's process. Its `folder` attribute is the run's folder."""
     number = next(_NUMBERS)
     if isinstance(script, str):
@@ -100,21 +108,27 @@ def start(
     else:
         file = script
     folder = tmp_path / f"run_{number}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "run", "--out", str(folder), *flags, str(file), *args],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="backslashreplace",
-        env={**os.environ, **(env or {})},
-        start_new_session=True,
-    )
-    process.folder = folder  # type: ignore[attr-defined]
+    arguments = ["run", "--out", str(folder), *flags, str(file), *args]
+    environment = {**os.environ, **(env or {})}
+    process: Launcher
+    if fresh:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "paceline", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="backslashreplace",
+            env=environment,
+            start_new_session=True,
+        )
+    else:
+        process = nursery.Process(arguments, environment)
+    process.folder = folder  # type: ignore[union-attr]
     return process
 
 
-def ended(process: subprocess.Popen[str], timeout: float = 120) -> Run:
+def ended(process: Launcher, timeout: float = 120) -> Run:
     """Wait for a started run's end."""
     try:
         out, err = process.communicate(timeout=timeout)
@@ -122,12 +136,12 @@ def ended(process: subprocess.Popen[str], timeout: float = 120) -> Run:
         os.killpg(process.pid, signal.SIGKILL)  # workers and store end with their launcher
         out, err = process.communicate()
         raise AssertionError(f"not over after {timeout} s\n--- standard output\n{out}\n--- error\n{err}") from None
-    return Run(code=process.returncode, out=out, err=err, folder=process.folder)  # type: ignore[attr-defined]
+    return Run(code=process.returncode, out=out, err=err, folder=process.folder)  # type: ignore[union-attr]
 
 
 @contextmanager
 def side_by_side(calls: Mapping[str, Callable[[], Run]]) -> Iterator[dict[str, Future[Run]]]:
-    """Make these runs two at a time, in order: most of a short run is importing torch, on one core."""
+    """Make these runs two at a time, in order: much of a short run uses one core."""
     with ThreadPoolExecutor(max_workers=2) as pool:
         futures = {name: pool.submit(call) for name, call in calls.items()}
         try:

@@ -82,7 +82,7 @@ def train(store: Store, plain: nn.ParameterList, optimizer: torch.optim.Optimize
     generator = torch.Generator().manual_seed(steps.start)
     for step in steps:
         optimizer.param_groups[0]["lr"] *= 0.97
-        gradients: list[Tensor | None] = [torch.randn(p.shape, generator=generator) for p in plain]
+        gradients: list[Tensor | None] = [torch.randn(p.shape, generator=generator).to(p.dtype) for p in plain]
         fused_sgd = isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["fused"]  # fails, where one is new
         if step in (7, 8, 20) or (step == 0 and not fused_sgd):
             gradients[step % len(gradients)] = gradients[3] = None
@@ -106,6 +106,15 @@ def test_a_commit_in_parts_is_the_optimizer_s_step_bit_for_bit(name: str, thread
     slot = train(store, plain, optimizer, range(STEPS), threads)
     for number, (view, parameter) in enumerate(zip(store.places.slot(slot), plain, strict=True)):
         assert torch.equal(view, parameter), (number, (view - parameter).abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD, fused", "AdamW", "Adam, foreach"])
+def test_a_commit_of_bfloat16_in_parts_is_the_optimizer_s_step_bit_for_bit(name: str) -> None:
+    plain = model_of().bfloat16()
+    optimizer = MAKERS[name](groups_of(plain))
+    store = store_of(plain, optimizer)
+    slot = train(store, plain, optimizer, range(STEPS), 1)
+    assert all(torch.equal(view, own) for view, own in zip(store.places.slot(slot), plain, strict=True))
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -168,7 +168,7 @@ class _SeededDataset(Dataset[Any]):
     """The user's dataset, whose fetches draw randomness by batch rather than by process and history."""
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+        self.__dict__["_dataset"] = dataset
 
     def __getitems__(self, tagged: list[Any]) -> Iterable[Any]:
         tag, *ids = tagged
@@ -181,6 +181,10 @@ class _SeededDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A `worker_init_fn` may leave something in the dataset."""
+        setattr(self._dataset, name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_dataset" not in self.__dict__:

@@ -27,8 +27,6 @@ class PacedOptimizer(_Base):
 
     paceline_session: Session
 
-    _step_supports_amp_scaling = False  # else GradScaler leaves unscaling and looking for infinities to a fused `step`
-
     @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push the gradient, wait for the next release, install its version. Returns the closure's value."""
@@ -78,3 +76,5 @@ def pace(optimizer: torch.optim.Optimizer, session: Session) -> None:
     optimizer.__dict__.pop("step", None)  # a scheduler's patch of the plain step
     optimizer.__class__ = type(f"Paced{kind.__name__}", (PacedOptimizer, kind), {"__module__": kind.__module__})
     optimizer.paceline_session = session  # type: ignore[attr-defined]
+    # else GradScaler leaves unscaling, and looking for infinities, to a fused `step`
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]

@@ -8,10 +8,11 @@ the parameters would; any other optimizer gets one part with every parameter who
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import mmap
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -94,9 +95,13 @@ class Part:
     """Where gradients are summed: as long as the part, and shared with those that never work at the same time."""
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
     _sums: list[Tensor] = field(default_factory=list)
+    _step: Callable[[torch.optim.Optimizer], Any] = field(init=False)
 
     def __post_init__(self) -> None:
         self._become(self.pieces, {})
+        kind = type(self.optimizer)
+        # torch's own are called past the profiler's wrapper and the switch of gradients, which cost more than SGD
+        self._step = inspect.unwrap(kind.step) if kind in ELEMENTWISE else kind.step
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -121,7 +126,7 @@ class Part:
         for parameter, view, gradient in zip(self.parameters, new, gradients, strict=True):
             parameter.data = view
             parameter.grad = gradient
-        self.optimizer.step()
+        self._step(self.optimizer)
 
     def find_not_finite(self, memory: memoryview, pushed: Sequence[Pushed], names: Sequence[str]) -> NotFinite | None:
         """What is no number in the last commit, which still lies in the cache."""
@@ -239,8 +244,9 @@ def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece], scratch: memory
     twin = detached(optimizer)
     twin.param_groups = [{**optimizer.param_groups[group], "params": []} for group in groups]
     part = Part(twin, groups, pieces, scratch)
-    if any(group.get("fused") for group in twin.param_groups):
-        part.split()  # fused kernels treat a tensor's last few elements apart: which they are must stay the same
+    fused = any(group.get("fused") for group in twin.param_groups)
+    if fused or any(piece.entry.dtype not in (torch.float32, torch.float64) for piece in pieces):
+        part.split()  # these kernels treat a tensor's last few elements apart: which they are must stay the same
     return part
 
 

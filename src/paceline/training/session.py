@@ -81,6 +81,7 @@ class Session:
         self._moving.show(self.places.slot_start(0))
         self._fixed.show(self.places.fixed_start)
         self.optimizer.state.clear()  # the store has it
+        self._attributes = _attributes(self.optimizer)
         for number, parameter in enumerate(self.parameters):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
@@ -126,6 +127,8 @@ class Session:
         """The loader hands a batch to the script, after fetching it for so long. None: one that is not leased."""
         if self.go is None:
             return
+        if self.backward_seen and all(parameter.grad is None for parameter in self.parameters):
+            self.thrown_away()  # by model.zero_grad(), say
         if self.batches_in_step == 0:
             self._began = time.monotonic()
         else:
@@ -267,11 +270,21 @@ class Session:
         changed = [*self._moving.changed(), *self._fixed.changed()]
         if self.steps == 0 and (changed or self.state_loaded):
             self._have_adopted()
-        elif changed or self.state_loaded:
-            what = f'the parameter "{changed[0]}"' if changed else "the optimizer's state"
+        elif changed:
             self.refuse(
-                f"the script changed {what} after the first step; it is the store that makes versions: "
-                "change it before the first step, or in the model's forward (torch.nn.utils.parametrize)"
+                f'the script changed the parameter "{changed[0]}" after the first step; it is the store that makes '
+                "versions: change it before the first step, or in the model's forward (torch.nn.utils.parametrize)"
+            )
+        elif self.state_loaded:
+            self.refuse(
+                "the script called optimizer.load_state_dict() after the first step; the store has the optimizer's "
+                "state: load it before the first step"
+            )
+        if (attributes := _attributes(self.optimizer)) != self._attributes:
+            name = next(n for n in attributes.keys() | self._attributes if attributes.get(n) != self._attributes.get(n))
+            self.refuse(
+                f'the script changed the optimizer\'s attribute "{name}", which does not reach the store; keep what '
+                "changes in its param_groups"
             )
 
     def _have_adopted(self) -> None:
@@ -295,6 +308,17 @@ class Session:
         """The state that the script's optimizer object itself has, by the parameter's number."""
         numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
         return {numbers[parameter]: state for parameter, state in self.optimizer.state.items()}
+
+
+def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The plain values that an optimizer of the user's own class has besides its groups."""
+    if type(optimizer).__mro__[2].__module__.startswith("torch."):  # beneath the paced class and the mixin
+        return {}
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if not name.startswith("_") and isinstance(value, bool | int | float | str)
+    }
 
 
 class _Shown:

@@ -1,0 +1,242 @@
+"""A process that has imported torch already, and forks itself into a launcher whenever a test starts a run.
+
+Importing torch is most of a short run's time. So a test session has one *nursery*: a fresh Python that imports what
+`paceline run` does, computes nothing and starts no thread. For each run it forks a child, which makes itself what
+`python -m paceline` would be in a session of its own, and runs that. The rest of this file is the test's side of it.
+
+What a fork can't renew: the seed of `str`'s hashes, the command line that `ps` shows, and what libraries have read
+from environment variables while they were imported. Nor can it be interrupted while it imports. A test that is about
+such a thing starts its run with `fresh=True`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+_starting = threading.Lock()
+
+
+class Process:
+    """A launcher that the nursery has forked: of `subprocess.Popen[str]`, what tests use."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        request = {"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}
+        with _starting:
+            nursery = _nursery()
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        self._nursery, nursery_end = _pair()
+        self._nursery.settimeout(60.0)  # it answers at once, except for the first time
+        socket.send_fds(nursery, [json.dumps(request).encode()], [out_end, err_end, nursery_end.fileno()])
+        nursery_end.close()
+        os.close(out_end)
+        os.close(err_end)
+        self.args = ["paceline", *arguments]
+        self.stdout = open(out, errors="backslashreplace")  # noqa: SIM115  # `communicate` closes them
+        self.stderr = open(err, errors="backslashreplace")  # noqa: SIM115
+        self.pid = int(self._ask())  # said by the child, once it is in a session of its own
+        self.returncode: int | None = None
+        self._watch = os.pidfd_open(self.pid)
+        self._printed = {self.stdout: bytearray(), self.stderr: bytearray()}
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None as long as it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; returns the exit code. Only this has it reaped, as with `Popen`."""
+        if self.returncode is None:
+            self._await([self._watch], _deadline(timeout), timeout)
+            self._nursery.send(b"!")
+            self.returncode = int(self._ask())
+            self._nursery.close()
+            os.close(self._watch)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it has printed, after its end. After TimeoutExpired it can be called again: nothing is lost."""
+        deadline = _deadline(timeout)
+        while still := {stream.fileno(): stream for stream in self._printed if not stream.closed}:
+            for descriptor in self._await(list(still), deadline, timeout):
+                stream = still[descriptor]
+                data = os.read(descriptor, 1 << 16)
+                self._printed[stream] += data
+                if not data:
+                    stream.close()
+        self.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        out, err = (data.decode(errors="backslashreplace") for data in self._printed.values())
+        return out.replace("\r\n", "\n").replace("\r", "\n"), err.replace("\r\n", "\n").replace("\r", "\n")
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _ask(self) -> bytes:
+        answer = self._nursery.recv(64)
+        if not answer:
+            raise RuntimeError("the nursery has ended, or what it forked did before it began; see standard error")
+        return answer
+
+    def _await(self, descriptors: list[int], deadline: float | None, timeout: float | None) -> list[int]:
+        """Those that can be read, at least one."""
+        poll = select.poll()
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
+        if not ready:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return [descriptor for descriptor, _ in ready]
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a socket which keeps messages apart, so that threads can share an end."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+@cache
+def _nursery() -> socket.socket:
+    """The session's nursery, started when it is first wanted. It ends when nobody holds this socket any more."""
+    from support.leftovers import UNMARKED, VARIABLE
+
+    ours, theirs = _pair()
+    nursery = subprocess.Popen(
+        [sys.executable, __file__, str(theirs.fileno()), VARIABLE],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, VARIABLE: UNMARKED, "OPENBLAS_NUM_THREADS": "1"},  # numpy's BLAS is to start no thread
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,  # a terminal's Ctrl-C is for pytest
+    )
+    theirs.close()
+
+    def end() -> None:
+        ours.close()
+        nursery.wait()
+
+    atexit.register(end)
+    return ours
+
+
+# --- the nursery's side, which runs this file as a script
+
+
+def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork for each request. Returns only in a child: what was asked for, and its stdout, its stderr and its socket."""
+    children: dict[int, int] = {}  # by the nursery's copy of the child's socket
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor != control.fileno():
+                poll.unregister(descriptor)
+                with suppress(OSError):
+                    os.read(descriptor, 1)  # what is left unread would take the answer with it
+                _reap(children.pop(descriptor), descriptor)
+                continue
+            data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 3)
+            if not data:  # the test session is over, or was killed
+                for descriptor, child in children.items():
+                    _reap(child, descriptor)
+                os._exit(0)
+            assert len(os.listdir("/proc/self/task")) == 1, "threads, which a fork would lose"
+            child = os.fork()
+            if not child:
+                return json.loads(data), descriptors
+            out, err, run = descriptors
+            os.close(out)
+            os.close(err)
+            children[run] = child
+            poll.register(run, select.POLLIN)
+
+
+def _reap(child: int, run: int) -> None:
+    """Collect a child and tell its exit code. If nobody can ask for that any more, it may still run."""
+    os.kill(child, signal.SIGKILL)  # which changes nothing for one that has ended
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with suppress(OSError):
+        os.write(run, str(code).encode())
+    os.close(run)
+
+
+def _become(request: dict[str, Any], out: int, err: int, run: int, mark: str) -> None:
+    """Make a forked child what `python -m paceline` would be when it has imported torch."""
+    os.setsid()
+    os.chdir(request["folder"])
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    if mark in request["environment"]:
+        _overwrite(mark, request["environment"][mark])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.path[0] = request["folder"]
+    sys.argv = ["paceline", *request["arguments"]]
+    tempfile.tempdir = None  # TMPDIR is another one
+    import numpy
+    import torch
+
+    numpy.random.seed()
+    torch.seed()
+    os.write(run, str(os.getpid()).encode())
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+
+
+def _overwrite(name: str, value: str) -> None:
+    """Change a variable where /proc/…/environ shows it, which is always what a process was started with.
+
+    All its children have it there too. That is how `support.leftovers` knows them.
+    """
+    library = ctypes.CDLL(None)
+    library.getenv.restype = ctypes.c_void_p
+    place = library.getenv(name.encode())
+    assert len(ctypes.string_at(place)) == len(value), f"{name} has no room for {value!r}"
+    ctypes.memmove(place, value.encode(), len(value))
+
+
+def _main() -> None:
+    sys.path[0] = ""  # our neighbours are no modules of their own
+    import torch._dynamo  # noqa: F401
+
+    import paceline.cli.main
+    import paceline.cli.table
+    import paceline.runtime.run
+    import paceline.runtime.worker  # noqa: F401
+
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        request, descriptors = _serve(control)
+    _become(request, *descriptors, mark=sys.argv[2])
+    runpy.run_module("paceline", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
