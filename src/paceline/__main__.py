@@ -1,7 +1,6 @@
-"""`python -m paceline` is `paceline`."""
+"""`python -m paceline`."""
 
-import sys
+from paceline.cli.main import command
 
-from paceline.cli.main import main
-
-sys.exit(main())
+if __name__ == "__main__":
+    command()

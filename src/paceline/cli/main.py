@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,15 @@ def parser() -> Parser:
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     run.add_to(commands)
     return root
+
+
+def command() -> NoReturn:
+    """The program. It leaves out the interpreter's own end, which takes 0.8 s once torch is imported."""
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

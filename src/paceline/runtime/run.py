@@ -24,6 +24,7 @@ from paceline.records.ledger import Ledger
 from paceline.records.summary import Summary
 from paceline.runtime import messages
 from paceline.runtime.coordinator import Coordinator
+from paceline.runtime.imports import import_torch
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
 from paceline.runtime.output import Output
@@ -65,7 +66,7 @@ def run(settings: Settings, interrupts: Interrupts) -> Summary:
     Raises ConfigError when the script asks for what cannot be done; the folder is then gone again, unless
     training has come so far that it has something to lose.
     """
-    _import_torch()
+    import_torch(settings.script.read_bytes())
     if interrupts.take():
         raise KeyboardInterrupt
     made = _make_folder(settings.folder)
@@ -83,25 +84,6 @@ def run(settings: Settings, interrupts: Interrupts) -> Summary:
         if not keep:
             _undo(settings.folder, made)
         raise
-
-
-def _import_torch() -> None:
-    """Import everything that workers need, once, and compute nothing: they are forked from here.
-
-    The first optimizer that is made imports torch._dynamo: a second for each worker, if it is not here.
-    numpy's BLAS would start a thread, which no fork takes along.
-    """
-    before = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    try:
-        import torch._dynamo  # noqa: F401
-
-        import paceline.runtime.worker  # noqa: F401
-    finally:
-        if before is None:
-            del os.environ["OPENBLAS_NUM_THREADS"]
-        else:
-            os.environ["OPENBLAS_NUM_THREADS"] = before
 
 
 def _make_folder(folder: Path) -> list[Path]:

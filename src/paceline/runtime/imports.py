@@ -1,0 +1,58 @@
+"""What every worker needs is imported once, before they are forked."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+SPEAKS_OF_COMPILING = (b"compile", b"dynamo", b"checkpoint")
+"""What makes a script need torch._dynamo."""
+
+
+def import_torch(script: bytes) -> None:
+    """Import torch, and what this script's workers need of it, and compute nothing: they are forked from here.
+
+    numpy's BLAS would start a thread, which no fork takes along.
+    """
+    before = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    try:
+        import torch
+
+        import paceline.runtime.worker  # noqa: F401
+
+        if any(word in script for word in SPEAKS_OF_COMPILING):
+            import torch._dynamo  # noqa: F401
+        else:
+            _leave_dynamo_out(torch.optim.Optimizer)
+    finally:
+        if before is None:
+            del os.environ["OPENBLAS_NUM_THREADS"]
+        else:
+            os.environ["OPENBLAS_NUM_THREADS"] = before
+
+
+def _leave_dynamo_out(kind: Any) -> None:
+    """Let an optimizer be made without importing torch._dynamo, which takes a second (benchmarks/startup.py).
+
+    Some of its methods are marked as not to be compiled, and the mark imports the compiler when they are first
+    called. While nobody has imported that, nothing can be being compiled: the method itself will do. torch
+    keeps the marked method in an attribute of the plain one; a torch that does not simply imports what it wants.
+    """
+    for name in ("__init__", "add_param_group", "state_dict", "load_state_dict", "zero_grad"):
+        plain = getattr(getattr(kind, name, None), "__wrapped__", None)
+        if plain is not None and not hasattr(plain, "__dynamo_disable"):
+            plain.__dynamo_disable = _until_dynamo_comes(plain, getattr(kind, name))
+
+
+def _until_dynamo_comes(plain: Any, marked: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return plain(*args, **kwargs)
+        if plain.__dict__.get("__dynamo_disable") is call:
+            del plain.__dict__["__dynamo_disable"]
+        return marked(*args, **kwargs)
+
+    return call
