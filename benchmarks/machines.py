@@ -40,6 +40,7 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, 
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
+from paceline.records.times import StepTimes
 
 FACTS, QUICK_FACTS = 300_000, 60_000  # in a history
 COMPUTE, PULL, PUSH = 0.020, 0.001, 0.001  # seconds of the world, the first more or less by a quarter
@@ -192,7 +193,7 @@ def _steps_to_tell(choice: Choice, journal: Journal, steps: int) -> list[list[Ca
                 finished[worker] = step
             case ParametersTaken(worker=worker, at=at) if worker in finished:
                 parts = (COMPUTE, PUSH, 0.0, PULL, 0.0)
-                calls.append((journal.step_times, (worker, finished.pop(worker), at, *parts)))
+                calls.append((journal.step_times, (worker, finished.pop(worker), StepTimes(at, *parts))))
             case UpdateArrived():
                 arrived += 1
         calls.append((journal.record, (fact, orders)))

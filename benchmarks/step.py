@@ -5,16 +5,21 @@
 
 For each model and number of workers the variants take turns (A B C D A B C D ...), each in processes of its own:
 
-    plain   as many processes at once, which know nothing of each other: the step without synchronisation
-    ddp     DistributedDataParallel over Gloo, as it comes
-    bsp     `paceline run -p bsp`
-    asp     `paceline run -p asp`
+    plain           as many processes at once, which know nothing of each other: the step without synchronisation
+    ddp             DistributedDataParallel over Gloo, as it comes
+    plain, tuned    the same two with the allocator's settings that Paceline gives its workers
+    ddp, tuned
+    bsp, asp, ssp   `paceline run -p ...`
 
 A step is the time between two returns of `optimizer.step()`: the median over a worker's steps, then over the
 workers. The mean is the workers' mean step; it differs where there are more processes than cores and steps are
 shorter than a process's turn: most then run undisturbed, and a few wait for everybody else's turns. Only steps
 count that lie between the moment when the last worker was warm and the one when the first had done. Everyone
-has the same model, batch, optimizer and number of threads; allocators are as they come.
+has the same model, batch, optimizer and number of threads.
+
+What synchronisation adds is the step less the one without it, with the same allocator settings. Before each
+round a plain copy of a model's bytes is timed with as many threads as there are cores: an update reads a gradient
+and a version and writes a version, so this is how many a second the memory lets through.
 """
 
 from __future__ import annotations
@@ -40,8 +45,20 @@ from typing import Any
 import torch
 
 WORKLOAD = Path(__file__).parent / "workloads" / "mlp_step.py"
-VARIANTS = ("plain", "ddp", "bsp", "asp")
-TITLES = {"plain": "no synchronisation", "ddp": "DDP, Gloo", "bsp": "Paceline bsp", "asp": "Paceline asp"}
+TITLES = {
+    "plain": "no synchronisation",
+    "ddp": "DDP, Gloo",
+    "plain-tuned": "no synchronisation, tuned",
+    "ddp-tuned": "DDP, Gloo, tuned",
+    "bsp": "Paceline bsp",
+    "asp": "Paceline asp",
+    "ssp": "Paceline ssp",
+}
+VARIANTS = tuple(TITLES)
+PEERS = ("plain", "ddp", "plain-tuned", "ddp-tuned")
+OURS = ("bsp", "asp", "ssp")
+TUNED = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=2147483647"
+"""As `paceline.runtime.processes.keep_freed_memory` sets it."""
 PARTS = ("compute", "push", "wait", "pull", "other")
 BATCH_SIZE = 32
 
@@ -65,6 +82,11 @@ MODELS = {
     "25M": Model((1024, 4096, 4096, 1024), warmup=4, steps=12, quick_warmup=1, quick_steps=4),
     "64k": Model((128, 256, 128), warmup=50, steps=400, quick_warmup=20, quick_steps=150),
 }
+PLAN = {
+    "25M": {1: OURS, 2: OURS, 4: VARIANTS, 8: OURS},
+    "64k": {2: ("plain", "ddp", "bsp", "asp"), 4: ("plain", "ddp", "bsp", "asp")},
+}
+"""What is measured, unless the flags say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +122,15 @@ def measure(name: str, workers: int, variant: str, repeat: int, threads: int, ar
         flags = ["--workers", workers, "--threads", threads, "--batch-size", BATCH_SIZE]
         flags += ["--steps", warmup + steps, "--times", folder, "--widths", *model.widths]
         command: list[Any] = [sys.executable]
-        if variant in ("plain", "ddp"):
-            command += [WORKLOAD, "--variant", variant, *flags]
+        kind, _, tuned = variant.partition("-")
+        if variant in PEERS:
+            command += [WORKLOAD, "--variant", kind, *flags]
         else:
             command += ["-m", "paceline", "run", "-n", workers, "-p", variant, "--threads", threads]
             command += ["--record", 0, "--tee", "none", "--out", folder / "run"]
             command += [WORKLOAD, "--variant", "paceline", *flags]
-        _run([str(part) for part in command], folder / "output", args.timeout)
+        settings = {"GLIBC_TUNABLES": TUNED} if tuned else {}
+        _run([str(part) for part in command], folder / "output", args.timeout, settings)
         returned = [json.loads((folder / f"{worker}.json").read_text()) for worker in range(workers)]
         ledger = folder / "run" / "ledger.sqlite"
         parts = _parts(ledger, warmup) if ledger.exists() else None
@@ -124,8 +148,8 @@ def measure(name: str, workers: int, variant: str, repeat: int, threads: int, ar
     )
 
 
-def _run(command: list[str], output: Path, timeout: float) -> None:
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+def _run(command: list[str], output: Path, timeout: float, settings: dict[str, str]) -> None:
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **settings}
     with output.open("wb") as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
@@ -160,14 +184,30 @@ def _parts(ledger: Path, warmup: int) -> dict[str, float]:
     return {part: median(column) for part, column in zip(PARTS, zip(*rows, strict=True), strict=True)}
 
 
+def copy_bandwidth(threads: int) -> float:
+    """Bytes read and written per second by a plain copy of 100 MB, by so many threads; the median of nine."""
+    torch.set_num_threads(threads)
+    source, target = torch.ones(25_000_000), torch.zeros(25_000_000)
+    seconds = []
+    for _ in range(9):
+        began = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - began)
+    return 2 * source.nbytes / median(seconds)
+
+
 def step_table(measurements: Sequence[Measurement]) -> list[list[str]]:
     """For each model, number of workers and variant: the step, what synchronisation adds, against DDP's."""
-    head = ["model", "workers", "variant", "step, ms", "min–max", "sync adds", "min–max"]
-    rows = [[*head, "mean step", "mean adds", "step × DDP's", "steps/s, all"]]
+    head = ["model", "workers", "variant", "step, ms", "min–max", "sync adds", "min–max", "mean step", "mean adds"]
+    rows = [[*head, "× DDP", "min–max", "× DDP, tuned", "min–max", "steps/s, all"]]
     for (name, workers, variant), repeats in _cells(measurements).items():
-        plain, ddp = (_of(measurements, name, workers, other) for other in ("plain", "ddp"))
-        beside_plain = [(one, plain[one.repeat]) for one in repeats if variant != "plain" and one.repeat in plain]
-        beside_ddp = [(one, ddp[one.repeat]) for one in repeats if variant != "plain" and one.repeat in ddp]
+        tuned = variant not in ("plain", "ddp") and _of(measurements, name, workers, "plain-tuned")
+        plain = tuned or _of(measurements, name, workers, "plain")
+        ddp, ddp_tuned = (_of(measurements, name, workers, other) for other in ("ddp", "ddp-tuned"))
+        synchronised = not variant.startswith("plain")
+        beside_plain = [(one, plain[one.repeat]) for one in repeats if synchronised and one.repeat in plain]
+        beside_ddp = [(one, ddp[one.repeat]) for one in repeats if synchronised and one.repeat in ddp]
+        beside_tuned = [(one, ddp_tuned[one.repeat]) for one in repeats if synchronised and one.repeat in ddp_tuned]
         rows.append(
             [
                 name,
@@ -177,7 +217,8 @@ def step_table(measurements: Sequence[Measurement]) -> list[list[str]]:
                 *_middle_and_spread([(one.step - other.step) * 1e3 for one, other in beside_plain]),
                 _middle([one.mean * 1e3 for one in repeats]),
                 _middle([(one.mean - other.mean) * 1e3 for one, other in beside_plain]),
-                _middle([one.step / other.step for one, other in beside_ddp]),
+                *_middle_and_spread([one.step / other.step for one, other in beside_ddp]),
+                *_middle_and_spread([one.step / other.step for one, other in beside_tuned]),
                 _middle([one.steps_per_second for one in repeats]),
             ]
         )
@@ -249,26 +290,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, help="rounds (default: 7; with --quick, 1)")
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
-    parser.add_argument("--workers", nargs="+", type=int, metavar="N", help="default: 2 4 8; with --quick, 2 4")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--workers", nargs="+", type=int, metavar="N", help="these numbers, rather than the plan's")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="these, rather than the plan's")
     parser.add_argument("--quick", action="store_true", help="few steps, one round: to see that it works")
     parser.add_argument("--timeout", type=float, default=180, metavar="S", help="of one measurement (default: 180)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there, as they come")
     parser.add_argument("--markdown", action="store_true", help="print the tables as markdown")
     args = parser.parse_args()
     repeats = args.repeats or (1 if args.quick else 7)
-    args.workers = args.workers or ((2, 4) if args.quick else (2, 4, 8))
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no measurement is left running
     about = machine()
     measurements: list[Measurement] = []
     failures: list[str] = []
     began = time.monotonic()
+    bandwidths: list[float] = []
     for repeat in range(repeats):
+        bandwidths.append(copy_bandwidth(about["cores"]))
         for name in args.models:
-            for workers in args.workers:
+            for workers in args.workers or (n for n in PLAN[name] if n <= 4 or not args.quick):
                 threads = max(1, about["cores"] // workers)
-                for variant in args.variants:
+                for variant in args.variants or PLAN[name].get(workers, VARIANTS):
                     what = f"round {repeat + 1} of {repeats}: {name}, {workers} workers, {variant}"
                     started = time.monotonic()
                     try:
@@ -291,6 +333,10 @@ def main() -> int:
         f"({about['cpu_capability']}); {repeats} rounds in {time.monotonic() - began:.0f} s; medians over the rounds\n"
     )
     print_table(step_table(measurements), args.markdown)
+    middle, spread = _middle_and_spread([bandwidth / 1e9 for bandwidth in bandwidths])
+    print(f"\nA plain copy reads and writes {middle} GB/s in all ({spread}); an update moves a model three times:")
+    for name in args.models:
+        print(f"{name}: at most {_middle([b / (3 * 4 * MODELS[name].parameters) for b in bandwidths])} updates/s")
     if any(one.parts for one in measurements):
         print("\nWhere Paceline's steps go (ledger, medians in ms):\n")
         print_table(parts_table(measurements), args.markdown)

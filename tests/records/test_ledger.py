@@ -21,6 +21,7 @@ from paceline.core.orders import ApplyUpdate, Hold, Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.protocols import registry
 from paceline.records.ledger import SCHEMA, Ledger, connect, read_facts
+from paceline.records.times import StepTimes
 from records.histories import PROTOCOLS, History
 
 SEEDS = range(4)
@@ -128,7 +129,7 @@ def test_every_measurement_has_its_row(path: Path, ledger: Ledger) -> None:
     ledger.pushed(1, 3, [0.1, 0.01], None)
     ledger.epoch_opened(0, [[3, 1], [2]], "digest")
     ledger.batch_used(1, 2, 0, 1, "skipped")
-    ledger.step_times(1, 2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0)
+    ledger.step_times(1, 2, StepTimes(0.5, 1.0, 2.0, 3.0, 4.0, 5.0))
     ledger.version_recorded(9, 1.5, 288, "hash", "versions/9.safetensors")
     ledger.evaluated(9, {"accuracy": 0.5, "loss": 2.0})
     ledger.logged(1, 2, 0.75, "norm", 3.5)

@@ -27,6 +27,7 @@ from paceline.protocols import registry
 from paceline.records import summary as records
 from paceline.records.ledger import Ledger, connect
 from paceline.records.summary import Tally, Target
+from paceline.records.times import StepTimes
 from records.histories import PROTOCOLS, History
 
 SEEDS = range(4)
@@ -183,8 +184,8 @@ def test_the_four_seconds_of_a_worker_sum_to_its_time_in_the_run(seed: int, pace
                 here[worker] = fact.at
             case WorkerLeft(worker=worker):
                 stayed[worker] += fact.at - here.pop(worker)  # type: ignore[assignment]
-            case UpdateArrived(worker=worker, step=step):
-                tally.step_times(worker, step, fact.at, *(rng.random() * pace for _ in range(5)))
+            case UpdateArrived(worker=worker):
+                tally.step_times(worker, StepTimes(fact.at, *(rng.random() * pace for _ in range(5))))
 
     History("asp", seed, on_record=record).run()
     for row in summed_up(tally)["per_worker"]:
@@ -194,14 +195,14 @@ def test_the_four_seconds_of_a_worker_sum_to_its_time_in_the_run(seed: int, pace
 
 def test_seconds_that_are_too_many_are_taken_from_the_largest_part() -> None:
     tally = told(began(0, at=1.0))
-    tally.step_times(0, 0, 1.0, 6.0, 0.5, 2.0, 0.5, 9.0)
+    tally.step_times(0, StepTimes(1.0, 6.0, 0.5, 2.0, 0.5, 9.0))
     (row,) = summed_up(tally, ended=9.0)["per_worker"]
     assert [row[part] for part in PARTS] == [5.0, 2.0, 1.0, 0.0]
     (row,) = summed_up(tally, ended=11.0)["per_worker"]
     assert [row[part] for part in PARTS] == [6.0, 2.0, 1.0, 1.0]
     (row,) = summed_up(tally, ended=2.5)["per_worker"]
     assert [row[part] for part in PARTS] == [0.0, 0.5, 1.0, 0.0]
-    tally.step_times(0, 1, 1.0, 0.1, 0.3, 0.2, 0.0, 0.0)
+    tally.step_times(0, StepTimes(1.0, 0.1, 0.3, 0.2, 0.0, 0.0))
     (row,) = summed_up(tally, ended=1.0)["per_worker"]
     assert [row[part] for part in PARTS] == [0.0, 0.0, 0.0, 0.0]
 

@@ -192,6 +192,20 @@ def test_what_is_no_number_is_found_in_the_gradient_of_whoever_pushed_it(poison:
     assert store.commit(1, 2, [(0, 0.5), (1, 0.5)], look=False) is None
 
 
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_optimizer_hides_what_is_no_number(name: str, poison: float) -> None:
+    model = model_of()
+    store = store_of(model, MAKERS[name](model.parameters()))
+    clean = [torch.ones_like(parameter) for parameter in model]
+    for step in range(3):
+        push(store, 0, clean)
+        assert store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)]) is None
+    clean[3].view(-1)[5] = poison
+    push(store, 0, clean)
+    assert store.commit(0, 1, [(0, 1.0)]) == NotFinite("3", 0)
+
+
 def test_an_infinite_parameter_made_of_finite_gradients_is_found_without_a_culprit() -> None:
     model = nn.ParameterList([nn.Parameter(torch.ones(3)), nn.Parameter(torch.full((4,), 3e38))])
     store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0))

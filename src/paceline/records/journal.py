@@ -8,6 +8,7 @@ from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.records.ledger import Ledger
 from paceline.records.summary import Tally
+from paceline.records.times import StepTimes
 
 
 class Journal:
@@ -22,20 +23,10 @@ class Journal:
         self.ledger.record(fact, orders)
         self.tally.record(fact, orders)
 
-    def step_times(
-        self,
-        worker: int,
-        step: int,
-        began: float,
-        compute: float,
-        push: float,
-        wait: float,
-        pull: float,
-        other: float,
-    ) -> None:
-        """A finished step: when it began, in seconds since the run's start, and the seconds of each part."""
-        self.ledger.step_times(worker, step, began, compute, push, wait, pull, other)
-        self.tally.step_times(worker, step, began, compute, push, wait, pull, other)
+    def step_times(self, worker: int, step: int, times: StepTimes) -> None:
+        """Where a finished step's time went."""
+        self.ledger.step_times(worker, step, times)
+        self.tally.step_times(worker, times)
 
     def recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
         """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""

@@ -24,6 +24,7 @@ import msgspec
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
+from paceline.records.times import StepTimes
 
 SCHEMA = 1
 """The schema's number, in `PRAGMA user_version`."""
@@ -144,19 +145,10 @@ class Ledger:
         """A batch went into this step's update, or was consumed before it and skipped."""
         self._queue.put(("batches", worker, step, epoch, batch, used))
 
-    def step_times(
-        self,
-        worker: int,
-        step: int,
-        began: float,
-        compute: float,
-        push: float,
-        wait: float,
-        pull: float,
-        other: float,
-    ) -> None:
-        """A finished step: when it began (seconds since the run's start), and the seconds of each part of it."""
-        self._queue.put(("step_times", worker, step, began, compute, push, wait, pull, other))
+    def step_times(self, worker: int, step: int, times: StepTimes) -> None:
+        """Where a finished step's time went."""
+        t = times
+        self._queue.put(("step_times", worker, step, t.began, t.compute, t.push, t.wait, t.pull, t.other))
 
     def version_recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
         """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""

@@ -30,6 +30,7 @@ from paceline.core.facts import (
 )
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order
 from paceline.errors import ConfigError
+from paceline.records.times import StepTimes
 from paceline.version import __version__
 
 Outcome = Literal["completed", "interrupted", "failed", "diverged"]
@@ -150,22 +151,12 @@ class Tally:
             elif isinstance(order, DropUpdate):
                 self.ready.pop((order.worker, order.step), None)
 
-    def step_times(
-        self,
-        worker: int,
-        step: int,
-        began: float,
-        compute: float,
-        push: float,
-        wait: float,
-        pull: float,
-        other: float,
-    ) -> None:
-        """A finished step's seconds, as the ledger takes them; `other` is worked out anew in the summary."""
+    def step_times(self, worker: int, times: StepTimes) -> None:
+        """Where a finished step's time went; `other` is worked out anew in the summary."""
         share = self.shares[worker]
-        share.compute += compute
-        share.wait += wait
-        share.transfer += push + pull
+        share.compute += times.compute
+        share.wait += times.wait
+        share.transfer += times.push + times.pull
 
     def recorded(self, version: int, at: float, samples: int | None) -> None:
         """A recorded version: made `at` seconds since the run's start, of so many samples in all."""

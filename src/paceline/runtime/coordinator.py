@@ -26,8 +26,10 @@ from paceline.errors import ConfigError, PeerLost
 from paceline.fabric.channel import Channel, pair
 from paceline.fabric.memory import Region, available_bytes
 from paceline.records.journal import Journal
+from paceline.records.times import StepTimes
 from paceline.runtime import messages
 from paceline.runtime.adoption import Adoption
+from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
 from paceline.runtime.offers import difference, lack_of_memory, region_bytes, slots_for
@@ -83,8 +85,7 @@ class Coordinator:
         self._stopping = False
         self._applied = 0
         """Steps."""
-        self._to_evaluate: deque[tuple[int, str]] | None = None
-        self._evaluating: tuple[Member, int] | None = None
+        self._evaluations = Evaluations(self._send)
         self._let_go = False
         """Whether the workers were told to exit."""
         self._waits = WaitReports(settings.report_waits)
@@ -300,7 +301,7 @@ class Coordinator:
                 self._script_ended(member)
             case messages.Evaluated(version=version, metrics=metrics):
                 self.journal.evaluated(version, metrics)
-                self._evaluating = None
+                self._evaluations.done()
             case messages.EvaluationFailed(version=version, error=error):
                 self._evaluation_failed(f"evaluate() raised, on version {version}: {error}")
 
@@ -335,7 +336,8 @@ class Coordinator:
         done, member.finished = member.finished, None
         assert done is not None
         began = done.began - self._origin
-        self.journal.step_times(member.worker, done.step, began, done.compute, done.push, wait, pull, done.other)
+        times = StepTimes(began, done.compute, done.push, wait, pull, done.other)
+        self.journal.step_times(member.worker, done.step, times)
 
     def _lease(self, member: Member, epoch: int, digest: str) -> None:
         if not member.trains:
@@ -463,7 +465,7 @@ class Coordinator:
         member.stage = "gone"
         if not ended_well and not self._stopping:
             self._died(member, exit_phrase(status), step)
-        if self._evaluating is not None and self._evaluating[0] is member:
+        if self._evaluations.present is not None and self._evaluations.present[0] is member:
             self._evaluation_failed(f"worker {member.worker} died ({exit_phrase(status)}) while it evaluated a version")
         if self._host is member and self.store_process is None:
             assert self.store is not None
@@ -540,29 +542,18 @@ class Coordinator:
                 member.finishing = False
                 member.wait(None)
                 self._send(member, messages.FinalRecorded(self.recordings.final))
-        if all(member.stage in ("ended", "gone") for member in members) and self._evaluating is None:
-            self._evaluate_next()
-
-    def _evaluate_next(self) -> None:
-        """The next recorded version, by the lowest worker that is there; after the last, let all go."""
-        ended = [member for member in self.members.values() if member.stage == "ended"]
-        if self._to_evaluate is None:
-            wanted = self.outcome == "completed" and self._offer is not None and self._offer.evaluates
-            self._to_evaluate = deque(self.recordings.files() if wanted else [])
-        if self._to_evaluate and ended:
-            version, file = self._to_evaluate.popleft()
-            self._evaluating = ended[0], version
-            ended[0].wait(f"version {version} is being evaluated")
-            self._send(ended[0], messages.Evaluate(version, file))
+        if any(member.stage not in ("ended", "gone") for member in members) or self._evaluations.present:
             return
-        if not self._let_go:
+        wanted = self.outcome == "completed" and self._offer is not None and self._offer.evaluates
+        self._evaluations.begin(self.recordings.files() if wanted else [])
+        ended = [member for member in members if member.stage == "ended"]
+        if not self._evaluations.go_on(ended) and not self._let_go:
             self._let_go = True
             for member in ended:
                 self._send(member, messages.Exit())
 
     def _evaluation_failed(self, message: str) -> None:
-        self._evaluating = None
-        self._to_evaluate = deque()
+        self._evaluations.give_up()
         self._fail(message)
 
     # --- the store ----------------------------------------------------------------------------------

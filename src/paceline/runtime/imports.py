@@ -24,7 +24,7 @@ def import_torch(script: bytes) -> None:
         import paceline.runtime.worker  # noqa: F401
 
         if any(word in script for word in SPEAKS_OF_COMPILING):
-            import torch._dynamo  # noqa: F401
+            import torch._dynamo
         else:
             _leave_dynamo_out(torch.optim.Optimizer)
     finally:

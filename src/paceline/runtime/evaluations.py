@@ -1,0 +1,44 @@
+"""After training: the script's `evaluate` on every recorded version."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from paceline.runtime import messages
+from paceline.runtime.member import Member
+
+Send = Callable[[Member, messages.Message], None]
+
+
+class Evaluations:
+    """One version at a time, in order, by the lowest worker that is there."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._versions: deque[tuple[int, str]] | None = None
+        self.present: tuple[Member, int] | None = None
+        """Who evaluates which version now."""
+
+    def begin(self, versions: Iterable[tuple[int, str]]) -> None:
+        """These versions, each with its file, are to be evaluated. Said again, it changes nothing."""
+        if self._versions is None:
+            self._versions = deque(versions)
+
+    def go_on(self, ended: list[Member]) -> bool:
+        """Have the next version evaluated by the first of those whose scripts have ended; whether there was one."""
+        if not self._versions or not ended:
+            return False
+        version, file = self._versions.popleft()
+        self.present = ended[0], version
+        ended[0].wait(f"version {version} is being evaluated")
+        self._send(ended[0], messages.Evaluate(version, file))
+        return True
+
+    def done(self) -> None:
+        """The present one is."""
+        self.present = None
+
+    def give_up(self) -> None:
+        """One has failed: do no others."""
+        self.present, self._versions = None, deque()
