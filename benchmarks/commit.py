@@ -20,6 +20,7 @@ import torch
 from step import machine, print_table
 from torch import nn
 
+from paceline.fabric.memory import keep_freed_memory
 from paceline.training.layout import Layout, Places
 from paceline.training.store import Store
 
@@ -69,8 +70,6 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--markdown", action="store_true")
     args = parser.parse_args()
-    from paceline.runtime.processes import keep_freed_memory
-
     keep_freed_memory()  # as in a run
     torch.set_num_threads(1)
     made = stores()

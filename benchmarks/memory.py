@@ -13,6 +13,8 @@ the highest sum while every worker was training, from the last one's first step 
     shared     shared memory that the processes have mapped, each byte once (Pss_Shmem)
     all        everything, each byte once (Pss)
 
+`bsp-forward` is `bsp` without backward and step: what a worker needs to read every parameter, and no more.
+
 *Copies* are bytes above the base's in the same round, over 4 bytes for each of the 25 million parameters.
 
 Workers are the launcher's first children, as many as there are to be, and the store is whatever it has beyond them.
@@ -107,7 +109,9 @@ def measure(variant: str, workers: int, widths: tuple[int, ...], repeat: int, ti
         if variant == DDP:
             command += [WORKLOAD, "--variant", "ddp", *flags]
         else:
-            command += ["-m", "paceline", "run", "-n", workers, "-p", variant, "--threads", threads]
+            protocol, _, forward_only = variant.partition("-")
+            flags += ["--forward-only"] if forward_only else []
+            command += ["-m", "paceline", "run", "-n", workers, "-p", protocol, "--threads", threads]
             command += ["--record", 0, "--tee", "none", "--out", folder / "run"]
             command += [WORKLOAD, "--variant", "paceline", *flags]
         looks: list[Look] = []
@@ -233,7 +237,7 @@ def _middle_and_spread(values: Sequence[float], digits: int = 2) -> tuple[str, s
 def _variant(text: str) -> str:
     if text != DDP:
         try:
-            choose(text, registry())
+            choose(text.removesuffix("-forward"), registry())
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
     return text
@@ -247,9 +251,9 @@ def main() -> int:
         "--variants",
         nargs="+",
         type=_variant,
-        default=("bsp", "asp", DDP),
+        default=("bsp-forward", "bsp", "asp", DDP),
         metavar="V",
-        help=f"protocols, or {DDP} (default: bsp asp {DDP})",
+        help=f"protocols, or {DDP} (default: bsp-forward bsp asp {DDP})",
     )
     parser.add_argument("--quick", action="store_true", help="one round of 1 and 2 workers: to see that it works")
     parser.add_argument("--timeout", type=float, default=180, metavar="S", help="of one run (default: 180)")

@@ -57,8 +57,9 @@ def train(worker: int, args: argparse.Namespace, barrier: Any = None) -> None:
     returned = []
     for _ in range(args.steps):
         loss = loss_fn(model(x), y)
-        loss.backward()
-        optimizer.step()
+        if not args.forward_only:
+            loss.backward()
+            optimizer.step()
         returned.append(time.monotonic())
         optimizer.zero_grad()
 
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--variant", choices=("plain", "ddp", "paceline"), required=True)
     parser.add_argument("--workers", type=int, required=True, help="under paceline: the launcher's -n counts")
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument("--forward-only", action="store_true", help="no backward, and no step")
     parser.add_argument("--widths", type=int, nargs="+", required=True, help="of the MLP's layers, input first")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--steps", type=int, required=True)

@@ -130,6 +130,33 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("-n", "2"),
         "the model has no trainable parameters; at least one must have requires_grad=True",
     ),
+    "an optimizer that wraps another": (
+        training(
+            before="""
+            class Lookahead(torch.optim.Optimizer):
+                def __init__(self, inner):
+                    super().__init__(model.parameters(), {})
+                    self.inner = inner
+
+            optimizer = Lookahead(optimizer)
+            """
+        ),
+        ("-n", "2"),
+        "the optimizer, a Lookahead, wraps another one, and the store can't tell which of them has the parameters",
+    ),
+    "an attribute of a user's own optimizer that changes": (
+        training(
+            before="""
+            class Mine(torch.optim.SGD):
+                factor = 1.0
+
+            optimizer = Mine(model.parameters(), lr=0.1)
+            """,
+            inside="optimizer.factor = 0.5",
+        ),
+        ("-n", "2"),
+        'the script changed the optimizer\'s attribute "factor", which does not reach the store',
+    ),
     "prepare called twice": (
         training(before="paceline.prepare(model, optimizer, loader)"),
         ("-n", "1"),

@@ -13,6 +13,7 @@ HUGE = 2 * 1024 * 1024  # bytes: a huge page of x86 and, with 4 KiB pages, of AR
 
 POPULATE_READ, POPULATE_WRITE, COLLAPSE = 22, 23, 25  # madvise: Linux 5.14, 5.14, 6.1; not in the mmap module
 FIXED, NO_RESERVE = 0x10, 0x4000  # mmap
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # mallopt
 
 _PRESENT, _SWAPPED, _OF_A_FILE = 1 << 63, 1 << 62, 1 << 61  # in an entry of /proc/self/pagemap
 
@@ -130,6 +131,18 @@ def _map(address: int | None, size: int, flags: int, descriptor: int, offset: in
 
 def _memory(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+def keep_freed_memory() -> None:
+    """Give the kernel what malloc has free now; from now on keep what is freed for the next allocation of its size.
+
+    Autograd's temporaries of more than 32 MB would cost their page faults anew in every step, which is a
+    third of a step of 25 million parameters (docs/performance.md). Only glibc knows these settings.
+    """
+    if hasattr(_libc, "malloc_trim") and hasattr(_libc, "mallopt"):
+        _libc.malloc_trim(0)
+        _libc.mallopt(MMAP_THRESHOLD, 1 << 30)
+        _libc.mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def available_bytes() -> int:

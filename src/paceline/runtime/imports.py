@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ def import_torch(script: bytes) -> None:
             import torch._dynamo
         else:
             _leave_dynamo_out(torch.optim.Optimizer)
+        gc.freeze()  # a collection in a worker would touch all that it shares with the launcher, and copy it so
     finally:
         if before is None:
             del os.environ["OPENBLAS_NUM_THREADS"]

@@ -13,7 +13,6 @@ from multiprocessing import connection
 from typing import Any, NoReturn
 
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # from <malloc.h>
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -33,18 +32,6 @@ def die_with(parent: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent of any descendant whose own parent ends, so that it can be found and ended."""
     _prctl(SET_CHILD_SUBREAPER, 1)
-
-
-def keep_freed_memory() -> None:
-    """Let malloc keep what is freed for the next allocation, however large, rather than give it back to the kernel.
-
-    Autograd's temporaries of more than 32 MB would cost their page faults anew in every step, which is a
-    third of a step of 25 million parameters (docs/performance.md). Only glibc knows these settings.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(MMAP_THRESHOLD, 1 << 30)
-        library.mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def fork_child(body: Callable[[], int]) -> int:

@@ -17,7 +17,7 @@ import torch
 
 from paceline.errors import ConfigError, PeerLost
 from paceline.fabric.channel import Channel, attached, attachment
-from paceline.fabric.memory import Region
+from paceline.fabric.memory import Region, keep_freed_memory
 from paceline.runtime import messages
 from paceline.runtime.processes import fork_orphan
 from paceline.training.buffers import Policy
@@ -42,6 +42,7 @@ def _serve(store: Store, end: socket.socket) -> int:
     torch.set_num_threads(1)  # the worker may have computed with more, and libgomp's threads don't survive a fork
     gc.freeze()
     store.let_go_of_script()
+    keep_freed_memory()
     channel = Channel(end, messages.ToStore, "the coordinator")
     recorder = _Recorder(channel)
     try:

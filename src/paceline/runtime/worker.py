@@ -27,7 +27,7 @@ from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.fabric.channel import Channel, attached, attachment
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
-from paceline.runtime.processes import forks_die_with_me, keep_freed_memory, share_without_files
+from paceline.runtime.processes import forks_die_with_me, share_without_files
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
@@ -40,7 +40,6 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, launc
     """Run the script as this worker, then wait for the run's end. Returns the exit code."""
     forks_die_with_me()  # loader processes would outlive a killed worker
     share_without_files()
-    keep_freed_memory()  # in the store too, which a worker forks
     _redirect(output)
     for name in ("RANK", "WORLD_SIZE"):  # many scripts wrap themselves in DDP where they find them
         os.environ.pop(name, None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
-from paceline.fabric.memory import Window
+from paceline.fabric.memory import Window, keep_freed_memory
 from paceline.training.layout import Entry, Layout, Places, PushArea
 from paceline.training.link import Finished, Go, Link, Started
 from paceline.training.packing import packed, unpacked
@@ -82,6 +82,7 @@ class Session:
         self._fixed.show(self.places.fixed_start)
         self.optimizer.state.clear()  # the store has it
         self._attributes = _attributes(self.optimizer)
+        keep_freed_memory()  # but not what the script's own parameters took
         for number, parameter in enumerate(self.parameters):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
