@@ -23,7 +23,7 @@ import paceline
 from support.events import LONG, said
 from support.launch import Launch
 from support.leftovers import Traces
-from support.runs import Run, ended
+from support.runs import Launcher, Run, ended
 from support.scripts import ENDLESS, training
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
@@ -123,7 +123,7 @@ if step == 5 and me == 2:
 
 
 @pytest.fixture(scope="module")
-def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Launcher]]:
     """All three started at once, by protocol."""
     launches, started = [], {}
     for protocol in ("bsp", "asp", "ssp"):
@@ -139,7 +139,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subpr
 
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "ssp"])
 def test_workers_that_die_are_named_with_their_end_and_last_words_and_the_rest_finish(
-    deaths: dict[str, subprocess.Popen[str]], protocol: str
+    deaths: dict[str, Launcher], protocol: str
 ) -> None:
     """Of four, by SIGKILL (the one that forked the store), an exception, an exit code: the fourth ends the work."""
     run = ended(deaths[protocol]).completed()
@@ -308,7 +308,7 @@ def interrupted_at_random(seed: int, launch: Launch) -> None:
     chance = random.Random(seed)
     protocol, workers = chance.choice(["bsp", "asp", "ssp"]), chance.choice([1, 2, 4])
     script = training("if step == 0: tell('trains', me)", **ENDLESS)
-    process = launch.start(script, "-n", str(workers), "-p", protocol)
+    process = launch.start(script, "-n", str(workers), "-p", protocol, fresh=not seed % 2)
     if seed % 2:
         launch.events.wait_for("trains")
     with pytest.raises(subprocess.TimeoutExpired):

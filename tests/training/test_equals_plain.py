@@ -86,7 +86,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     }
     calls["zoo"] = call(ZOO, "-n", "1", "-p", "asp")
     calls["concatenated"] = call(CONCATENATED, "-n", "4", "-p", "bsp")
-    calls["even"] = call(SAME_BITS, "-n", "4", "-p", "bsp", args=["0"])
+    calls["even"] = partial(run, SAME_BITS, "-n", "4", "-p", "bsp", *FLAGS, args=["0"], tmp_path=folder, fresh=True)
     uneven = ("--scenario", str(folder / "uneven.toml"))
     calls["uneven"] = call(SAME_BITS, "-n", "4", "-p", "bsp", *uneven, args=["2"])
     with side_by_side(calls) as futures:

@@ -16,7 +16,8 @@ def print_summary(summary: Summary, folder: Path) -> None:
     console = Console(highlight=False)
     console.print()
     if summary["outcome"] != "completed":
-        console.print(f"{summary['outcome']}" + (f": {summary['error']}" if summary["error"] else ""), markup=False)
+        why = f": {summary['error']}" if summary["error"] else ""
+        console.print(f"{summary['outcome']}{why}", markup=False, soft_wrap=True)
     rate = summary["samples_per_second"]
     console.print(
         f"{_protocol(summary)} · {summary['workers']} workers · {summary['wall_seconds']:.1f} s · "

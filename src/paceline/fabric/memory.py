@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import weakref
 from pathlib import Path
 
 PAGE = mmap.PAGESIZE
@@ -21,6 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def whole_pages(size: int) -> int:
@@ -71,6 +73,25 @@ class Region:
         _libc.madvise(whole, self.address + stop - whole, POPULATE_WRITE)
 
 
+class Mapping:
+    """A part of a region at an address of its own, for as long as anything refers to its bytes."""
+
+    def __init__(self, region: Region, start: int, size: int) -> None:
+        """`start` and `size` in bytes, multiples of the page's."""
+        self._source = region.address + start
+        self._address = _reserve(size)
+        _map(self._address, size, mmap.MAP_SHARED, region.descriptor, start)
+        self._size = size
+        array = (ctypes.c_char * size).from_address(self._address)
+        weakref.finalize(array, _libc.munmap, self._address, size).atexit = False
+        self.memory = memoryview(array).cast("B")
+
+    def leave(self) -> None:
+        """Whoever still refers to these bytes has them as they are now, in memory of this process alone."""
+        _map(self._address, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        ctypes.memmove(self._address, self._source, self._size)
+
+
 class Window:
     """A place in this process's memory, always the same, that shows one part of a region or another.
 
@@ -115,7 +136,12 @@ class Window:
 def _reserve(size: int) -> int:
     """An address where so many bytes are free; a huge page begins there, so that huge ones can be mapped."""
     found = _map(None, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE, -1, 0)
-    return -(-found // HUGE) * HUGE
+    address, stop = -(-found // HUGE) * HUGE, found + size + HUGE
+    kept = address + -(-size // PAGE) * PAGE
+    for start, rest in ((found, address - found), (kept, stop - kept)):
+        if rest >= PAGE:
+            _libc.munmap(start, rest - rest % PAGE)
+    return address
 
 
 def _map(address: int | None, size: int, flags: int, descriptor: int, offset: int) -> int:

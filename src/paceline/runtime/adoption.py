@@ -12,6 +12,8 @@ class Adoption:
     digests: dict[int, str] = field(default_factory=dict)
     """Of what each worker changed its beginning to."""
     adopted: str | None = None
+    pushed: set[int] = field(default_factory=set)
+    """Those that have pushed a gradient: of what they began with."""
     _waiting: list[int] = field(default_factory=list)
     _writing: tuple[int, int] | None = None
     """The worker that writes, and the slot."""
@@ -59,15 +61,15 @@ class Adoption:
 
     def disagreement(self, worker: int) -> str:
         """Why it does not, in one line."""
-        how = "something else" if worker in self.digests else "nothing"
-        return (
-            f"worker {self._author} changed the parameters or the optimizer's state between prepare() and its first "
-            f"step, and worker {worker} changed {how}; do the same in every worker, or do it before prepare()"
-        )
+        return self._differ(self._author, worker)
 
     def too_late(self, worker: int) -> str:
-        """Why this worker's change comes too late, in one line."""
+        """Why this worker's change can't be adopted any more, in one line."""
+        return self._differ(worker, min(self.pushed))
+
+    def _differ(self, one: int | None, other: int) -> str:
+        how = "something else" if other in self.digests else "nothing"
         return (
-            f"worker {worker} changed the parameters or the optimizer's state before its first step, and others had "
-            "begun to train without it; do the same in every worker, or do it before prepare()"
+            f"worker {one} changed the parameters or the optimizer's state between prepare() and its first "
+            f"step, and worker {other} changed {how}; do the same in every worker, or do it before prepare()"
         )

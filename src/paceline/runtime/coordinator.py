@@ -314,6 +314,7 @@ class Coordinator:
             member.scalars = message.scalars
         if not member.trains:
             return  # on its way when the run was stopped: its batches returned then
+        self._adoption.pushed.add(member.worker)
         if not self._adoption.agrees(member.worker):
             self._refuse(self._adoption.disagreement(member.worker))
             return
@@ -397,7 +398,7 @@ class Coordinator:
         """One worker writes what all begin with; the others, whose changes are to be the same, go on after it."""
         worker = self._adoption.to_write()
         if worker is not None:
-            if self._applied:
+            if self._adoption.pushed:
                 self._refuse(self._adoption.too_late(worker))
                 return
             slot = self._store().slots.free()

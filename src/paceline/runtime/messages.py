@@ -284,8 +284,8 @@ class Record(Message):
     buffers: str
 
 
-class LoadState(Message):
-    """Take the optimizer's state that comes along."""
+class Adopt(Message):
+    """The fixed part is the adopted one from now on; so is the optimizer's state, if it comes along."""
 
 
 class SendState(Message):
@@ -298,7 +298,7 @@ class Quit(Message):
     """End the process."""
 
 
-ToStore = Commit | Record | LoadState | SendState | Quit
+ToStore = Commit | Record | Adopt | SendState | Quit
 
 
 class StoreReady(Message):

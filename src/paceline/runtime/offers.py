@@ -26,7 +26,7 @@ def difference(first: Offered, other: Offered) -> str:
 
 def region_bytes(offer: Offered, slots: int, workers: int) -> int:
     """Bytes of the memory that all share."""
-    return offer.fixed_bytes + slots * offer.slot_bytes + workers * offer.push_bytes
+    return 2 * offer.fixed_bytes + slots * offer.slot_bytes + workers * offer.push_bytes
 
 
 def lack_of_memory(offer: Offered, workers: int, available: int) -> str:

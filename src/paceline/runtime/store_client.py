@@ -97,8 +97,7 @@ class StoreClient:
         """The first version is in that slot from now on; the optimizer's state may come along."""
         self.slots.moved(0, slot)
         self._used.add(slot)
-        if descriptors:
-            self._send(messages.LoadState(), tuple(descriptors))
+        self._send(messages.Adopt(), tuple(descriptors))
         for descriptor in descriptors:
             os.close(descriptor)
 

@@ -54,8 +54,10 @@ def _serve(store: Store, end: socket.socket) -> int:
                     began = time.perf_counter()
                     found = _commit(store, order)
                     recorder.send(messages.Committed(order.version, time.perf_counter() - began, found))
-                case messages.LoadState():
-                    store.load(unpacked(attached(descriptors[0])))
+                case messages.Adopt():
+                    store.adopted = True
+                    if descriptors:
+                        store.load(unpacked(attached(descriptors[0])))
                 case messages.SendState(worker=worker):
                     _send_state(store, worker, recorder)
                 case messages.Record():

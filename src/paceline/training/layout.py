@@ -1,6 +1,6 @@
 """Where every tensor of a model lies in shared memory.
 
-    region = [ slot 0 | slot 1 | … | push area of worker 0 | push area of worker 1 | … | fixed ]
+    region = [ slot 0 | slot 1 | … | push area of worker 0 | push area of worker 1 | … | fixed | fixed ]
 
 A slot holds one version of the optimizer's parameters, in flat arenas by parameter group and dtype. A push
 area holds one gradient, in the layout of a slot, a byte for each parameter that says whether it has a
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.fabric.memory import Region, whole_pages
+from paceline.fabric.memory import Mapping, Region, whole_pages
 
 ALIGNMENT = 64  # bytes: a cache line, and what vectorised kernels like best
 
@@ -140,7 +140,10 @@ class PushArea:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """A layout laid over a region with so many slots and push areas."""
+    """A layout laid over a region with so many slots and push areas.
+
+    The fixed part is there twice: as it was offered, and as it was adopted if the script changed it since.
+    """
 
     layout: Layout
     region: Region
@@ -150,35 +153,39 @@ class Places:
     @classmethod
     def new(cls, layout: Layout, slots: int, workers: int) -> Places:
         """Over a new region, just large enough."""
-        size = slots * layout.slot_bytes + workers * layout.push_bytes + layout.fixed_bytes
+        size = slots * layout.slot_bytes + workers * layout.push_bytes + 2 * layout.fixed_bytes
         return cls(layout, Region.create(size), slots, workers)
 
     def slot_start(self, slot: int) -> int:
         """The slot's first byte."""
         return slot * self.layout.slot_bytes
 
-    @property
-    def fixed_start(self) -> int:
+    def fixed_start(self, adopted: bool = False) -> int:
         """The fixed part's first byte."""
-        return self.slots * self.layout.slot_bytes + self.workers * self.layout.push_bytes
+        return self.push_start(self.workers) + (self.layout.fixed_bytes if adopted else 0)
 
     def slot(self, slot: int) -> list[Tensor]:
         """The parameters of the version in that slot, in the optimizer's order."""
         return [entry.over(self.region.memory, self.slot_start(slot)) for entry in self.layout.moving]
 
-    def fixed(self) -> dict[str, Tensor]:
+    def fixed(self, adopted: bool = False) -> dict[str, Tensor]:
         """The fixed part, by name."""
-        return {entry.name: entry.over(self.region.memory, self.fixed_start) for entry in self.layout.fixed}
+        start = self.fixed_start(adopted)
+        return {entry.name: entry.over(self.region.memory, start) for entry in self.layout.fixed}
 
-    def push_area(self, worker: int) -> PushArea:
-        """The push area of that worker."""
-        layout, memory = self.layout, self.region.memory
-        start = self.slots * layout.slot_bytes + worker * layout.push_bytes
+    def push_start(self, worker: int) -> int:
+        """The first byte of that worker's push area."""
+        return self.slots * self.layout.slot_bytes + worker * self.layout.push_bytes
+
+    def push_area(self, worker: int, mapping: Mapping | None = None) -> PushArea:
+        """The push area of that worker; at another address, if it is mapped there, too."""
+        layout, start = self.layout, self.push_start(worker)
+        memory, first = (self.region.memory, start) if mapping is None else (mapping.memory, 0)
         flags = Entry("present", torch.uint8, (len(layout.moving),), (1,), layout.flags_offset, -1)
         return PushArea(
-            gradients=[entry.over(memory, start) for entry in layout.moving],
-            present=flags.over(memory, start),
-            buffers={entry.name: entry.over(memory, start) for entry in layout.buffers},
+            gradients=[entry.over(memory, first) for entry in layout.moving],
+            present=flags.over(memory, first),
+            buffers={entry.name: entry.over(memory, first) for entry in layout.buffers},
             start=start,
             stop=start + layout.push_bytes,
         )

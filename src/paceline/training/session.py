@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
-from paceline.fabric.memory import Window, keep_freed_memory
+from paceline.fabric.memory import Mapping, Window, keep_freed_memory
 from paceline.training.layout import Entry, Layout, Places, PushArea
 from paceline.training.link import Finished, Go, Link, Started
 from paceline.training.packing import packed, unpacked
@@ -23,6 +23,8 @@ from paceline.training.parts import State
 from paceline.training.seeding import seed_step
 from paceline.training.store import Scalars, scalars_of
 
+OUR_REFERENCES = 3  # to a gradient's view: the push area's, the hook's, and that of the call that counts them
+OUR_STORAGE_REFERENCES = 2  # to its storage: the view's, and that of the call
 AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones in one go after it
 
 
@@ -66,7 +68,7 @@ class Session:
     def begin(self, started: Started) -> None:
         """Install what everybody begins with, and take the first step's release."""
         self.places = Places(self.layout, started.region, started.slots, self.link.workers)
-        self.push: PushArea = self.places.push_area(self.link.worker)
+        self._map_push_area()
         started.region.populate(self.push.start, self.push.stop)
         named = dict(self.model.named_parameters())
         self.buffers = dict(self.model.named_buffers())
@@ -79,7 +81,7 @@ class Session:
         self._moving = _Shown(self.places, self.layout.slot_bytes, self.layout.moving, self.parameters)
         self._fixed = _Shown(self.places, self.layout.fixed_bytes, others, [named[entry.name] for entry in others])
         self._moving.show(self.places.slot_start(0))
-        self._fixed.show(self.places.fixed_start)
+        self._fixed.show(self.places.fixed_start())
         self.optimizer.state.clear()  # the store has it
         self._attributes = _attributes(self.optimizer)
         keep_freed_memory()  # but not what the script's own parameters took
@@ -214,30 +216,35 @@ class Session:
 
     def _hook(self, number: int) -> Callable[[Tensor], None]:
         """What autograd calls when this parameter has its gradient."""
-        parameter, pushed = self.parameters[number], self.push.gradients
-        at_once = parameter.device.type == "cpu" and pushed[number].nbytes >= AT_ONCE
+        at_once = self.parameters[number].device.type == "cpu" and self.push.gradients[number].nbytes >= AT_ONCE
 
         def take(parameter: Tensor) -> None:
             self.backward_seen = True
             self.untouched.clear()
             if not at_once:
                 return
-            gradient, view = parameter.grad, pushed[number]
+            gradient, view = parameter.grad, self.push.gradients[number]
             if gradient is view or gradient is None or gradient.requires_grad or gradient.layout != torch.strided:
                 return
-            if sys.getrefcount(view) > 3:  # the list, this frame, the call: else the script kept the last step's
-                pushed[number] = view = self._part_with(number)
+            if sys.getrefcount(view) > OUR_REFERENCES or _storage_references(view) > OUR_STORAGE_REFERENCES:
+                self._leave_push_area()
+                view = self.push.gradients[number]
             with torch.no_grad():
                 view.copy_(gradient)
             parameter.grad = view
 
         return take
 
-    def _part_with(self, number: int) -> Tensor:
-        """Leave the script the gradient that it holds on to, in memory of its own; returns a new view."""
-        held = self.push.gradients[number]
-        held.data = held.detach().clone()
-        return self.places.push_area(self.link.worker).gradients[number]
+    def _map_push_area(self) -> None:
+        start = self.places.push_start(self.link.worker)
+        self._mapping = Mapping(self.places.region, start, self.layout.push_bytes)
+        self.push: PushArea = self.places.push_area(self.link.worker, self._mapping)
+
+    def _leave_push_area(self) -> None:
+        """The script holds on to a gradient, or to an alias of it: it keeps what is there, in memory of its own."""
+        left = self._mapping
+        self._map_push_area()
+        left.leave()
 
     @torch.no_grad()
     def _fill_push_area(self) -> None:
@@ -298,10 +305,13 @@ class Session:
             with torch.no_grad():
                 for view, tensor in zip(self.places.slot(slot), self._moving.tensors, strict=True):
                     view.copy_(tensor)
-                fixed = self.places.fixed()
+                fixed = self.places.fixed(adopted=True)
+                for name, value in self.places.fixed().items():  # buffers too
+                    fixed[name].copy_(value)
                 for entry, tensor in zip(self._fixed.entries, self._fixed.tensors, strict=True):
                     fixed[entry.name].copy_(tensor)
             self.link.adopted(state)
+        self._fixed.show(self.places.fixed_start(adopted=True))
         self.state_loaded = False
         self.optimizer.state.clear()
 
@@ -309,6 +319,11 @@ class Session:
         """The state that the script's optimizer object itself has, by the parameter's number."""
         numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
         return {numbers[parameter]: state for parameter, state in self.optimizer.state.items()}
+
+
+def _storage_references(tensor: Tensor) -> int:
+    """How many tensors (numpy's arrays too) share the tensor's storage; counts the one made to ask."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -45,6 +45,8 @@ class Store:
         self.names = [entry.name for entry in layout.moving]
         self.buffers: dict[int, dict[str, Tensor]] = {}
         """Each worker's, as of its last applied update."""
+        self.adopted = False
+        """Whether the fixed part is the one that was adopted."""
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
         self._large = layout.slot_bytes > WORTH_TWO_THREADS * 4
         self._helper: ThreadPoolExecutor | None = None
@@ -55,7 +57,7 @@ class Store:
         store = cls(places, optimizer)
         store._script = model, optimizer
         store.prepare_slot(0)
-        places.region.populate(places.fixed_start, places.fixed_start + places.layout.fixed_bytes)
+        places.region.populate(places.fixed_start(), places.fixed_start() + places.layout.fixed_bytes)
         present = dict(model.named_parameters())
         for entry, view in zip(store.layout.moving, places.slot(0), strict=True):
             view.copy_(present[entry.name].detach())
@@ -130,7 +132,7 @@ class Store:
         moving = dict(zip(self.names, self.places.slot(slot), strict=True))
         copies = [self.buffers[worker] for worker in sorted(workers) if worker in self.buffers]
         buffers = merged(copies, policy) if copies else {}
-        return {**self.places.fixed(), **moving, **buffers}
+        return {**self.places.fixed(self.adopted), **moving, **buffers}
 
     def record(self, tensors: dict[str, Tensor], file: Path) -> str:
         """Write them as safetensors, whole or not at all; returns the SHA-256 of the parameters."""

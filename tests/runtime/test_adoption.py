@@ -1,0 +1,392 @@
+"""What scripts change between `prepare` and the first step: all begin with it, or nobody trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.runtime.adoption import Adoption
+from support.launch import Launch
+from support.runs import Run
+
+# --- who writes and who waits
+
+
+def wrote(adoption: Adoption, worker: int, digest: str = "a", slot: int = 1) -> None:
+    """The worker asks, is told to write, and has."""
+    adoption.wanted(worker, digest)
+    assert adoption.to_write() == worker
+    adoption.writes(worker, slot)
+    assert adoption.done(worker) == slot
+
+
+def test_where_nobody_changed_anything_nobody_writes_or_waits_and_all_agree() -> None:
+    adoption = Adoption()
+    assert adoption.to_write() is None
+    assert adoption.to_let_on() == []
+    assert adoption.agrees(0)
+    assert adoption.agrees(1)
+
+
+def test_who_asks_first_writes_and_nobody_else_is_told_to() -> None:
+    adoption = Adoption()
+    adoption.wanted(2, "a")
+    adoption.wanted(0, "a")
+    assert adoption.to_write() == 2
+    adoption.writes(2, 5)
+    assert adoption.to_write() is None
+    adoption.wanted(1, "a")
+    assert adoption.to_write() is None
+    assert adoption.done(2) == 5
+    assert adoption.to_write() is None
+    assert adoption.adopted == "a"
+
+
+def test_the_others_wait_until_it_is_written_and_are_let_on_once() -> None:
+    adoption = Adoption()
+    for worker in (2, 0, 1):
+        adoption.wanted(worker, "a")
+    adoption.writes(2, 5)
+    assert adoption.to_let_on() == []
+    adoption.done(2)
+    assert adoption.to_let_on() == [0, 1], "who wrote does not wait for itself"
+    assert adoption.to_let_on() == []
+
+
+def test_who_asks_when_it_is_written_is_let_on_at_once_and_writes_nothing() -> None:
+    adoption = Adoption()
+    wrote(adoption, 0)
+    adoption.wanted(1, "a")
+    assert adoption.to_write() is None
+    assert adoption.to_let_on() == [1]
+
+
+def test_when_the_author_dies_while_writing_the_next_one_writes() -> None:
+    adoption = Adoption()
+    for worker in (0, 2, 1):
+        adoption.wanted(worker, "a")
+    adoption.writes(0, 5)
+    adoption.lost(0)
+    assert adoption.to_let_on() == [], "what it wrote may not be whole"
+    assert adoption.to_write() == 2
+    adoption.writes(2, 6)
+    assert adoption.done(2) == 6
+    assert adoption.to_let_on() == [1]
+    assert "worker 2 changed" in adoption.disagreement(3)
+
+
+def test_when_the_author_dies_while_writing_and_nobody_waits_whoever_asks_next_writes_its_own() -> None:
+    adoption = Adoption()
+    adoption.wanted(0, "a")
+    adoption.writes(0, 5)
+    adoption.lost(0)
+    assert adoption.to_write() is None
+    wrote(adoption, 1, "b")
+    assert adoption.adopted == "b"
+    assert adoption.agrees(1)
+
+
+def test_when_the_author_dies_after_it_has_written_that_is_what_all_begin_with() -> None:
+    adoption = Adoption()
+    wrote(adoption, 0)
+    adoption.lost(0)
+    adoption.wanted(1, "a")
+    assert adoption.to_write() is None
+    assert adoption.to_let_on() == [1]
+
+
+def test_who_dies_while_it_waits_is_neither_told_to_write_nor_let_on() -> None:
+    adoption = Adoption()
+    for worker in (0, 1, 2):
+        adoption.wanted(worker, "a")
+    adoption.lost(0)
+    assert adoption.to_write() == 1
+    adoption.writes(1, 5)
+    adoption.lost(2)
+    adoption.lost(3)  # which never asked
+    assert adoption.done(1) == 5
+    assert adoption.to_let_on() == []
+
+
+def test_who_changed_the_same_agrees_and_who_changed_something_else_or_nothing_does_not() -> None:
+    adoption = Adoption()
+    wrote(adoption, 1, "a")
+    adoption.wanted(0, "a")
+    adoption.wanted(2, "b")
+    assert [adoption.agrees(worker) for worker in range(4)] == [True, True, False, False]
+
+
+def test_a_disagreement_names_both_workers_and_what_each_did() -> None:
+    adoption = Adoption()
+    wrote(adoption, 1, "a")
+    adoption.wanted(2, "b")
+    what = "changed the parameters or the optimizer's state between prepare() and its first step"
+    hint = "; do the same in every worker, or do it before prepare()"
+    assert adoption.disagreement(2) == f"worker 1 {what}, and worker 2 changed something else{hint}"
+    assert adoption.disagreement(3) == f"worker 1 {what}, and worker 3 changed nothing{hint}"
+
+
+def test_a_change_that_comes_too_late_names_the_worker_and_what_to_do() -> None:
+    line = Adoption(pushed={1}).too_late(2)
+    assert line.startswith("worker 2 changed ")
+    assert "worker 1 changed nothing" in line
+    assert line.endswith("do the same in every worker, or do it before prepare()")
+    assert "\n" not in line
+
+
+# --- real runs
+
+SCRIPT = """
+import os, sys, time
+import torch
+from torch import nn
+import paceline
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.trained = nn.Linear(4, 5), nn.Linear(5, 3)  # the optimizer has the second one only
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        return self.trained(self.frozen(x).tanh())
+
+
+def build(seed, rate=0.1):
+    torch.manual_seed(seed)
+    model = Model()
+    return model, torch.optim.SGD(model.trained.parameters(), lr=rate, momentum=0.9)
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        (model(x) - x[:, :3].cos()).square().mean().backward()
+        optimizer.step()
+
+
+def load(model, optimizer, path):
+    saved = torch.load(path)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+
+
+if __name__ == "__main__":
+    folder, me = sys.argv[1], paceline.worker()
+    model, optimizer = paceline.prepare(*build(1, rate=0.5))
+    link = optimizer.paceline_session.link
+
+    def reach(name):
+        open(os.path.join(folder, name), "w").close()
+
+    def await_(name):
+        while not os.path.exists(os.path.join(folder, name)):
+            time.sleep(0.001)
+
+{inside}
+    train(model, optimizer, range(5, 10))
+    paceline.finish()
+"""
+
+
+def script(inside: str) -> str:
+    return SCRIPT.replace("{inside}", "\n".join(f"    {line}" for line in inside.splitlines()))
+
+
+def functions() -> Any:
+    """The script's functions, to be called in this process, where they are plain PyTorch."""
+    namespace: dict[str, Any] = {"__name__": "script"}
+    exec(compile(script(""), "script", "exec"), namespace)
+    return SimpleNamespace(**namespace)
+
+
+def the_line(run: Run) -> str:
+    """All that a run says that was refused."""
+    assert run.code == 2, run.err
+    assert run.out == ""
+    lines = run.err.splitlines()
+    assert len(lines) == 1, f"one line was to be there:\n{run.err}"
+    return lines[0]
+
+
+def test_what_only_one_worker_changed_is_refused_in_one_line_that_names_both(launch: Launch) -> None:
+    inside = "if me == 0: model.trained.bias.data.fill_(1)"
+    line = the_line(launch.run(script(inside), "-n", "2", "-p", "bsp", args=(str(launch.tmp_path),)))
+    assert line.startswith("paceline: worker 0 changed the parameters or the optimizer's state between prepare() ")
+    assert "and worker 1 changed nothing" in line
+
+
+def test_it_is_refused_also_when_the_only_step_of_the_worker_that_changed_nothing_came_first(launch: Launch) -> None:
+    inside = """
+if me == 1:
+    released = link.released
+
+    def pushed():
+        reach("pushed")
+        return released()
+
+    link.released = pushed
+else:
+    await_("pushed")
+    model.trained.bias.data.fill_(1)
+train(model, optimizer, range(1))
+paceline.finish()
+sys.exit()
+"""
+    the_line(launch.run(script(inside), "-n", "2", "-p", "bsp", args=(str(launch.tmp_path),)))
+
+
+def test_an_optimizer_s_state_that_only_one_worker_loaded_is_refused_in_one_line_that_names_both(
+    launch: Launch,
+) -> None:
+    inside = "if me == 1: optimizer.load_state_dict(build(0)[1].state_dict())"
+    line = the_line(launch.run(script(inside), "-n", "2", "-p", "bsp", args=(str(launch.tmp_path),)))
+    assert line.startswith("paceline: worker 1 changed the parameters or the optimizer's state between prepare() ")
+    assert "and worker 0 changed nothing" in line
+
+
+def test_what_one_worker_changed_after_others_had_begun_to_train_is_refused_in_one_line_that_names_it(
+    launch: Launch,
+) -> None:
+    inside = """
+if me == 0:
+    await_("trained")
+    model.trained.bias.data.fill_(1)
+else:
+    train(model, optimizer, range(1))
+    reach("trained")
+    while True:
+        train(model, optimizer, range(1))
+"""
+    line = the_line(launch.run(script(inside), "-n", "2", "-p", "asp", args=(str(launch.tmp_path),)))
+    assert line == f"paceline: {Adoption(pushed={1}).too_late(0)}"
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "model.trained.weight.data.fill_(me)",
+        "model.frozen.weight.data.fill_(me)",
+        "state = {0: {'momentum_buffer': torch.full((3, 5), float(me))}}\n"
+        "optimizer.load_state_dict({**optimizer.state_dict(), 'state': state})",
+    ],
+    ids=["trained", "frozen", "optimizer"],
+)
+def test_what_two_workers_changed_to_different_values_is_refused_in_one_line_that_names_both(
+    inside: str, launch: Launch
+) -> None:
+    line = the_line(launch.run(script(inside), "-n", "2", "-p", "asp", args=(str(launch.tmp_path),)))
+    assert "worker 0 changed " in line
+    assert "worker 1 changed " in line
+    assert "changed something else" in line
+
+
+@pytest.mark.parametrize(("workers", "protocol"), [(1, "asp"), (2, "bsp")])
+def test_a_state_that_every_worker_loads_after_prepare_is_resumed_as_in_plain_pytorch(
+    workers: int, protocol: str, launch: Launch, tmp_path: Path
+) -> None:
+    """Both of two compute the same gradient, whose mean it is. All that is loaded differs from what was prepared."""
+    plain = functions()
+    model, optimizer = plain.build(0)
+    model.frozen.bias.fill_(2.0)
+    plain.train(model, optimizer, range(5))
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved")
+    inside = "load(model, optimizer, os.path.join(folder, 'saved'))"
+    flags = ("-n", str(workers), "-p", protocol, "--threads", "1")
+    final = launch.run(script(inside), *flags, args=(str(tmp_path),)).completed().final()
+    model, optimizer = plain.build(1, rate=0.5)
+    plain.load(model, optimizer, tmp_path / "saved")
+    plain.train(model, optimizer, range(5, 10))
+    expected = model.state_dict()
+    assert final.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(final[name], value), name
+
+
+IN_TURN = """
+if me == 0:
+    await_("written")
+else:
+    adopted = link.adopted
+
+    def writes(state):
+        adopted(state)
+        reach("written")
+
+    link.adopted = writes
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "order"),
+    [
+        (1, ""),
+        pytest.param(
+            2,
+            IN_TURN,
+        ),
+    ],
+)
+def test_frozen_parameters_alone_loaded_after_prepare_are_trained_with_and_recorded(
+    workers: int, order: str, launch: Launch
+) -> None:
+    inside = "model.frozen.load_state_dict({'weight': torch.full((5, 4), 0.25), 'bias': torch.arange(5.0)})" + order
+    flags = ("-n", str(workers), "-p", "bsp", "--threads", "1")
+    final = launch.run(script(inside), *flags, args=(str(launch.tmp_path),)).completed().final()
+    plain = functions()
+    model, optimizer = plain.build(1, rate=0.5)
+    model.frozen.load_state_dict({"weight": torch.full((5, 4), 0.25), "bias": torch.arange(5.0)})
+    plain.train(model, optimizer, range(5, 10))
+    for name, value in model.state_dict().items():
+        assert torch.equal(final[name], value), name
+
+
+def test_a_frozen_parameter_changed_after_the_first_step_is_refused_in_one_line_with_its_name(launch: Launch) -> None:
+    inside = "train(model, optimizer, range(1))\nmodel.frozen.bias.data.fill_(me + 7)"
+    line = the_line(launch.run(script(inside), "-n", "2", "-p", "asp", args=(str(launch.tmp_path),)))
+    assert line.startswith('paceline: the script changed the parameter "frozen.bias" after the first step')
+
+
+def test_when_a_worker_dies_as_it_writes_what_all_begin_with_the_next_one_writes_it(launch: Launch) -> None:
+    inside = """
+model.trained.weight.data.fill_(0.125)
+model.frozen.weight.data.fill_(0.5)
+if me == 0:
+    adopt = link.adopt
+
+    def asks(digest):
+        slot = adopt(digest)
+        assert slot is not None
+        reach("writes")
+        await_("asks")
+        return slot
+
+    link.adopt, link.adopted = asks, lambda state: os._exit(7)
+else:
+    await_("writes")
+    send = link._channel.send
+
+    def sends(message, *rest):
+        send(message, *rest)
+        reach("asks")
+
+    link._channel.send = sends
+"""
+    flags = ("-n", "2", "-p", "bsp", "--threads", "1")
+    run = launch.run(script(inside), *flags, args=(str(launch.tmp_path),)).completed()
+    assert "paceline: worker 0 died (exit code 7)" in run.err
+    assert [row["steps"] for row in run.summary["per_worker"]] == [0, 5]
+    plain = functions()
+    model, optimizer = plain.build(1, rate=0.5)
+    model.trained.weight.data.fill_(0.125)
+    model.frozen.weight.data.fill_(0.5)
+    plain.train(model, optimizer, range(5, 10))
+    final = run.final()
+    for name, value in model.state_dict().items():
+        assert torch.equal(final[name], value), name

@@ -1,0 +1,102 @@
+"""Gradients and parameters that are no numbers end a run with 4, and one line says where they came from."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.launch import Launch
+from support.runs import Run
+from support.scripts import ENDLESS, training
+
+NOT_FINITE = """
+def spoil(parameter, value):
+    def hook(gradient):
+        gradient = gradient.clone()
+        gradient.view(-1)[-1] = value  # one element is enough
+        return gradient
+    parameter.register_hook(hook)
+"""
+
+
+def diverged(run: Run, error: str) -> None:
+    """The run has ended as a diverged one does, with this error."""
+    assert run.code == 4, run.err
+    assert run.summary["outcome"] == "diverged"
+    assert run.summary["error"] == error
+    shown = " ".join((run.out + run.err).split())  # a long line is wrapped
+    assert shown.count(f"diverged: {error}") == 1, shown
+    assert shown.count("NaN") == 1, shown
+    assert "Traceback" not in run.out + run.err
+    assert "died" not in run.err
+    assert run.final().keys() == {"weight", "bias"}
+    assert len(run.summary["final_parameters_sha256"]) == 64
+    assert not list((run.folder / "versions").glob("*.unfinished"))
+
+
+def said(run: Run) -> list[str]:
+    """The lines that speak of something that is not finite."""
+    return [line for line in (run.out + run.err).splitlines() if "NaN" in line]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "worker", "step", "parameter", "value"),
+    [("bsp", 1, 3, "bias", "nan"), ("asp", 2, 4, "weight", "-inf")],
+)
+def test_a_gradient_that_is_not_finite_ends_the_run_with_4_and_names_worker_step_and_parameter(
+    protocol: str, worker: int, step: int, parameter: str, value: str, launch: Launch
+) -> None:
+    """The other two workers' gradients are finite, and are not named."""
+    spoils = f"if me == {worker} and step == {step}: spoil(model.{parameter}, float('{value}'))"
+    run = launch.run(training(spoils, before=NOT_FINITE, **ENDLESS), "-n", "3", "-p", protocol)
+    diverged(run, f'the gradient of "{parameter}" is NaN or infinite in step {step} of worker {worker}')
+    assert not all(tensor.isfinite().all() for tensor in run.final().values()), "the version that it is about"
+    launch.assert_nothing_left()
+
+
+def test_an_infinite_parameter_made_of_finite_gradients_is_named_with_the_steps_that_contributed(
+    launch: Launch,
+) -> None:
+    large = """
+    if me == 0 and step == 3:
+        spoil(model.bias, 1e30)
+        optimizer.param_groups[0]["lr"] = 1e30
+    """
+    run = launch.run(training(large, before=NOT_FINITE, **ENDLESS), "-n", "2", "-p", "bsp")
+    steps = "step 3 of worker 0, step 3 of worker 1"
+    diverged(run, f'the parameter "bias" is NaN or infinite in version 4, made from {steps}')
+    assert run.final()["bias"].isinf().any()
+    assert run.final()["weight"].isfinite().all()
+    launch.assert_nothing_left()
+
+
+def test_with_on_divergence_continue_the_run_completes_and_says_it_once(launch: Launch) -> None:
+    """What comes after it is not finite either."""
+    script = training("if me == 1 and step == 3: spoil(model.weight, float('nan'))", before=NOT_FINITE)
+    flags = ("-n", "2", "-p", "asp", "--shards", "static", "--on-divergence", "continue")
+    run = launch.run(script, *flags).completed()
+    (line,) = said(run)
+    assert 'the gradient of "weight" is NaN or infinite in step 3 of worker 1' in line
+    assert run.summary["outcome"] == "completed"
+    assert run.summary["error"] is None
+    assert run.summary["steps"] == 2 * 16
+    assert run.final()["weight"].isnan().any()
+
+
+SCALED = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)  # which would look for infinities itself
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+"""
+
+
+def test_a_step_that_a_grad_scaler_skips_is_no_divergence(launch: Launch) -> None:
+    script = training("scale = float('inf') if step == 3 else 1.0", before=SCALED)
+    plain = "loss.backward()", "optimizer.step()"
+    scaled = "scaler.scale(loss * scale).backward()", "scaler.step(optimizer); scaler.update()"
+    for theirs, ours in zip(plain, scaled, strict=True):
+        assert script.count(theirs) == 1
+        script = script.replace(theirs, ours)
+    run = launch.run(script, "-n", "2", "-p", "asp", "--shards", "static").completed()
+    assert said(run) == []
+    assert run.summary["outcome"] == "completed"
+    assert run.summary["steps"] == 2 * 15, "each worker skips one of 16"
+    assert all(tensor.isfinite().all() for tensor in run.final().values())

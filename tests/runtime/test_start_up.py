@@ -1,0 +1,194 @@
+"""What a run imports before its script starts, and the exit code that it ends with.
+
+These launchers are fresh: one that is forked from the nursery has imported the compiler already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import pytest
+
+from support.runs import Run, run, side_by_side
+
+QUIET = """
+import copy, importlib, io, json, sys
+import torch
+from torch import nn
+import paceline
+
+COMPILER = "torch._dyn" + "amo"  # the whole word would have the launcher import it
+seen = {"at the start": COMPILER in sys.modules}
+
+
+def made(model):
+    optimizer = torch.optim.Adam(model[0].parameters(), lr=0.05)
+    optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.02})
+    return optimizer
+
+
+def loaded(optimizer):
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    optimizer.load_state_dict(torch.load(file))
+
+
+def train(model, optimizer, steps):
+    losses = []
+    for step in steps:
+        x = torch.randn(6, 3, generator=torch.Generator().manual_seed(step))
+        loss = (model(x) - x[:, :2]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def equal(ours, theirs):
+    if isinstance(ours, torch.Tensor):
+        return torch.equal(ours, theirs)
+    if isinstance(ours, dict):
+        return ours.keys() == theirs.keys() and all(equal(value, theirs[key]) for key, value in ours.items())
+    if isinstance(ours, list | tuple):
+        return len(ours) == len(theirs) and all(map(equal, ours, theirs))
+    return ours == theirs
+
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+twin = copy.deepcopy(model)
+model, optimizer = paceline.prepare(model, made(model))
+model.load_state_dict(model.state_dict())
+loaded(optimizer)
+losses = train(model, optimizer, range(3))
+states = [model.state_dict(), optimizer.state_dict()]
+seen["after training"] = COMPILER in sys.modules
+
+importlib.import_module(COMPILER)
+plain = made(twin)
+loaded(plain)
+seen["the same losses"] = losses == train(twin, plain, range(3))  # from here on, torch's own step is called too
+seen["the same states"] = equal(states, [twin.state_dict(), plain.state_dict()])
+losses = train(model, optimizer, range(3, 6))
+loaded(plain)
+seen["the same losses after the import"] = losses == train(twin, plain, range(3, 6))
+seen["the same states after the import"] = equal(optimizer.state_dict(), plain.state_dict())
+traced = []
+
+
+def backend(graph, inputs):
+    traced.append(graph)
+    return graph.forward
+
+
+fast = getattr(torch, "comp" + "ile")(model, backend="eager")
+losses = train(fast, optimizer, range(6, 10))
+seen["the same losses when it is traced"] = losses == train(twin, plain, range(6, 10))
+seen["the same states when it is traced"] = equal(model.state_dict(), twin.state_dict())
+getattr(torch, "comp" + "ile")(model, backend=backend)(torch.zeros(1, 3))
+seen["it is traced"] = len(traced) == 1
+json.dump(seen, open(sys.argv[1], "w"))
+"""
+
+SPEAKS = """
+import json, sys
+json.dump("torch._dyn" + "amo" in sys.modules, open(sys.argv[1], "w"))  # nothing here is to {word}
+import torch
+import paceline
+model = torch.nn.Linear(2, 1)
+model, optimizer = paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
+    folder = tmp_path_factory.mktemp("start-up")
+    fresh = partial(run, tmp_path=folder, fresh=True)
+    scripts = {"quiet": QUIET, "speaks": SPEAKS.format(word="compile")}
+    calls = {
+        name: partial(fresh, script, "-n", "1", "-p", "asp", "--threads", "1", args=[str(folder / name)])
+        for name, script in scripts.items()
+    }
+    calls["wrong"] = partial(fresh, "", "-p", "spp")
+    calls["fails"] = partial(fresh, "print('no training here')", "-n", "1")
+    with side_by_side(calls) as futures:
+        yield futures
+
+
+def told(runs: dict[str, Future[Run]], name: str) -> Any:
+    """What that script left."""
+    ended = runs[name].result().completed()
+    return json.loads((ended.folder.parent / name).read_text())
+
+
+def test_a_script_that_trains_saves_and_loads_has_not_imported_the_compiler(runs: dict[str, Future[Run]]) -> None:
+    seen = told(runs, "quiet")
+    assert (seen["at the start"], seen["after training"]) == (False, False)
+
+
+def test_after_a_later_import_of_the_compiler_an_optimizer_s_methods_do_what_they_did(
+    runs: dict[str, Future[Run]],
+) -> None:
+    seen = told(runs, "quiet")
+    for what in ("losses", "states", "losses after the import", "states after the import"):
+        assert seen[f"the same {what}"], what
+
+
+def test_after_a_later_import_of_the_compiler_a_compiled_model_trains(runs: dict[str, Future[Run]]) -> None:
+    seen = told(runs, "quiet")
+    assert seen["it is traced"]
+    for what in ("losses", "states"):
+        assert seen[f"the same {what} when it is traced"], what
+
+
+def test_a_script_whose_source_mentions_compile_finds_the_compiler_imported(runs: dict[str, Future[Run]]) -> None:
+    assert told(runs, "speaks") is True
+
+
+# --- exit codes
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("speaks", 0, "1 steps in 1 versions"),
+        ("wrong", 2, 'unknown protocol "spp"'),
+        ("fails", 3, "ended without calling paceline.prepare()"),
+    ],
+)
+def test_a_program_s_exit_code_and_last_words_are_those_of_its_run(
+    name: str, code: int, said: str, runs: dict[str, Future[Run]]
+) -> None:
+    ended = runs[name].result()
+    assert ended.code == code, ended.err
+    assert said in " ".join((ended.out + ended.err).split())
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 4, 130])
+def test_the_program_ends_with_what_main_returns_once_all_is_written(code: int) -> None:
+    program = f"""
+import sys
+import paceline.cli.main as program
+
+def main():
+    sys.stdout.write("x" * 100)  # less than a pipe's buffer
+    sys.stderr.write("y")
+    return {code}
+
+program.main = main
+program.command()
+"""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run([sys.executable, "-c", program], env=buffered, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "x" * 100, "y")
