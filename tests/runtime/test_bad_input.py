@@ -160,7 +160,7 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
     "prepare called twice": (
         training(before="paceline.prepare(model, optimizer, loader)"),
         ("-n", "1"),
-        "prepare() is called twice; call it once, with everything that is trained",
+        "prepare() is called twice; call it once, with one module that holds all that is trained",
     ),
     "a layer with sparse gradients": (
         training(

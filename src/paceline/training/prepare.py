@@ -71,7 +71,10 @@ def prepare(
     link = _Process.link
     try:
         if _Process.prepared:
-            raise ConfigError("prepare() is called twice; call it once, with everything that is trained")
+            raise ConfigError(
+                "prepare() is called twice; call it once, with one module that holds all that is trained and one "
+                "optimizer with groups for its parts"
+            )
         _check(model, optimizer, epochs, buffers, shards)
         checked_loader = None if loader is None else checked(loader)
     except ConfigError as error:

@@ -281,7 +281,8 @@ class Session:
         elif changed:
             self.refuse(
                 f'the script changed the parameter "{changed[0]}" after the first step; it is the store that makes '
-                "versions: change it before the first step, or in the model's forward (torch.nn.utils.parametrize)"
+                "versions: change it before the first step, or in the model's forward (torch.nn.utils.parametrize); "
+                "to swap other values in and back, keep your own with p.data.clone(), as state_dict() may be newer"
             )
         elif self.state_loaded:
             self.refuse(
@@ -348,6 +349,8 @@ class _Shown:
         self._start = 0
         self._copied: list[tuple[Tensor, Tensor]] = []
         self._versions: list[int] = []
+        self._addresses: list[int] = []
+        """Where each tensor lies in the window; 0 for those that don't."""
         self._placed = False
 
     def show(self, start: int) -> None:
@@ -378,7 +381,12 @@ class _Shown:
             for entry in self.entries
             if any(start < entry.stop and entry.offset < stop for start, stop in written) and self._differs(entry)
         ]
-        return names + self._changed_by_version([tensor for tensor, _ in self._copied])
+        moved = [  # by model.double(), say, or share_memory(): they no longer follow the window
+            entry.name
+            for entry, tensor, address in zip(self.entries, self.tensors, self._addresses, strict=True)
+            if address and tensor.data_ptr() != address
+        ]
+        return [*names, *moved, *self._changed_by_version([tensor for tensor, _ in self._copied])]
 
     def _changed_by_version(self, tensors: list[Tensor]) -> list[str]:
         """By autograd's count of what is done in place."""
@@ -393,6 +401,7 @@ class _Shown:
                 tensor.data = view
             else:
                 self._copied.append((tensor, view))
+            self._addresses.append(view.data_ptr() if tensor.device.type == "cpu" else 0)
         self._placed = True
 
     def _differs(self, entry: Entry) -> bool:
