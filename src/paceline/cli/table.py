@@ -19,8 +19,9 @@ def print_summary(summary: Summary, folder: Path) -> None:
         why = f": {summary['error']}" if summary["error"] else ""
         console.print(f"{summary['outcome']}{why}", markup=False, soft_wrap=True)
     rate = summary["samples_per_second"]
+    workers = "1 worker" if summary["workers"] == 1 else f"{summary['workers']} workers"
     console.print(
-        f"{_protocol(summary)} · {summary['workers']} worker{'s'[: summary['workers'] != 1]} · {summary['wall_seconds']:.1f} s · "
+        f"{_protocol(summary)} · {workers} · {summary['wall_seconds']:.1f} s · "
         f"{summary['steps']} steps in {summary['versions']} versions · {summary['steps_per_second']:.1f} steps/s"
         + ("" if rate is None else f" · {rate:.0f} samples/s")
         + (f" · {summary['samples_missed']} samples missed" if summary["samples_missed"] else ""),
