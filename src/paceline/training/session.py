@@ -24,7 +24,6 @@ from paceline.training.seeding import seed_step
 from paceline.training.store import Scalars, scalars_of
 
 OUR_REFERENCES = 3  # to a gradient's view: the push area's, the hook's, and that of the call that counts them
-OUR_STORAGE_REFERENCES = 2  # to its storage: the view's, and that of the call
 AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones in one go after it
 
 
@@ -226,7 +225,7 @@ class Session:
             gradient, view = parameter.grad, self.push.gradients[number]
             if gradient is view or gradient is None or gradient.requires_grad or gradient.layout != torch.strided:
                 return
-            if sys.getrefcount(view) > OUR_REFERENCES or _storage_references(view) > OUR_STORAGE_REFERENCES:
+            if sys.getrefcount(view) > OUR_REFERENCES or _storage_references(view) > self._storage_references[number]:
                 self._leave_push_area()
                 view = self.push.gradients[number]
             with torch.no_grad():
@@ -239,6 +238,7 @@ class Session:
         start = self.places.push_start(self.link.worker)
         self._mapping = Mapping(self.places.region, start, self.layout.push_bytes)
         self.push: PushArea = self.places.push_area(self.link.worker, self._mapping)
+        self._storage_references = [_storage_references(view) for view in self.push.gradients]
 
     def _leave_push_area(self) -> None:
         """The script holds on to a gradient, or to an alias of it: it keeps what is there, in memory of its own."""
