@@ -258,3 +258,26 @@ def test_a_gradient_that_nobody_keeps_lies_in_the_same_memory_in_every_step(laun
     """Else each step would pay for mapping it elsewhere and copying what nobody wants."""
     assert "places: 1" in of_kept(launch, "nothing")
     assert "places: 5" in of_kept(launch, "itself")  # the step after the one of which nothing is kept finds its own
+
+
+STOPPED_IN_COMMIT = """
+import torch
+from torch import nn
+import paceline
+
+model = nn.ParameterList(nn.Parameter(torch.zeros(2_000_000)) for _ in range(5))
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+model, optimizer = paceline.prepare(model, optimizer)
+for step in range(40):
+    sum((p * 10.0 ** (step % 4)).sum() for p in model).backward()  # so the gradient is the same everywhere
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=step % 2 == 0)
+paceline.finish()
+print("values", sorted({value for p in model for value in (p.min().item(), p.max().item())}))
+"""
+
+
+def test_the_last_version_is_not_torn_by_what_the_scripts_do_while_it_is_made(launch: Launch) -> None:
+    """At a limit the workers are let on before the store has made the last version of their gradients."""
+    run = launch.run(STOPPED_IN_COMMIT, "-n", "3", "-p", "bsp", "--record", "0", "--max-steps", "12").completed()
+    assert run.log(0).splitlines()[-1] == "values [-1111.0]"

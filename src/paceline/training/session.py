@@ -196,6 +196,7 @@ class Session:
         self.go = self.link.released()
         granted = time.monotonic()
         if self.go is None:
+            self._let_go_of_gradients()
             self.hold_newest()
             return
         if self.steps or self.go.slot:
@@ -220,7 +221,7 @@ class Session:
         def take(parameter: Tensor) -> None:
             self.backward_seen = True
             self.untouched.clear()
-            if not at_once:
+            if not at_once or self.go is None:
                 return
             gradient, view = parameter.grad, self.push.gradients[number]
             if gradient is view or gradient is None or gradient.requires_grad or gradient.layout != torch.strided:
@@ -233,6 +234,12 @@ class Session:
             parameter.grad = view
 
         return take
+
+    def _let_go_of_gradients(self) -> None:
+        """No step follows, and the store may still be at the last one: the script has gradients of its own now."""
+        for parameter, view in zip(self.parameters, self.push.gradients, strict=True):
+            if parameter.grad is view:
+                parameter.grad = view.detach().clone()
 
     def _map_push_area(self) -> None:
         start = self.places.push_start(self.link.worker)
