@@ -157,6 +157,33 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("-n", "2"),
         'the script changed the optimizer\'s attribute "factor", which does not reach the store',
     ),
+    "an optimizer that keeps the parameters in a list of its own": (
+        training(before="optimizer.mine = list(model.parameters())"),
+        ("-n", "2"),
+        'the optimizer keeps parameters in its attribute "mine"; the store steps others in their place',
+    ),
+    "an optimizer whose state has other keys than parameters": (
+        training(before="optimizer.state['count'] = 0"),
+        ("-n", "2"),
+        "the optimizer's state has keys that are no parameters; keep them in its param_groups",
+    ),
+    "a buffer over a parameter's memory": (
+        training(before="model.register_buffer('shadow', model.weight.data)"),
+        ("-n", "2"),
+        'the buffer "shadow" shares the memory of the parameter "weight", which moves in prepare()',
+    ),
+    "a model that changes its type between prepare and the first step": (
+        training("if step == 0: model.double(); x, y = x.double(), y.double()"),
+        ("-n", "2"),
+        'the parameter "weight" is torch.float64 [2, 4] now and was torch.float32 [2, 4] in prepare()',
+    ),
+    "an optimizer's state of a kind that can't be passed on": (
+        training(
+            "if step == 0: optimizer.load_state_dict({**optimizer.state_dict(), 'state': {0: {'history': [1, 2]}}})"
+        ),
+        ("-n", "2"),
+        'the optimizer\'s state has "history", a list; only tensors and plain values can be passed',
+    ),
     "prepare called twice": (
         training(before="paceline.prepare(model, optimizer, loader)"),
         ("-n", "1"),

@@ -71,6 +71,7 @@ class WorkerLink:
         self._stopped = False
         self._evaluate: Evaluate | None = None
         self._began = 0.0
+        self._thread = threading.get_ident()
         self._descriptors: list[int] = []
         """What came along with the last answer."""
 
@@ -99,7 +100,12 @@ class WorkerLink:
             match message:
                 case messages.ForkStore(slots=slots):
                     region, end = Region.attach(descriptors[0]), socket.socket(fileno=descriptors[1])
-                    fork_store(offer.make_store, region, slots, end, self._launcher)
+                    try:
+                        fork_store(offer.make_store, region, slots, end, self._launcher)
+                    except Exception as error:
+                        message = f"no store can be made of this model and optimizer: {type(error).__name__}: {error}"
+                        self.refuse(message)
+                        raise ConfigError(message) from error
                 case messages.Begin(slots=slots):
                     self._began = time.monotonic()
                     return Started(region=Region.attach(descriptors[0]), slots=slots)
@@ -187,12 +193,14 @@ class WorkerLink:
 
     def optimizer_state(self) -> bytes:
         """See `training.link.Link`."""
+        self._only_here()
         self._channel.send(messages.StateWanted())
         self._await(messages.OptimizerState, even_stopped=True)
         return attached(self._descriptors.pop())
 
     def snapshot(self) -> tuple[int, int]:
         """See `training.link.Link`."""
+        self._only_here()
         self._channel.send(messages.SnapshotWanted(hold=False))
         message = self._await(messages.Snapshot, even_stopped=True)
         return message.version, message.slot
@@ -227,6 +235,13 @@ class WorkerLink:
                         self._channel.send(messages.EvaluationFailed(version, f"{type(error).__name__}: {error}"))
                 case messages.Exit():
                     return
+
+    def _only_here(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(
+                "state_dict() was called in another thread than prepare(), while that one may wait for the same "
+                "messages; call it there, and hand its result over"
+            )
 
     def _await(self, *kinds: type[messages.Message], even_stopped: bool = False) -> Any:
         """The next message of these kinds; None once the run has been stopped, unless it is answered even then."""

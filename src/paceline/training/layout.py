@@ -40,6 +40,8 @@ class Entry:
     offset: int
     group: int
     """The optimizer's parameter group; -1 outside of it."""
+    trains: bool = False
+    """Whether it requires a gradient."""
 
     @property
     def count(self) -> int:
@@ -205,7 +207,8 @@ def _lay(tensors: Iterable[tuple[str, Tensor, int]], start: int) -> tuple[list[E
     entries = []
     for name, tensor, group in tensors:
         form: Any = tensor if _dense(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        entries.append(Entry(name, tensor.dtype, tuple(tensor.shape), tuple(form.stride()), start, group))
+        shape, stride = tuple(tensor.shape), tuple(form.stride())
+        entries.append(Entry(name, tensor.dtype, shape, stride, start, group, tensor.requires_grad))
         start = _aligned(start + tensor.numel() * tensor.element_size())
     return entries, start
 

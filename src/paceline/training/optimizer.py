@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.training.parts import user_class
+
 if TYPE_CHECKING:
     from paceline.training.session import Session
 
@@ -26,6 +28,7 @@ class PacedOptimizer(_Base):
     """
 
     paceline_session: Session
+    paceline_made = True
 
     @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -62,6 +65,10 @@ class PacedOptimizer(_Base):
         super().load_state_dict(state_dict)
         self.paceline_session.state_loaded = True
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy, or what is pickled, is of the script's own class, without the state, which lies with the store."""
+        return _plain, (user_class(self), self.__getstate__())
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """An error: add it before `prepare`, where the store is laid out."""
         self.paceline_session.refuse(
@@ -70,11 +77,18 @@ class PacedOptimizer(_Base):
         )
 
 
+def _plain(kind: type[torch.optim.Optimizer], state: dict[str, Any]) -> torch.optim.Optimizer:
+    optimizer = object.__new__(kind)
+    optimizer.__setstate__(state)
+    return optimizer
+
+
 def pace(optimizer: torch.optim.Optimizer, session: Session) -> None:
     """Turn the optimizer into a paced one, in place."""
     kind = type(optimizer)
     optimizer.__dict__.pop("step", None)  # a scheduler's patch of the plain step
-    optimizer.__class__ = type(f"Paced{kind.__name__}", (PacedOptimizer, kind), {"__module__": kind.__module__})
+    names = {"__module__": kind.__module__, "paceline_made": True}
+    optimizer.__class__ = type(f"Paced{kind.__name__}", (PacedOptimizer, kind), names)
     optimizer.paceline_session = session  # type: ignore[attr-defined]
     # else GradScaler leaves unscaling, and looking for infinities, to a fused `step`
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]

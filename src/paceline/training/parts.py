@@ -99,10 +99,13 @@ class Part:
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
     _sums: list[Tensor] = field(default_factory=list)
     _step: Callable[[torch.optim.Optimizer], Any] = field(init=False)
+    _known: bool = field(init=False)
+    """Whether the optimizer is one of torch's."""
 
     def __post_init__(self) -> None:
         self._become(self.pieces, {})
         kind = type(self.optimizer)
+        self._known = kind.__module__.startswith("torch.")
         # torch's own are called past the profiler's wrapper and the switch of gradients, which cost more than SGD
         self._step = inspect.unwrap(kind.step) if kind in ELEMENTWISE else kind.step
 
@@ -128,8 +131,13 @@ class Part:
         gradients = self._gradients(memory, pushed)
         for parameter, view, gradient in zip(self.parameters, new, gradients, strict=True):
             parameter.data = view
-            parameter.grad = gradient
+            # a user's own optimizer may keep its gradients, and replace what it steps
+            parameter.grad = gradient if self._known or gradient is None else gradient.clone()
         self._step(self.optimizer)
+        if not self._known:
+            for parameter, view in zip(self.parameters, new, strict=True):
+                if parameter.data_ptr() != view.data_ptr():
+                    view.copy_(parameter)
 
     def find_not_finite(self, memory: memoryview, pushed: Sequence[Pushed], names: Sequence[str]) -> NotFinite | None:
         """What is no number in the last commit, which still lies in the cache."""
@@ -187,7 +195,7 @@ class Part:
         for own, group in zip(self.optimizer.param_groups, self.groups, strict=True):
             mine = [piece for piece in pieces if piece.entry.group == group]
             own["params"] = [
-                nn.Parameter(torch.empty(piece.entry.shape, dtype=piece.entry.dtype), requires_grad=False)
+                nn.Parameter(torch.empty(piece.entry.shape, dtype=piece.entry.dtype), requires_grad=piece.entry.trains)
                 for piece in mine
             ]
             for piece, parameter in zip(mine, own["params"], strict=True):
@@ -223,6 +231,12 @@ class Part:
             else:
                 found.append(terms[0][0] if terms else None)
         return found
+
+
+def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    """The class that the script made it of, also if it is paced."""
+    kind = type(optimizer)
+    return next(base for base in kind.__mro__ if not base.__dict__.get("paceline_made"))
 
 
 def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, halves: int = 2) -> list[list[Part]]:
@@ -321,6 +335,7 @@ def _finite(tensor: Tensor) -> bool:
 
     A sum costs half of what a look at each element's own does, or a product with the gradient.
     """
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     wide = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
     return not tensor.is_floating_point() or math.isfinite(tensor.sum(dtype=wide).item())
 

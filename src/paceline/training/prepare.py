@@ -190,6 +190,7 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
                 f'the parameters "{taken[parameter.data_ptr()]}" and "{name}" share memory; '
                 "tie them by making them one Parameter"
             )
+    stored = {parameter.untyped_storage().data_ptr(): name for parameter, name in names.items() if parameter.numel()}
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             if parameter not in names:
@@ -199,6 +200,20 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
                 )
     if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
         raise ConfigError("the optimizer has none of the model's trainable parameters; give it model.parameters()")
+    for name, buffer in model.named_buffers():
+        if buffer.numel() and (owner := stored.get(buffer.untyped_storage().data_ptr())):
+            raise ConfigError(
+                f'the buffer "{name}" shares the memory of the parameter "{owner}", which moves in prepare(); '
+                "make it in the forward, or keep a copy"
+            )
+    for name, value in vars(optimizer).items():
+        if name not in ("param_groups", "state") and _holds_one_of(value, names):
+            raise ConfigError(
+                f'the optimizer keeps parameters in its attribute "{name}"; the store steps others in their place: '
+                "let it find them in param_groups"
+            )
+    if any(not isinstance(key, Tensor) for key in optimizer.state):
+        raise ConfigError("the optimizer's state has keys that are no parameters; keep them in its param_groups")
     if any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
         raise ConfigError(
             f"the optimizer, a {type(optimizer).__name__}, wraps another one, and the store can't tell which of them "
@@ -217,6 +232,13 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
         raise ConfigError(f'prepare() got shards="{shards}"; allowed: dynamic, static')
 
 
+def _holds_one_of(value: Any, parameters: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value in parameters
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    return any(_holds_one_of(item, parameters) for item in items)
+
+
 def _state_bytes(optimizer: torch.optim.Optimizer, layout: Layout) -> int:
     """What the optimizer's state will take: two tensors a parameter at most, for those that torch has."""
     stateless = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups)
@@ -231,6 +253,10 @@ def _newest_version(model: nn.Module, state: dict[str, Tensor], prefix: str, _: 
     """
     session = _Process.session
     if session is None or not session.live or model is not session.model:  # a copy has its own parameters
+        return
+    if not session.steps:  # what it begins with, which the script may have changed
+        for name, value in state.items():
+            state[name] = value.clone() if isinstance(value, Tensor) else value
         return
     with session.newest() as newest:
         for name in newest.keys() | session.layout.aliases.keys():

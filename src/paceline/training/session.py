@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import sys
 import time
@@ -19,7 +20,7 @@ from paceline.fabric.memory import Mapping, Window, keep_freed_memory
 from paceline.training.layout import Entry, Layout, Places, PushArea
 from paceline.training.link import Finished, Go, Link, Started
 from paceline.training.packing import packed, unpacked
-from paceline.training.parts import State
+from paceline.training.parts import State, user_class
 from paceline.training.seeding import seed_step
 from paceline.training.store import Scalars, scalars_of
 
@@ -304,7 +305,17 @@ class Session:
             )
 
     def _have_adopted(self) -> None:
-        state = packed(self.numbered_state()) if self.state_loaded else b""
+        for shown in (self._moving, self._fixed):
+            for entry, tensor in zip(shown.entries, shown.tensors, strict=True):
+                if (tensor.dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
+                    self.refuse(
+                        f'the parameter "{entry.name}" is {tensor.dtype} {list(tensor.shape)} now and was '
+                        f"{entry.dtype} {list(entry.shape)} in prepare(); give the model its final form before it"
+                    )
+        try:
+            state = packed(self.numbered_state()) if self.state_loaded else b""
+        except ConfigError as error:
+            self.refuse(str(error))
         digest = hashlib.sha256(state)
         for tensor in (*self._moving.tensors, *self._fixed.tensors):
             digest.update(_bytes_of(tensor))
@@ -319,6 +330,8 @@ class Session:
                 for entry, tensor in zip(self._fixed.entries, self._fixed.tensors, strict=True):
                     fixed[entry.name].copy_(tensor)
             self.link.adopted(state)
+        self._moving.place_again()
+        self._fixed.place_again()
         self._fixed.show(self.places.fixed_start(adopted=True))
         self.state_loaded = False
         self.optimizer.state.clear()
@@ -336,13 +349,21 @@ def _storage_references(tensor: Tensor) -> int:
 
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The plain values that an optimizer of the user's own class has besides its groups."""
-    if type(optimizer).__mro__[2].__module__.startswith("torch."):  # beneath the paced class and the mixin
+    if user_class(optimizer).__module__.startswith("torch."):
         return {}
     return {
-        name: value
+        name: copy.deepcopy(value)
         for name, value in vars(optimizer).items()
-        if not name.startswith("_") and isinstance(value, bool | int | float | str)
+        if not name.startswith("_") and name not in ("defaults", "param_groups", "state") and _is_plain(value)
     }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(_is_plain(item) for item in value.values())
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 class _Shown:
@@ -410,6 +431,15 @@ class _Shown:
                 self._copied.append((tensor, view))
             self._addresses.append(view.data_ptr() if tensor.device.type == "cpu" else 0)
         self._placed = True
+
+    def place_again(self) -> None:
+        """Those that have left the window (by `p.data = …`) show it again; their values stay."""
+        for entry, tensor, address in zip(self.entries, self.tensors, self._addresses, strict=True):
+            if address and tensor.data_ptr() != address:
+                view = entry.over(self._window.memory)
+                with torch.no_grad():
+                    view.copy_(tensor)
+                tensor.data = view
 
     def _differs(self, entry: Entry) -> bool:
         there = entry.over(self._region.memory, self._start)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -196,6 +197,8 @@ _NOT_PLAIN = object()
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, numpy.generic):
         return value.item()
     if isinstance(value, tuple | list):
         items = [_plain(item) for item in value]
