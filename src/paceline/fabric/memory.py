@@ -163,7 +163,7 @@ def keep_freed_memory() -> None:
     """Give the kernel what malloc has free now; from now on keep what is freed for the next allocation of its size.
 
     Autograd's temporaries of more than 32 MB would cost their page faults anew in every step, which is a
-    third of a step of 25 million parameters (docs/performance.md). Only glibc knows these settings.
+    quarter of a step of 25 million parameters (docs/performance.md). Only glibc knows these settings.
     """
     if hasattr(_libc, "malloc_trim") and hasattr(_libc, "mallopt"):
         _libc.malloc_trim(0)
