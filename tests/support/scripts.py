@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from textwrap import dedent, indent
+from types import SimpleNamespace
+from typing import Any
 
 from support.events import TELL
 
@@ -61,3 +63,10 @@ def training(
 
 ENDLESS: dict[str, int] = {"epochs": 300, "samples": 4000}
 """For `training`: more than any test waits for, in epochs so long that a stopped script is soon through them."""
+
+
+def functions_of(script: str) -> SimpleNamespace:
+    """A script's names, without its training: the plain twin of a run."""
+    names: dict[str, Any] = {"__name__": "twin"}
+    exec(compile(script, "twin", "exec"), names)
+    return SimpleNamespace(**names)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from paceline.protocols import registry
 from paceline.training.layout import parameters_sha256
 from paceline.training.seeding import epoch_order, seed_step
 from support.runs import Run, run, side_by_side
+from support.scripts import functions_of
 
 SEED = 5
 FLAGS = ("--threads", "1", "--seed", str(SEED), "--record", "0", "--tee", "none")
@@ -93,21 +93,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         yield futures
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(("protocol", "recipe"), CASES)
 def test_one_worker_under_any_protocol_equals_plain_training_bit_for_bit(
     protocol: str, recipe: str, runs: Runs
 ) -> None:
     ended = runs[f"{protocol}: {recipe}"].result().completed()
 
-    script = _functions_of(RECIPES)
+    script = functions_of(RECIPES)
     model, optimizer, scheduler, loader = script.build(recipe)
     step = 0
     for epoch in range(script.EPOCHS):
@@ -193,7 +185,7 @@ Zoo = tuple[dict[str, Tensor], nn.Module, nn.Module, Run]
 def zoo(runs: Runs) -> Zoo:
     """(final parameters of a run, the twin's model, the model as it began, the run)."""
     ended = runs["zoo"].result().completed()
-    script = _functions_of(ZOO)
+    script = functions_of(ZOO)
     begun, _ = script.build()
     model, optimizer = script.build()
     for step in range(script.STEPS):
@@ -284,7 +276,7 @@ if __name__ == "__main__":
 def test_bsp_with_four_workers_equals_one_process_on_the_concatenated_batch(runs: Runs) -> None:
     ended = runs["concatenated"].result().completed()
 
-    script = _functions_of(CONCATENATED)
+    script = functions_of(CONCATENATED)
     model, optimizer, loader = script.build()
     orders = [epoch_order(loader.batch_sampler, SEED, epoch) for epoch in range(script.EPOCHS)]
     stream = [ids for order in orders for ids in order]  # dealt in turn: round by round, worker by worker
@@ -362,13 +354,6 @@ def test_the_same_seed_gives_the_same_bits_under_bsp_whatever_the_timing_and_who
     assert even.summary["final_parameters_sha256"] == uneven.summary["final_parameters_sha256"]
     first, second = even.final(), uneven.final()
     assert all(torch.equal(first[name], second[name]) for name in first)  # buffers too
-
-
-def _functions_of(script: str) -> SimpleNamespace:
-    """A script's names, without its training."""
-    names: dict[str, Callable] = {"__name__": "twin"}
-    exec(compile(script, "twin", "exec"), names)
-    return SimpleNamespace(**names)
 
 
 def _assert_same_bits(ended: Run, model: nn.Module) -> None:

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from paceline.training.seeding import epoch_order
 from support.runs import Run, run, side_by_side
+from support.scripts import functions_of
 
 SEED = 5
 ONE = ("-n", "1", "-p", "asp")
@@ -848,13 +848,6 @@ REFUSALS = {
 Runs = dict[str, Future[Run]]
 
 
-def _functions_of(script: str) -> SimpleNamespace:
-    """A script's names, without its training."""
-    names: dict[str, Callable] = {"__name__": "twin"}
-    exec(compile(script, "twin", "exec"), names)
-    return SimpleNamespace(**names)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
@@ -864,7 +857,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(folder: Path) -> Iterator[Runs]:
     """The runs that this module looks at, by name. What a script saves is in `folder`, under the same name."""
     (folder / "uneven.toml").write_text(QUICK_AND_SLOW)
-    script = _functions_of(CHECKPOINTS)
+    script = functions_of(CHECKPOINTS)
     model, optimizer = script.build(3)
     script.train(model, optimizer, range(script.STEPS))
     torch.save(script.state_of(model, optimizer), folder / "plain")
@@ -894,14 +887,6 @@ def runs(folder: Path) -> Iterator[Runs]:
         yield futures
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @dataclass
 class Twins:
     """A run of one worker, and what the same functions did here."""
@@ -929,7 +914,7 @@ class Twins:
 
 
 def _twins(ended: Run, file: Path, text: str) -> Twins:
-    script = _functions_of(text)
+    script = functions_of(text)
     begun, model = script.build()[0], script.build()
     plain_seen = script.train(*model)
     return Twins(ended.completed(), torch.load(file), plain_seen, model[0], begun)
@@ -1166,7 +1151,7 @@ def test_every_sample_counts_but_those_of_the_steps_that_the_scaler_skipped(load
 
 def test_a_fused_optimizer_unscales_and_skips_what_a_scaler_leaves_to_it(runs: Runs, folder: Path) -> None:
     final = runs["fused"].result().completed().final()
-    script = _functions_of(FUSED)
+    script = functions_of(FUSED)
     model, optimizer = script.build()
     scales = script.train(model, optimizer)
     assert scales[3] == scales[2] / 2
@@ -1201,14 +1186,14 @@ def test_of_two_workers_batch_norms_the_largest_count_and_the_mean_of_the_statis
 def test_the_optimizer_s_state_after_some_steps_is_plain_pytorch_s(runs: Runs, folder: Path) -> None:
     runs["save"].result().completed()
     _assert_same(torch.load(folder / "save")["optimizer"], torch.load(folder / "plain")["optimizer"], "optimizer")
-    begun = _functions_of(CHECKPOINTS).build(3)[1].state_dict()
+    begun = functions_of(CHECKPOINTS).build(3)[1].state_dict()
     _assert_same(torch.load(folder / "save")["begun"], begun, "begun")
     assert (folder / "save").stat().st_size < 2 * (folder / "plain").stat().st_size
 
 
 def test_a_checkpoint_from_a_run_goes_on_in_plain_pytorch(runs: Runs, folder: Path) -> None:
     final = runs["save"].result().completed().final()
-    script = _functions_of(CHECKPOINTS)
+    script = functions_of(CHECKPOINTS)
     model, optimizer = script.build(4, rate=0.5)
     script.resume(model, optimizer, torch.load(folder / "save"))
     _assert_same(final, model.state_dict(), "resumed")
@@ -1218,7 +1203,7 @@ def test_a_checkpoint_loaded_between_prepare_and_the_first_step_goes_on_as_in_pl
     runs: Runs, folder: Path
 ) -> None:
     final = runs["resume"].result().completed().final()
-    script = _functions_of(CHECKPOINTS)
+    script = functions_of(CHECKPOINTS)
     model, optimizer = script.build(4, rate=0.5)
     script.resume(model, optimizer, torch.load(folder / "plain"))
     _assert_same(final, model.state_dict(), "resumed")
@@ -1236,7 +1221,7 @@ def test_the_optimizer_s_state_loaded_after_a_step_is_refused_in_one_line(runs: 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_model_compiled_before_or_after_prepare_trains_as_in_plain_pytorch(when: str, runs: Runs) -> None:
     ended = runs[f"compiled {when}"].result().completed()
-    script = _functions_of(COMPILED)
+    script = functions_of(COMPILED)
     model, optimizer = script.build()
     script.train(model, optimizer)
     final = {name.removeprefix("_orig_mod."): value for name, value in ended.final().items()}
@@ -1262,7 +1247,7 @@ def _loader_twin(kind: str, runs: Runs, folder: Path) -> dict[str, Any]:
     """What the run with that loader saw, once it was found to be what is seen here."""
     ended = runs[kind].result().completed()
     there = torch.load(folder / kind)
-    script = _functions_of(LOADERS)
+    script = functions_of(LOADERS)
     model, optimizer, loader = script.build(kind)
     if kind == "processes":
         loader.dataset.offset = 0.5  # as `started` does in a loader's process

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 
 from paceline.training.layout import parameters_sha256
 from support.runs import Run, run, side_by_side
+from support.scripts import functions_of
 
 FLAGS = ("-n", "1", "-p", "asp", "--threads", "1", "--record", "0", "--tee", "none")
 
@@ -107,14 +107,7 @@ if __name__ == "__main__":
 """
 
 
-def _functions_of(script: str) -> SimpleNamespace:
-    """A script's names, without its training."""
-    names: dict[str, Callable] = {"__name__": "twin"}
-    exec(compile(script, "twin", "exec"), names)
-    return SimpleNamespace(**names)
-
-
-TWIN = _functions_of(SCRIPT)
+TWIN = functions_of(SCRIPT)
 NAMES = [name for name in TWIN.OPTIMIZERS if name != "LBFGS"]
 
 
@@ -124,14 +117,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
     calls = {name: partial(run, SCRIPT, *FLAGS, args=[name], tmp_path=folder) for name in TWIN.OPTIMIZERS}
     with side_by_side(calls) as futures:
         yield futures
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", NAMES)

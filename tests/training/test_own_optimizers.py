@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from paceline.training.seeding import seed_step
 from support.runs import Run, run, side_by_side
+from support.scripts import functions_of
 
 SEED = 3
 
@@ -109,20 +108,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_trains_as_in_plain_pytorch_bit_for_bit(kind: str, runs: dict[str, Future[Run]]) -> None:
     final = runs[kind].result().completed().final()
-    names: dict[str, Any] = {"__name__": "twin"}
-    exec(compile(SCRIPT, "twin", "exec"), names)
-    script = SimpleNamespace(**names)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        model, optimizer = script.build(kind)
-        begun = model.weight.detach().clone()
-        script.begin(kind, model)
-        for step in range(script.STEPS):
-            seed_step(SEED, 0, step)
-            script.work(kind, model, optimizer, step)
-    finally:
-        torch.set_num_threads(before)
+    script = functions_of(SCRIPT)
+    model, optimizer = script.build(kind)
+    begun = model.weight.detach().clone()
+    script.begin(kind, model)
+    for step in range(script.STEPS):
+        seed_step(SEED, 0, step)
+        script.work(kind, model, optimizer, step)
     assert not torch.equal(final["weight"], begun)
     assert all(torch.equal(final[name], value) for name, value in model.state_dict().items())
 

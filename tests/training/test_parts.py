@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,14 +43,10 @@ MAKERS: dict[str, Make] = {
 
 
 @pytest.fixture(autouse=True)
-def _small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of 256 elements: the largest parameter takes nine, and some have several parameters."""
     monkeypatch.setattr(parts_module, "CHUNK", 256)
     monkeypatch.setattr(store_module, "WORTH_TWO_THREADS", 0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def model_of(shapes: list[tuple[int, ...]] = SHAPES) -> nn.ParameterList:

@@ -28,12 +28,8 @@ def checked(loader: Any) -> DataLoader[Any]:
     return loader
 
 
-class PacedLoader:
-    """Iterates over the batches that this worker is leased; in all else the user's loader.
-
-    `len` is the whole epoch's batches. It never waits for a protocol or another worker. Leaving a loop
-    early gives back what was fetched ahead.
-    """
+class _Paced:
+    """The user's loader in all but how it is iterated."""
 
     def __init__(self, loader: DataLoader[Any], session: Session) -> None:
         self._loader = loader
@@ -41,10 +37,6 @@ class PacedLoader:
         self._epoch = -1
         self._trained = 0
         """Loops that came to their end and trained."""
-        self._orders: dict[int, tuple[list[list[Any]], str]] = {}
-        """The last two that were needed."""
-        self._leased: deque[Batch] = deque()
-        self._paced = _rebuilt(loader, _Leased(self))
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -53,6 +45,21 @@ class PacedLoader:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+
+class PacedLoader(_Paced):
+    """Iterates over the batches that this worker is leased; in all else the user's loader.
+
+    `len` is the whole epoch's batches. It never waits for a protocol or another worker. Leaving a loop
+    early gives back what was fetched ahead.
+    """
+
+    def __init__(self, loader: DataLoader[Any], session: Session) -> None:
+        super().__init__(loader, session)
+        self._orders: dict[int, tuple[list[list[Any]], str]] = {}
+        """The last two that were needed."""
+        self._leased: deque[Batch] = deque()
+        self._paced = _rebuilt(loader, _Leased(self))
 
     def __iter__(self) -> Iterator[Any]:
         self._epoch += 1
@@ -102,27 +109,12 @@ class PacedLoader:
         return self._orders[epoch]
 
 
-class PacedStream:
+class PacedStream(_Paced):
     """Iterates over this worker's own stream; in all else the user's loader. An epoch ends with the stream.
 
     Nothing is leased: whether two workers' streams have samples in common is up to the dataset, which can
     ask `paceline.worker()`. What it draws differs from worker to worker, and from epoch to epoch.
     """
-
-    def __init__(self, loader: DataLoader[Any], session: Session) -> None:
-        self._loader = loader
-        self._session = session
-        self._epoch = -1
-        self._trained = 0
-        """Loops that came to their end and trained."""
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
         session = self._session

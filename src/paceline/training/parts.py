@@ -241,7 +241,6 @@ def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
 
 def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, halves: int = 2) -> list[list[Part]]:
     """The parts of a commit, in so many shares of about the same size that can be worked on at the same time."""
-    scratches: list[memoryview] = []
     ranges = _chunks(layout) if type(optimizer) in ELEMENTWISE else [_whole(layout)]
     total = sum(_span_of(pieces) for pieces in ranges)
     shares: list[list[list[Piece]]] = [[] for _ in range(halves)]
@@ -252,8 +251,8 @@ def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, halves: int = 2) 
     parts: list[list[Part]] = []
     for share in shares:
         longest = max((_span_of(pieces) for pieces in share), default=0)
-        scratches.append(memoryview(mmap.mmap(-1, max(1, longest))))  # costs memory where it is used
-        parts.append([_part(optimizer, pieces, scratches[-1]) for pieces in share])
+        scratch = memoryview(mmap.mmap(-1, max(1, longest)))  # costs memory where it is used
+        parts.append([_part(optimizer, pieces, scratch) for pieces in share])
     return parts
 
 
@@ -289,12 +288,11 @@ def detached(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def state_of(parts: list[list[Part]], layout: Layout) -> State:
     """The optimizer's state, put together from its parts."""
     shares: dict[int, list[tuple[Span, dict[str, Any]]]] = {}
-    flat = True
-    for part in (part for share in parts for part in share):
-        flat = type(part.optimizer) in ELEMENTWISE
+    every = [part for share in parts for part in share]
+    for part in every:
         for span, state in part.state():
             shares.setdefault(span.number, []).append((span, state))
-    if not flat:
+    if every and type(every[0].optimizer) not in ELEMENTWISE:  # whole parameters
         return {number: shares[number][0][1] for number in sorted(shares)}
     return {number: _joined(shares[number], layout.moving[number]) for number in sorted(shares)}
 

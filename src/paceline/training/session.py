@@ -208,10 +208,9 @@ class Session:
         seed_step(self.link.seed, self.link.worker, self.go.step)
 
     def _install(self, slot: int) -> None:
-        self._moving.show(self.places.slot_start(slot))
         # a graph over the former version must not be used: autograd says so, as it does of any optimizer's step
         torch.autograd.graph.increment_version(self.parameters)
-        self._moving.note()
+        self._moving.show(self.places.slot_start(slot))
 
     # --- gradients ----------------------------------------------------------------------------------
 
@@ -390,10 +389,6 @@ class _Shown:
                 self._place()
             for tensor, view in self._copied:
                 tensor.copy_(view)
-        self.note()
-
-    def note(self) -> None:
-        """Changes count from here on."""
         self._versions = [tensor._version for tensor in self.tensors]
 
     def changed(self) -> list[str]:
