@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from support.events import LONG, said
+from support.events import LONG, await_stop, said
 from support.launch import Launch
 from support.leftovers import Traces
 from support.runs import Launcher, Run, ended
@@ -279,6 +279,7 @@ def test_a_stopped_worker_is_reported_with_its_name_and_since_when_and_the_run_c
         line = next(line for line in text.splitlines() if line.startswith(f"paceline: worker {worker} has waited for"))
         assert re.search(r"waited for \d+ s: .*; worker 1 computes step 3, last heard of \d+ s ago$", line), line
         assert line.count("computes") == 1, "only who is awaited is named"
+    await_stop(stopped)
     os.kill(stopped, signal.SIGCONT)
     run = ended(process).completed()
     assert reasons(run) == ["finished"] * 3
@@ -293,6 +294,7 @@ def test_under_asp_the_others_go_on_while_one_is_stopped(launch: Launch) -> None
     process = launch.start(script, "-n", "3", "-p", "asp")
     stopped = int(launch.events.wait_for("stops")[1])
     steps = sum(int(launch.events.wait_for("through", worker)[2]) for worker in (1, 2))
+    await_stop(stopped)
     assert steps >= 2 * 16 - 3  # all but what worker 0 has done or holds
     assert not launch.events.so_far("through", 0)
     os.kill(stopped, signal.SIGCONT)
@@ -412,7 +414,7 @@ def test_finish_waits_for_all_and_gives_every_worker_the_final_parameters(launch
         after="""
         def digest():
             return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-        tell("before", me, digest())
+        tell("before", me, digest(), os.getpid())
         if me == 2:
             os.kill(os.getpid(), signal.SIGSTOP)
         paceline.finish()
@@ -421,13 +423,10 @@ def test_finish_waits_for_all_and_gives_every_worker_the_final_parameters(launch
         """,
     )
     process = launch.start(script, "-n", "3", "-p", "asp", "--tee", "all")
-    for worker in range(3):
-        launch.events.wait_for("before", worker)
-    (traces,) = launch.traces
+    *_, last = [int(launch.events.wait_for("before", worker)[3]) for worker in range(3)]
+    await_stop(last)
     assert not any(launch.events.so_far("after", worker) for worker in range(3))
-    for number, what in traces.processes().items():
-        if what.startswith("state T"):
-            os.kill(number, signal.SIGCONT)
+    os.kill(last, signal.SIGCONT)
     run = ended(process).completed()
     final = run.final()
     expected = hashlib.sha256(final["weight"].numpy().tobytes() + final["bias"].numpy().tobytes()).hexdigest()

@@ -9,14 +9,13 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from paceline.core.facts import GradientReady
 from paceline.core.orders import ApplyUpdate
 from paceline.records.ledger import read_facts
-from support.events import LONG, TELL
+from support.events import TELL, await_stop
 from support.launch import Launch
 from support.runs import Run, ended
 
@@ -102,13 +101,6 @@ while me != 1 and not there("over"):
         tell("further", me)
 """
 )
-
-
-def await_stop(process: int) -> None:
-    deadline = time.monotonic() + LONG
-    while (state := Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]) != "T":
-        assert time.monotonic() < deadline, f"process {process} is not stopped; its state is {state}"
-        time.sleep(0.001)
 
 
 def assert_every_element_is(run: Run, value: float) -> None:

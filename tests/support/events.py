@@ -80,3 +80,11 @@ def _readable(descriptor: int, deadline: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+
+def await_stop(process: int) -> None:
+    """Wait until the process is stopped: a SIGCONT before that would be lost, and it stopped for ever."""
+    deadline = time.monotonic() + LONG
+    while (state := Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]) != "T":
+        assert time.monotonic() < deadline, f"process {process} is not stopped; its state is {state}"
+        time.sleep(0.001)
