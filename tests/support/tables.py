@@ -10,7 +10,7 @@ check(machine, [
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -25,7 +25,7 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.machine import Machine, Spec
-from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
+from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPull, StartPush
 from paceline.core.state import to_plain
 from paceline.errors import ProtocolViolation
 from paceline.protocols import registry
@@ -120,16 +120,20 @@ def pushed(worker: int, step: int, version: int, orders: Iterable[Order], sample
     ]
 
 
-def release(worker: int, step: int, version: int) -> Release:
-    return Release(worker=worker, step=step, version=version)
+def release(worker: int, step: int, version: int, parameters: Literal["pull", "held", "eager"] = "pull") -> Release:
+    return Release(worker=worker, step=step, version=version, parameters=parameters)
 
 
 def hold(worker: int) -> Hold:
     return Hold(worker=worker)
 
 
-def push(worker: int, step: int) -> StartPush:
-    return StartPush(worker=worker, step=step)
+def push(worker: int, step: int, scale: float = 1.0) -> StartPush:
+    return StartPush(worker=worker, step=step, scale=scale)
+
+
+def pull(worker: int, version: int) -> StartPull:
+    return StartPull(worker=worker, version=version)
 
 
 def apply(version: int, *contributions: tuple[int, int, float]) -> ApplyUpdate:

@@ -25,15 +25,28 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.machine import Machine, Spec
-from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
+from paceline.core.orders import (
+    AdjustTraining,
+    ApplyUpdate,
+    DropUpdate,
+    Hold,
+    Order,
+    Release,
+    StartPull,
+    StartPush,
+    SwitchProtocol,
+)
 from paceline.errors import ProtocolViolation
 
 STRANGER = 99
 """A worker that is never there."""
 
-FAR_BEHIND = 1
+FAR_BEHIND = 2
 """Versions: walks take states for the same that differ only in how much further behind a worker is than this."""
 
+
+VERSIONS = frozenset({"version", "pulling", "holds"})
+"""Fields that hold a version: what matters of it is how far behind the newest it is."""
 
 LEAVES = frozenset({int, str, float, bool, type(None)})
 
@@ -50,7 +63,14 @@ class Job:
     version: int = -1
     phase: str = "idle"
     """idle → released → ready → pushing → arrived → released …; or declined."""
-    pulled: bool = False
+    pushing: int | None = None
+    """An earlier step, whose push goes on beside this one's computation."""
+    pulling: int | None = None
+    """The version on its way to it."""
+    waits: bool = False
+    """Whether its step can begin only when that has come."""
+    holds: int = -1
+    """The newest version that has come to it."""
 
 
 @dataclass(slots=True)
@@ -68,8 +88,9 @@ class World:
     joins: int = 0
     """How many may still come, new ones and those who had left."""
     pulls: bool = True
-    """Whether a pull's end is told."""
+    """Whether the end of a release's own pull is told."""
     version: int = 0
+    work: int | None = None
     began: bool = False
     jobs: dict[int, Job] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
@@ -106,19 +127,22 @@ class World:
         at = self.now
         if not self.began:
             members = tuple((worker, "host", 0) for worker in range(self.workers))
-            return [TrainingBegan(members=members, version=self.version, at=at)]
+            return [TrainingBegan(members=members, version=self.version, at=at, work=self.work)]
         facts: list[Fact] = []
         for worker, job in self.jobs.items():
+            if job.pulling is not None:
+                facts.append(ParametersTaken(worker=worker, version=job.pulling, at=at))
             if job.phase == "released":
                 if job.step >= self.steps:
                     facts.append(StepDeclined(worker=worker, step=job.step, at=at))
-                    facts.append(WorkerLeft(worker=worker, reason="finished", at=at))
-                elif self.pulls and not job.pulled:
-                    facts.append(ParametersTaken(worker=worker, version=job.version, at=at))
-                else:
+                    if job.pushing is None:  # for lack of data it leaves only when its own pushes are through
+                        facts.append(WorkerLeft(worker=worker, reason="finished", at=at))
+                elif not job.waits:
                     facts.append(
                         GradientReady(worker=worker, step=job.step, version=job.version, samples=samples, at=at)
                     )
+            if job.pushing is not None:
+                facts.append(UpdateArrived(worker=worker, step=job.pushing, at=at))
             elif job.phase == "pushing":
                 facts.append(UpdateArrived(worker=worker, step=job.step, at=at))
         if not facts:
@@ -152,7 +176,7 @@ class World:
         for worker, job in self.jobs.items():
             step, version = job.step, job.version
             yield WorkerJoined(worker=worker, host="host", step=step + 1, at=at)
-            yield ParametersTaken(worker=worker, version=version + 1, at=at)
+            yield ParametersTaken(worker=worker, version=self.version + 1, at=at)
             if job.phase == "released":
                 yield GradientReady(worker=worker, step=step, version=version + 1, samples=1, at=at)
                 yield GradientReady(worker=worker, step=step + 1, version=version, samples=1, at=at)
@@ -160,7 +184,7 @@ class World:
             else:
                 yield GradientReady(worker=worker, step=step, version=version, samples=1, at=at)
                 yield StepDeclined(worker=worker, step=step, at=at)
-            yield UpdateArrived(worker=worker, step=step - (job.phase == "pushing"), at=at)
+            yield UpdateArrived(worker=worker, step=step + (job.phase == "pushing"), at=at)
         for worker, step in self.gone.items():
             yield WorkerJoined(worker=worker, host="host", step=step, at=at)
         for worker, step in ((STRANGER, 0), *self.gone.items()):
@@ -192,7 +216,7 @@ class World:
         """Equal for states with the same future, versions counted back from the newest."""
         return (
             _frozen(self.machine, self.version),
-            tuple((one, job.step, job.phase, job.pulled, _behind(self.version, job)) for one, job in self.jobs.items()),
+            _frozen(self.jobs, self.version),
             tuple(self.gone.items()),
             tuple(self.unsettled.items()),
             self.departures,
@@ -217,32 +241,62 @@ class World:
                 self.jobs[worker].phase = "ready"
                 self.unsettled[worker, step] = False
             case UpdateArrived(worker=worker, step=step):
-                self.jobs[worker].phase = "arrived"
+                job = self.jobs[worker]
+                if job.pushing is not None:
+                    job.pushing = None
+                else:
+                    job.phase = "arrived"
                 if (worker, step) in self.unsettled:  # else it was dropped on its way
                     self.unsettled[worker, step] = True
             case StepDeclined(worker=worker):
                 self.jobs[worker].phase = "declined"
-            case ParametersTaken(worker=worker):
-                self.jobs[worker].pulled = True
+            case ParametersTaken(worker=worker, version=version):
+                job = self.jobs[worker]
+                job.holds, job.pulling, job.waits = version, None, False
 
     def _obey(self, order: Order) -> None:
         if order.why[0] not in self.spec.reasons or not self.spec.sentence(order.why):
             raise Broken(f"no sentence says why: {order}")
         match order:
-            case Release(worker=worker, step=step, version=version):
+            case Release(worker=worker, step=step, version=version, parameters="pull"):
                 job = self._live(order, worker, "idle", "arrived")
-                if step != job.step + 1:
-                    raise Broken(f"step numbers grow by one, and {job.step} was the last: {order}")
-                if version != self.version:
-                    raise Broken(f"the newest version is {self.version}: {order}")
-                self.jobs[worker] = Job(step, version, "released")
+                self._start(order, job, step)
+                self._pull(order, job, version)
+                job.version, job.waits = version, True
+                if not self.pulls:
+                    job.holds, job.pulling, job.waits = version, None, False
+            case Release(worker=worker, step=step, version=version, parameters=parameters):
+                job = self._live(order, worker, "idle", "arrived", *(["pushing"] if parameters == "eager" else []))
+                if parameters == "eager" and job.phase == "pushing":
+                    if job.pushing is not None:
+                        raise Broken(f"step {job.pushing} is still on its way: {order}")
+                    job.pushing = job.step
+                if version != job.holds:
+                    raise Broken(f"it holds version {job.holds}: {order}")
+                self._start(order, job, step)
+                job.version = version
             case Hold(worker=worker):
-                self._live(order, worker, "idle", "arrived")
-            case StartPush(worker=worker, step=step):
+                self._live(order, worker, "idle", "ready", "arrived")
+            case StartPush(worker=worker, step=step, scale=scale):
                 job = self._live(order, worker, "ready")
                 if step != job.step:
                     raise Broken(f"its step is {job.step}: {order}")
+                if not 0 < scale <= 1:
+                    raise Broken(f"the scale must be above 0 and at most 1: {order}")
                 job.phase = "pushing"
+            case StartPull(worker=worker, version=version):
+                self._pull(order, self._live(order, worker), version)
+            case AdjustTraining(worker=worker, learning_rate_scale=scale):
+                self._live(order, worker)
+                if not scale > 0:
+                    raise Broken(f"the scale must be above 0: {order}")
+            case SwitchProtocol(members=members):
+                busy = [one for one, job in self.jobs.items() if job.phase not in ("idle", "arrived", "declined")]
+                if busy or any(job.pushing is not None for job in self.jobs.values()):
+                    raise Broken(f"workers {busy} are in the middle of a step: {order}")
+                staying = [one for one, job in self.jobs.items() if job.phase != "declined"]
+                if [worker for worker, _, _ in members] != sorted(staying):
+                    raise Broken(f"workers {staying} are here: {order}")
             case ApplyUpdate(version=version, contributions=contributions):
                 if version != self.version + 1:
                     raise Broken(f"the newest version is {self.version}: {order}")
@@ -251,7 +305,10 @@ class World:
                     if not self.unsettled.pop((worker, step), False):
                         raise Broken(f"step {step} of worker {worker} has not arrived or is settled: {order}")
                 weights = [weight for _, _, weight in contributions]
-                if abs(sum(weights) - 1) > 1e-12 or min(weights) <= 0:
+                if self.spec.optimizer == "worker":
+                    if not all(0 < weight <= 1 for weight in weights):
+                        raise Broken(f"the weights must be above 0, and at most 1: {order}")
+                elif abs(sum(weights) - 1) > 1e-12 or min(weights) <= 0:
                     raise Broken(f"the weights must be above 0 and sum to 1: {order}")
             case DropUpdate(worker=worker, step=step):
                 if self.unsettled.pop((worker, step), None) is None:
@@ -263,9 +320,22 @@ class World:
         job = self.jobs.get(worker)
         if job is None:
             raise Broken(f"worker {worker} is not here: {order}")
-        if job.phase not in phases:
+        if phases and job.phase not in phases:
             raise Broken(f"worker {worker} is {job.phase}: {order}")
         return job
+
+    @staticmethod
+    def _start(order: Order, job: Job, step: int) -> None:
+        if step != job.step + 1:
+            raise Broken(f"step numbers grow by one, and {job.step} was the last: {order}")
+        job.step, job.phase = step, "released"
+
+    def _pull(self, order: Order, job: Job, version: int) -> None:
+        if version != self.version:
+            raise Broken(f"the newest version is {self.version}: {order}")
+        if job.pulling is not None:
+            raise Broken(f"version {job.pulling} is still on its way to it: {order}")
+        job.pulling = version
 
 
 def walk(choice: Choice, workers: int, steps: int, departures: int = 0, joins: int = 0, pulls: bool = False) -> int:
@@ -333,15 +403,12 @@ def history(choice: Choice, seed: int) -> History:
         departures=chance.randrange(4),
         joins=chance.randrange(4),
         version=chance.randrange(3),
+        work=chance.randrange(60),
     )
     try:
         return list(wander(world, chance))
     except Broken as broken:
         raise Broken(f"{choice}, history {seed}: {broken}") from broken
-
-
-def _behind(newest: int, job: Job) -> int:
-    return min(newest - job.version, FAR_BEHIND)
 
 
 def _frozen(value: Any, newest: int) -> Any:
@@ -355,8 +422,11 @@ def _frozen(value: Any, newest: int) -> Any:
     if names is None:
         return value
     parts = [getattr(value, name) for name in names]
-    if newest and "version" in names:
-        parts[names.index("version")] = min(newest - value.version, FAR_BEHIND)
+    if newest:
+        parts = [
+            min(newest - part, FAR_BEHIND) if name in VERSIONS and part is not None else part
+            for name, part in zip(names, parts, strict=True)
+        ]
     return tuple([part if type(part) in LEAVES else _frozen(part, newest) for part in parts])
 
 

@@ -18,6 +18,8 @@ class TrainingBegan:
     """(worker, host, its next unused step number), in ascending order of worker."""
     version: int
     at: float
+    work: int | None = None
+    """How much the whole run has to do: samples, or steps where samples are not counted; None when nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,18 @@ class Machine(Protocol):
         ...
 
 
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """A protocol inside another one: its name, what its card says, and a machine of it."""
+
+    name: str
+    parameters: tuple[tuple[str, str | int | float | bool | None], ...]
+    """Their values, by name."""
+    rounds: bool
+    """As in its `Spec`."""
+    machine: Machine
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """What the registry knows of a protocol. Each file in `protocols/` has one, named `SPEC`."""
@@ -40,12 +52,18 @@ class Spec:
     """Where it comes from, or "folklore" and who describes it."""
     config: type[Any]
     """A frozen dataclass of its parameters, all with defaults."""
-    machine: Callable[[Any], Machine]
-    """Makes the machine from a config."""
+    machine: Callable[..., Machine]
+    """Makes the machine from a config, and from its parts if it has any."""
     rounds: bool
-    """Whether workers go in rounds: batches are then dealt by (round, worker), whatever the timing."""
+    """Whether workers go in rounds, each version the mean of one gradient from each: batches are then dealt by
+    (round, worker), whatever the timing."""
     invariants: Mapping[str, Callable[[Any], bool]]
     """What holds of the machine after every fact: a sentence, and the test of it."""
+    optimizer: Literal["store", "worker"] = "store"
+    """Who runs the optimizer: the store, on gradients; or each worker, who pushes what it would subtract."""
+    parts: tuple[str, ...] = ()
+    """Parameters that each name another protocol. A `Part` for each is handed to `machine` after the config, in this
+    order: a protocol that is composed of others gets them as arguments, and imports none."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Code of a `why` to its sentence, with {0}, {1}, … for the arguments."""
 

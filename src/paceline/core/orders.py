@@ -23,8 +23,10 @@ class Release:
     worker: int
     step: int
     version: int
-    parameters: Literal["pull"] = "pull"
-    """How the worker comes by that version: by a fresh pull from the store."""
+    parameters: Literal["pull", "held", "eager"] = "pull"
+    """How the worker comes by that version: by a fresh `pull` from the store, which begins now; it has `held` it
+    since an earlier pull; or it was pulled for this step ahead of time (`eager`), and what the worker pushed last,
+    which is not in it, is to be added to it."""
     why: Why = field(default=UNSAID, compare=False)
 
 
@@ -47,12 +49,22 @@ class StartPush:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartPull:
+    """Transfer that version to the worker, without starting a step. Its end is `ParametersTaken`."""
+
+    worker: int
+    version: int
+    why: Why = field(default=UNSAID, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyUpdate:
     """Make `version` from these updates, summed in this order, as one atomic change."""
 
     version: int
     contributions: tuple[tuple[int, int, float], ...]
-    """(worker, step, weight); the weights of one version sum to 1."""
+    """(worker, step, weight). The weights of one version's gradients sum to 1; updates that the workers' own
+    optimizers made (`Spec.optimizer`) weigh what is to be added of them."""
     why: Why = field(default=UNSAID, compare=False)
 
 
@@ -67,4 +79,29 @@ class DropUpdate:
     why: Why = field(default=UNSAID, compare=False)
 
 
-Order = Release | Hold | StartPush | ApplyUpdate | DropUpdate
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdjustTraining:
+    """Multiply the learning rates of the versions that are ordered from now on, where this worker's rates hold."""
+
+    worker: int
+    learning_rate_scale: float
+    """Of the script's rates, whatever it was before."""
+    why: Why = field(default=UNSAID, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchProtocol:
+    """From here on that protocol decides. Parameters, the optimizer's state and the processes stay as they are."""
+
+    to: str
+    """Its name."""
+    parameters: tuple[tuple[str, str | int | float | bool | None], ...]
+    """Its parameters' values, by name."""
+    members: tuple[tuple[int, str, int], ...]
+    """Who takes part, as in `TrainingBegan`."""
+    since: float
+    """`at` of the fact from which on the protocol before it was let run dry."""
+    why: Why = field(default=UNSAID, compare=False)
+
+
+Order = Release | Hold | StartPush | StartPull | ApplyUpdate | DropUpdate | AdjustTraining | SwitchProtocol

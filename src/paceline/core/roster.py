@@ -15,7 +15,7 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.orders import DropUpdate, Release, Why
+from paceline.core.orders import DropUpdate, Release, StartPull, StartPush, Why
 from paceline.errors import ProtocolViolation
 
 REASONS = {
@@ -28,7 +28,7 @@ REASONS = {
 
 ANY_TIME: Why = ("any-time",)
 
-Phase = Literal["parked", "computing", "pushing", "arrived", "declined"]
+Phase = Literal["parked", "computing", "ready", "pushing", "arrived", "declined"]
 
 
 @dataclass(slots=True)
@@ -42,16 +42,19 @@ class Seat:
     phase: Phase = "parked"
     samples: int | None = None
     """In this step's update, once it is known."""
-    pulling: bool = False
-    """Released on a version that it has not yet reported taken."""
+    pulling: int | None = None
+    """The version that is being transferred to it."""
+    pushing: int | None = None
+    """An earlier step, whose push still goes on while it computes this one."""
 
 
 @dataclass(slots=True)
 class Roster:
     """Tells a legal fact from an illegal one, and keeps every worker's step and phase.
 
-    A step goes computing → pushing → arrived, then the worker is released for the next one. A worker
-    without data declines instead and computes no more. It may leave in any phase.
+    A step goes computing → ready → pushing → arrived, then the worker is released for the next one; where a push
+    may go on beside the next step's computation, already while it is pushing. A worker without data declines
+    instead and computes no more. It may leave in any phase.
     """
 
     seats: dict[int, Seat] = field(default_factory=dict)
@@ -82,7 +85,9 @@ class Roster:
                 self._expect(fact, seat, fact.step, "computing")
                 if fact.version != seat.version:
                     raise ProtocolViolation(fact, f"its step was released on version {seat.version}")
-                seat.phase, seat.samples = "pushing", fact.samples
+                seat.phase, seat.samples = "ready", fact.samples
+            case UpdateArrived(step=step) if step == seat.pushing:
+                seat.pushing = None
             case UpdateArrived():
                 self._expect(fact, seat, fact.step, "pushing")
                 seat.phase = "arrived"
@@ -90,25 +95,42 @@ class Roster:
                 self._expect(fact, seat, fact.step, "computing")
                 seat.phase = "declined"
             case ParametersTaken():
-                if not seat.pulling or fact.version != seat.version:
+                if seat.pulling is None or fact.version != seat.pulling:
                     raise ProtocolViolation(fact, f"worker {fact.worker} is not pulling that version")
-                seat.pulling = False
+                seat.pulling = None
         return seat
 
-    def release(self, worker: int, version: int, why: Why) -> Release:
-        """The order that starts the worker's next step, noted."""
+    def release(
+        self, worker: int, version: int, why: Why, parameters: Literal["pull", "held", "eager"] = "pull"
+    ) -> Release:
+        """The order that starts the worker's next step, noted. Its last one may still be on its way."""
         seat = self.seats[worker]
+        if seat.phase == "pushing":
+            seat.pushing = seat.step
         seat.step += 1
-        seat.version, seat.phase, seat.samples, seat.pulling = version, "computing", None, True
-        return Release(worker=worker, step=seat.step, version=version, why=why)
+        seat.version, seat.phase, seat.samples = version, "computing", None
+        if parameters == "pull":
+            seat.pulling = version
+        return Release(worker=worker, step=seat.step, version=version, parameters=parameters, why=why)
+
+    def push(self, worker: int, why: Why = ANY_TIME, scale: float = 1.0) -> StartPush:
+        """The order that transfers the gradient that the worker has ready, noted."""
+        seat = self.seats[worker]
+        seat.phase = "pushing"
+        return StartPush(worker=worker, step=seat.step, scale=scale, why=why)
+
+    def pull(self, worker: int, version: int, why: Why) -> StartPull:
+        """The order that transfers a version to the worker without starting a step, noted."""
+        self.seats[worker].pulling = version
+        return StartPull(worker=worker, version=version, why=why)
 
     @staticmethod
     def half_pushed(fact: WorkerLeft, seat: Seat) -> tuple[DropUpdate, ...]:
-        """The order to drop what the departed had announced but not delivered, if there is any."""
-        if seat.phase != "pushing":
-            return ()
+        """The orders to drop what the departed had announced but not delivered."""
         why: Why = ("half-pushed", fact.worker, fact.reason)
-        return (DropUpdate(worker=fact.worker, step=seat.step, samples="return", why=why),)
+        steps = [] if seat.pushing is None else [seat.pushing]
+        steps += [seat.step] if seat.phase in ("ready", "pushing") else []
+        return tuple(DropUpdate(worker=fact.worker, step=step, samples="return", why=why) for step in steps)
 
     def _begin(self, fact: TrainingBegan) -> None:
         if self.began:

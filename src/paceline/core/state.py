@@ -32,10 +32,20 @@ def from_plain(kind: type[T], plain: Any) -> T:
     return _read(kind, plain)  # type: ignore[no-any-return]
 
 
-def _read(kind: Any, plain: Any) -> Any:
+def restored(fresh: T, plain: Any) -> T:
+    """The value that `to_plain` turned into `plain`, of the same make as this fresh one.
+
+    For a machine that is composed of others, whose kinds its annotations don't say.
+    """
+    return _read(type(fresh), plain, fresh)  # type: ignore[no-any-return]
+
+
+def _read(kind: Any, plain: Any, fresh: Any = None) -> Any:
+    if getattr(kind, "_is_protocol", False):
+        kind = type(fresh)
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
-        return kind(**{name: _read(hints[name], item) for name, item in plain.items()})
+        return kind(**{name: _read(hints[name], item, getattr(fresh, name, None)) for name, item in plain.items()})
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if plain is None:

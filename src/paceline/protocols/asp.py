@@ -25,8 +25,8 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Order, StartPush, Why
-from paceline.core.roster import ANY_TIME, REASONS, Roster
+from paceline.core.orders import ApplyUpdate, Order, Why
+from paceline.core.roster import REASONS, Roster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Machine:
                 return tuple(self.roster.release(worker, version, began) for worker, _, _ in members)
             case WorkerJoined(worker=worker):
                 return (self.roster.release(worker, self.version, ("joined", worker, self.version)),)
-            case GradientReady(worker=worker, step=step):
-                return (StartPush(worker=worker, step=step, why=ANY_TIME),)
+            case GradientReady(worker=worker):
+                return (self.roster.push(worker),)
             case UpdateArrived(worker=worker, step=step):
                 self.version += 1
                 why: Why = ("on-arrival", worker, step)

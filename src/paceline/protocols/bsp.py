@@ -27,8 +27,8 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Hold, Order, Release, StartPush, Why
-from paceline.core.roster import ANY_TIME, REASONS, Roster
+from paceline.core.orders import ApplyUpdate, Hold, Order, Release, Why
+from paceline.core.roster import REASONS, Roster
 
 NAMED_AT_MOST = 4  # workers that a Hold names; naming all would cost O(n) for each fact
 
@@ -58,8 +58,8 @@ class Machine:
                 return tuple(self._release(worker, ("began", version)) for worker, _, _ in members)
             case WorkerJoined(worker=worker):
                 return (self._release(worker, ("joined", worker, self.version)),)
-            case GradientReady(worker=worker, step=step):
-                return (StartPush(worker=worker, step=step, why=ANY_TIME),)
+            case GradientReady(worker=worker):
+                return (self.roster.push(worker),)
             case UpdateArrived(worker=worker, step=step):
                 assert seat is not None
                 self.arrived[worker, step] = seat.samples
@@ -115,11 +115,15 @@ SPEC = Spec(
         "everybody computes on the newest version": lambda machine: all(
             seat.version == machine.version
             for seat in machine.roster.seats.values()
-            if seat.phase in ("computing", "pushing", "arrived")
+            if seat.phase not in ("parked", "declined")
         ),
         "whoever computes or pushes is awaited, and nobody else": lambda machine: (
             sorted(machine.awaited)
-            == sorted(worker for worker, seat in machine.roster.seats.items() if seat.phase in ("computing", "pushing"))
+            == sorted(
+                worker
+                for worker, seat in machine.roster.seats.items()
+                if seat.phase in ("computing", "ready", "pushing")
+            )
         ),
     },
     reasons={

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from paceline.core.choice import check_parameters, parameter
 from paceline.core.counts import Counts
 from paceline.core.facts import (
     Fact,
@@ -30,20 +31,20 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Hold, Order, StartPush, Why
-from paceline.core.roster import ANY_TIME, REASONS, Roster
-from paceline.errors import ConfigError
+from paceline.core.orders import ApplyUpdate, Hold, Order, Why
+from paceline.core.roster import REASONS, Roster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """`bound`: steps that a worker may lead the slowest one and still be released; 0 or more."""
+    """SSP's one parameter."""
 
-    bound: int = 3
+    bound: int = parameter(
+        3, "steps that a worker may lead the slowest one and still be released", unit="steps", least=0
+    )
 
     def __post_init__(self) -> None:
-        if self.bound < 0:
-            raise ConfigError(f"ssp: bound is {self.bound} steps; it must be 0 or more (0: lockstep)")
+        check_parameters("ssp", self)
 
 
 @dataclass(slots=True)
@@ -66,8 +67,8 @@ class Machine:
                 return tuple(self._start(worker, ("began", version)) for worker, _, _ in members)
             case WorkerJoined(worker=worker):
                 return (self._start(worker, ("joined", worker, self.version)),)
-            case GradientReady(worker=worker, step=step):
-                return (StartPush(worker=worker, step=step, why=ANY_TIME),)
+            case GradientReady(worker=worker):
+                return (self.roster.push(worker),)
             case UpdateArrived(worker=worker, step=step):
                 self.version += 1
                 self.counts.advance(worker)
