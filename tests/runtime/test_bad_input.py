@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
+from paceline.protocols import registry
 from support.leftovers import Traces
 from support.runs import Run, ended, start
 from support.scripts import training
@@ -47,9 +48,11 @@ FILES = {
     "full/notes.txt": "mine",
 }
 
+KNOWN = ", ".join(registry())
+
 WRONG = [
-    (["run", "-p", "spp", "train.py"], 'unknown protocol "spp" (did you mean "ssp"?); known: asp, bsp, ssp'),
-    (["run", "-p", "xyzzy", "train.py"], 'unknown protocol "xyzzy"; known: asp, bsp, ssp'),
+    (["run", "-p", "spp", "train.py"], f'unknown protocol "spp" (did you mean "ssp"?); known: {KNOWN}'),
+    (["run", "-p", "xyzzy", "train.py"], f'unknown protocol "xyzzy"; known: {KNOWN}'),
     (["run", "-p", "ssp:bond=3", "train.py"], 'ssp: unknown parameter "bond" (did you mean "bound"?); known: bound'),
     (["run", "-p", "bsp:bound=3", "train.py"], 'bsp: unknown parameter "bound"; known: none'),
     (["run", "-p", "ssp:bound=x", "train.py"], 'ssp: bound is "x"; it must be a whole number'),

@@ -1,14 +1,143 @@
-"""`name:key=value,key=value`: how a protocol and its parameters are written, wherever one is named."""
+"""`name:key=value,key=value`: how a protocol and its parameters are written, wherever one is named.
+
+A protocol's `Config` declares each parameter once, with `parameter`: its default, what it means, its range. Its
+`__post_init__` calls `check_parameters`, and then checks what two parameters have to do with each other.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import Field, asdict, dataclass, field, fields
+from decimal import Decimal
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from paceline.core.machine import Machine, Spec
+from paceline.core.machine import Machine, Part, Spec
+from paceline.core.orders import Why
 from paceline.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def parameter(
+    default: T,
+    what: str,
+    *,
+    unit: str = "",
+    least: float | None = None,
+    most: float | None = None,
+    above: bool = False,
+) -> T:
+    """A field of a protocol's `Config`.
+
+    `what` says what it means, and in which unit; `unit` is the word after a refused value. A number is `least` or
+    more (with `above`, more than `least`) and `most` or less.
+    """
+    about = {"what": what, "unit": unit, "least": least, "most": most, "above": above}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """What a `Config` declares of one parameter; `parameter` says what the words and the range are."""
+
+    name: str
+    default: Any
+    kind: type[Any]
+    """bool, int or float; str is one of the words in `allowed`, or a protocol if there are none."""
+    allowed: tuple[str, ...] = ()
+    optional: bool = False
+    """Whether it may be None, written `none`."""
+    what: str = ""
+    unit: str = ""
+    least: float | None = None
+    most: float | None = None
+    above: bool = False
+
+    @property
+    def rule(self) -> str:
+        """What a value must be: `a whole number, 0 or more`."""
+        if self.kind is str:
+            return self._must_be(f"one of {', '.join(self.allowed)}" if self.allowed else "a protocol")
+        nouns = {bool: "true or false", int: "a whole number", float: "a number"}
+        return self._must_be(nouns[self.kind], self._range())
+
+    def read(self, protocol: str, text: str) -> Any:
+        """The allowed value that `text` writes. Raises ConfigError if there is none."""
+        value: Any = text
+        if self.optional and text == "none":
+            value = None
+        elif self.kind is bool and text in ("true", "false"):
+            value = text == "true"
+        elif self.kind in (int, float):
+            with contextlib.suppress(ValueError):  # then it is still text, which `check` refuses
+                value = self.kind(text)
+        self.check(protocol, value)
+        return value
+
+    def check(self, protocol: str, value: Any) -> None:
+        """Raises ConfigError for a value that is of another kind, not finite, or out of range."""
+        if self.optional and value is None:
+            return
+        if not self._is_of_kind(value):
+            raise self._refused(protocol, value, self.rule)
+        if self.kind is float and not -math.inf < value < math.inf:
+            raise self._refused(protocol, value, self._must_be("a finite number", self._range()))
+        low = self.least is not None and (value <= self.least if self.above else value < self.least)
+        if low or (self.most is not None and value > self.most):
+            raise self._refused(protocol, value, self._must_be(self._range()))
+
+    def _is_of_kind(self, value: Any) -> bool:
+        if self.kind is str:
+            return value in self.allowed if self.allowed else isinstance(value, str)
+        return type(value) is self.kind or (self.kind is float and type(value) is int)  # a bool is no int here
+
+    def _range(self) -> str:
+        if self.least is None:
+            return "" if self.most is None else f"{written(self.most)} or less"
+        least = written(self.least)
+        if self.most is None:
+            return f"above {least}" if self.above else f"{least} or more"
+        most = written(self.most)
+        return f"above {least} and at most {most}" if self.above else f"from {least} to {most}"
+
+    def _must_be(self, *parts: str) -> str:
+        return ", ".join(part for part in (*parts, "or none" if self.optional else "") if part)
+
+    def _refused(self, protocol: str, value: Any, rule: str) -> ConfigError:
+        given = f'"{value}"' if isinstance(value, str) else f"{written(value)} {self.unit}".rstrip()
+        return ConfigError(f"{protocol}: {self.name} is {given}; it must be {rule}")
+
+
+def declared(config: type[Any]) -> dict[str, Parameter]:
+    """What the class `config` declares, by name, in its order."""
+    hints = get_type_hints(config)
+    return {entry.name: _parameter(entry, hints[entry.name]) for entry in fields(config)}
+
+
+def _parameter(entry: Field[Any], kind: Any) -> Parameter:
+    optional = type(None) in get_args(kind)
+    if optional:
+        (kind,) = (part for part in get_args(kind) if part is not type(None))
+    words = get_args(kind) if get_origin(kind) is Literal else ()
+    if not words and kind not in (bool, int, float, str):
+        raise TypeError(f"{entry.name} is a {kind}; a parameter is a bool, int, float, Literal, or a protocol's name")
+    return Parameter(
+        name=entry.name,
+        default=entry.default,
+        kind=str if words else kind,
+        allowed=words,
+        optional=optional,
+        **entry.metadata,
+    )
+
+
+def check_parameters(protocol: str, config: Any) -> None:
+    """For a Config's `__post_init__`. Raises ConfigError, in one line, for the first value that is not allowed."""
+    for name, about in declared(type(config)).items():
+        about.check(protocol, getattr(config, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,17 +146,44 @@ class Choice:
 
     spec: Spec
     config: Any
+    parts: tuple[Choice, ...] = ()
+    """The protocols that it is composed of, as `Spec.parts` names them."""
 
     def machine(self) -> Machine:
         """A fresh machine."""
-        return self.spec.machine(self.config)
+        return self.spec.machine(self.config, *(part._as_part() for part in self.parts))
 
     def parameters(self) -> dict[str, Any]:
         """Every parameter's value, by name."""
         return asdict(self.config)
 
+    @property
+    def rounds(self) -> bool:
+        """Whether workers go in rounds, at first."""
+        return self.parts[0].rounds if self.parts else self.spec.rounds
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Code of a `why` to its sentence: its own, and those of its parts."""
+        return {code: text for one in (*self.parts, self) for code, text in one.spec.reasons.items()}
+
+    def sentence(self, why: Why) -> str:
+        """`why` written out, whichever of its parts said it."""
+        for one in (self, *self.parts):
+            if why[0] in one.spec.reasons:
+                return one.spec.sentence(why)
+        return self.spec.sentence(why)
+
+    def _as_part(self) -> Part:
+        return Part(
+            name=self.spec.name,
+            parameters=tuple(self.parameters().items()),
+            rounds=self.rounds,
+            machine=self.machine(),
+        )
+
     def __str__(self) -> str:
-        settings = ",".join(f"{key}={_written(value)}" for key, value in self.parameters().items())
+        settings = ",".join(f"{key}={written(value)}" for key, value in self.parameters().items())
         return f"{self.spec.name}:{settings}" if settings else self.spec.name
 
 
@@ -39,22 +195,36 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
     'ssp:bound=2'
     """
     name, colon, rest = text.partition(":")
-    if name not in known:
-        raise ConfigError(f'unknown protocol "{name}"{nearest(name, known)}; known: {", ".join(known)}')
-    spec = known[name]
-    hints = get_type_hints(spec.config)
+    spec = named(name, known)
+    parameters = declared(spec.config)
     values: dict[str, Any] = {}
     for part in rest.split(",") if colon else []:
         key, equals, value = part.partition("=")
-        if key not in hints:
-            allowed = ", ".join(hints) or "none"
-            raise ConfigError(f'{name}: unknown parameter "{key}"{nearest(key, hints)}; known: {allowed}')
+        if key not in parameters:
+            allowed = ", ".join(parameters) or "none"
+            raise ConfigError(f'{name}: unknown parameter "{key}"{nearest(key, parameters)}; known: {allowed}')
         if not equals:
             raise ConfigError(f"{name}: {key} has no value; write {name}:{key}=VALUE")
         if key in values:
             raise ConfigError(f"{name}: {key} is given twice; give it once")
-        values[key] = _read(f"{name}: {key}", hints[key], value)
-    return Choice(spec, spec.config(**values))
+        values[key] = parameters[key].read(name, value)
+    config = spec.config(**values)
+    return Choice(spec, config, tuple(_part(spec, key, getattr(config, key), known) for key in spec.parts))
+
+
+def _part(whole: Spec, key: str, text: str, known: Mapping[str, Spec]) -> Choice:
+    try:
+        part = choose(text, {name: spec for name, spec in known.items() if not spec.parts})
+    except ConfigError as error:
+        raise ConfigError(f'{whole.name}: {key} is "{text}": {error}') from None
+    return part
+
+
+def named(name: str, known: Mapping[str, Spec]) -> Spec:
+    """The protocol of that name. Raises ConfigError, in one line, if there is none."""
+    if name not in known:
+        raise ConfigError(f'unknown protocol "{name}"{nearest(name, known)}; known: {", ".join(known)}')
+    return known[name]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -69,21 +239,10 @@ def parameters_of(spec: Spec) -> dict[str, tuple[Any, Any]]:
     return {field.name: (hints[field.name], field.default) for field in fields(spec.config)}
 
 
-def _read(where: str, kind: Any, text: str) -> Any:
-    if get_origin(kind) is Literal:
-        if text not in get_args(kind):
-            raise ConfigError(f'{where} is "{text}"; allowed: {", ".join(get_args(kind))}')
-        return text
-    if kind is bool:
-        if text not in ("true", "false"):
-            raise ConfigError(f'{where} is "{text}"; it must be true or false')
-        return text == "true"
-    noun = {int: "a whole number", float: "a number"}[kind]
-    try:
-        return kind(text)
-    except ValueError:
-        raise ConfigError(f'{where} is "{text}"; it must be {noun}') from None
-
-
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def written(value: Any) -> str:
+    """A parameter's value as it is typed: `true`, `none`, `0.00001` (not `1e-05`)."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{Decimal(repr(value)):f}"
+    return str(value)

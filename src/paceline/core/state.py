@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 T = TypeVar("T")
 
+SCALARS = (bool, int, float, str, None, type(None))
+
 
 def to_plain(value: Any) -> Any:
     """`value` as what `json.dumps` accepts. A dictionary becomes a list of pairs, in its order."""
@@ -48,8 +50,8 @@ def _read(kind: Any, plain: Any, fresh: Any = None) -> Any:
         return kind(**{name: _read(hints[name], item, getattr(fresh, name, None)) for name, item in plain.items()})
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        if plain is None:
-            return None
+        if plain is None or all(argument in SCALARS for argument in arguments):
+            return plain
         (only,) = (argument for argument in arguments if argument is not type(None))
         return _read(only, plain)
     if origin is dict:
@@ -60,7 +62,7 @@ def _read(kind: Any, plain: Any, fresh: Any = None) -> Any:
         if arguments[-1] is Ellipsis:
             return tuple(_read(arguments[0], item) for item in plain)
         return tuple(_read(argument, item) for argument, item in zip(arguments, plain, strict=True))
-    if origin is Literal or kind in (bool, int, float, str, None, type(None)):
+    if origin is Literal or kind in SCALARS:
         return plain
     raise TypeError(f"{kind} is not plain data")
 
