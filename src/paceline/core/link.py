@@ -1,0 +1,231 @@
+"""The parameter server's link as a fluid: when each transfer ends, given when it began and what else is on the way.
+
+The link is full duplex. Pushes share the way in and pulls the way out; the two don't disturb each other. Of k
+transfers on one way each gets 1/k of its goodput, at every moment. While more than one push is on its way the
+goodput inwards is bandwidth × incast, for all of them together. A transfer shares the way from the moment
+it begins until its last byte has left, and ends `latency` later. So a push of M bytes alone takes latency + M/B,
+n equal ones at once take latency + n·M/B (without incast), and one of 0 bytes takes the latency alone.
+
+Source: the standard fluid model of fair sharing, ours in this form. The incast factor is ours too: it stands for
+the goodput that is lost when many senders at once overflow a switch's buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Literal
+
+from paceline.core.scenario import Network
+
+Direction = Literal["push", "pull"]
+"""Into the server, or out of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One push or pull that has ended. Bytes and seconds; `ended` includes the latency."""
+
+    number: int
+    """In the order in which the link's transfers began, from 0."""
+    worker: int
+    direction: Direction
+    size: int
+    began: float
+    ended: float
+
+
+@dataclass(slots=True)
+class Open:
+    """A transfer that was neither reported nor cancelled yet."""
+
+    worker: int
+    direction: Direction
+    size: int
+    began: float
+    ended: float = math.inf
+    """Known once its last byte has left."""
+
+
+@dataclass(slots=True)
+class Way:
+    """One direction, with the transfers whose bytes are still leaving.
+
+    What each of them has got since the way was last idle is one and the same number, `served`, less what it was
+    when the transfer began. So a transfer leaves when `served` reaches a mark that never changes, and whoever
+    else comes or goes only changes when that is: no event looks at more than the first of a heap.
+
+    A way that is never idle goes on counting. The rounding of `served` is then worth no more time than that of a
+    moment is, times the number of flows: no bytes are served faster than the goodput.
+    """
+
+    alone: float
+    """Goodput with one flow, in bytes a second."""
+    together: float
+    """Goodput of all flows, when there are more."""
+    now: float = 0.0
+    """The moment that `served` is for."""
+    served: float = 0.0
+    """Bytes that each flow which was here all the time has got since the way was last idle."""
+    flows: dict[int, None] = field(default_factory=dict)
+    """Numbers of the transfers that share the way."""
+    marks: list[tuple[float, int]] = field(default_factory=list)
+    """A heap of (`served` at which it leaves, number); those no longer in `flows` are to be skipped."""
+
+    def first(self) -> float | None:
+        """When the next flow leaves, if nothing changes."""
+        if not self.flows:
+            return None
+        while self.marks[0][1] not in self.flows:
+            heappop(self.marks)
+        return self.now + (self.marks[0][0] - self.served) * len(self.flows) / self._goodput()
+
+    def leave(self, at: float) -> int:
+        """The first flow leaves, at the moment that `first` gave. Returns its number."""
+        self.served, number = self.marks[0]
+        self.now = at
+        self.remove(number)
+        return number
+
+    def serve(self, at: float) -> None:
+        """Go on to `at`. `first` was asked, and nobody leaves until then."""
+        if self.flows:
+            got = (at - self.now) * self._goodput() / len(self.flows)
+            self.served = min(self.served + got, self.marks[0][0])  # the rounding must not pass a mark
+        self.now = at
+
+    def enter(self, number: int, size: int) -> None:
+        self.flows[number] = None
+        heappush(self.marks, (self.served + size, number))
+
+    def remove(self, number: int) -> None:
+        """It leaves or is cancelled; it may have left already."""
+        self.flows.pop(number, None)
+        if not self.flows:
+            self.marks.clear()
+            self.served = 0.0  # an idle way starts afresh, so that no rounding is carried on
+
+    def _goodput(self) -> float:
+        return self.alone if len(self.flows) == 1 else self.together
+
+
+@dataclass(slots=True)
+class SharedLink:
+    """The link, with all transfers that have begun and were neither reported by `finish` nor cancelled.
+
+    Time goes on only by what happens: to the `at` of a `begin` or `cancel`, and to the end of what `finish`
+    returns. So whoever takes every end with `finish` before telling of what happened later, and begins what an end
+    gives rise to at that transfer's `ended`, has exactly the model's times, however late it asks. Every call costs
+    O(log n), amortized over the transfers.
+    """
+
+    bandwidth: float | None
+    """Bytes a second, each way; None is unlimited."""
+    latency: float
+    """Seconds."""
+    incast: float
+    """What is left of the goodput when more than one flow enters the server; above 0, at most 1."""
+    moment: float = 0.0
+    """What the link has been advanced to, in seconds: nothing begins before it any more."""
+    begun: int = 0
+    """How many transfers ever began: the next one's number."""
+    open: dict[int, Open] = field(default_factory=dict)
+    """By number."""
+    counts: dict[Direction, int] = field(default_factory=lambda: {"push": 0, "pull": 0})
+    """How many of `open` go each way."""
+    ways: dict[Direction, Way] = field(init=False)
+    ends: list[tuple[float, int]] = field(default_factory=list)
+    """A heap of (end, number) of those whose last byte has left; those no longer in `open` are to be skipped."""
+
+    def __post_init__(self) -> None:
+        # An infinite goodput needs no case of its own: all that is on the way leaves before time goes on.
+        most = math.inf if self.bandwidth is None else self.bandwidth
+        self.ways = {"push": Way(most, most * self.incast), "pull": Way(most, most)}
+
+    @classmethod
+    def of(cls, network: Network | None) -> SharedLink | None:
+        """The link that a scenario asks for; None if it paces nothing: no bandwidth and no latency."""
+        if network is None or (network.bandwidth is None and network.latency == 0):
+            return None
+        return cls(network.bandwidth, network.latency, network.incast)
+
+    def begin(self, worker: int, direction: Direction, size: int, at: float) -> int:
+        """A transfer of `size` bytes, 0 or more, begins at second `at`, or at `moment` if that is later.
+
+        Returns its number.
+        """
+        way = self.ways[direction]
+        self._go_on(way, at)
+        number = self.begun
+        self.begun += 1
+        self.open[number] = Open(worker, direction, size, self.moment)
+        self.counts[direction] += 1
+        way.enter(number, size)
+        return number
+
+    def cancel(self, number: int, at: float) -> None:
+        """It is never to end: from `at` on its share is the others'.
+
+        Nothing happens if there is no such transfer, if it was reported or cancelled, or if it has ended by then:
+        `finish` still reports that one.
+        """
+        if number not in self.open:
+            return
+        way = self.ways[self.open[number].direction]
+        self._go_on(way, at)
+        if self.open[number].ended > self.moment:
+            way.remove(number)
+            self._close(number)
+
+    def next_end(self) -> float | None:
+        """When the next transfer ends if nothing else begins; None if there is none."""
+        while self.ends and self.ends[0][1] not in self.open:
+            heappop(self.ends)
+        end = self.ends[0][0] if self.ends else None
+        for way in self.ways.values():
+            first = way.first()
+            if first is not None and (end is None or first + self.latency < end):
+                end = first + self.latency
+        return end
+
+    def finish(self, until: float) -> Transfer | None:
+        """The earliest transfer that has ended by `until` and was not reported yet. Without one it is None.
+
+        They come in the order of their ends, and of their beginnings where they end at the same instant. Asking too
+        early does no harm: time stays where it is.
+        """
+        end = self.next_end()
+        if end is None or end > until:
+            return None
+        for way in self.ways.values():
+            self._let_out(way, end)
+        self.moment = max(self.moment, end)
+        number = heappop(self.ends)[1]
+        one = self._close(number)
+        return Transfer(
+            number=number, worker=one.worker, direction=one.direction, size=one.size, began=one.began, ended=end
+        )
+
+    def under_way(self, direction: Direction) -> int:
+        """How many transfers have begun that way and were neither reported nor cancelled."""
+        return self.counts[direction]
+
+    def _go_on(self, way: Way, at: float) -> None:
+        """Time goes on to `at`, for this way: the other one need not know."""
+        self.moment = max(self.moment, at)
+        self._let_out(way, self.moment)
+        way.serve(self.moment)
+
+    def _let_out(self, way: Way, by: float) -> None:
+        """Those leave the way whose last byte has left by then. Nothing that begins from now on can change it."""
+        while (left := way.first()) is not None and left <= by:
+            number = way.leave(left)
+            ended = left + self.latency
+            self.open[number].ended = ended
+            heappush(self.ends, (ended, number))
+
+    def _close(self, number: int) -> Open:
+        one = self.open.pop(number)
+        self.counts[one.direction] -= 1
+        return one
