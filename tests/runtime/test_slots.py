@@ -74,7 +74,9 @@ def test_a_moved_version_s_former_slot_is_kept_until_those_who_claimed_it_have_g
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
-def test_with_two_claims_for_each_worker_and_one_recording_there_is_always_a_slot_to_commit_into(workers: int) -> None:
+def test_with_three_claims_for_each_worker_and_one_recording_there_is_always_a_slot_to_commit_into(
+    workers: int,
+) -> None:
     """Random walks; a worker claims the newest version or the one after it (a release ahead of the store)."""
     for seed in range(30):
         chance = random.Random(f"{workers}/{seed}")
@@ -83,7 +85,7 @@ def test_with_two_claims_for_each_worker_and_one_recording_there_is_always_a_slo
         contents = {0: 0}  # slot to version: what the store has written where
         for _ in range(300):
             who = chance.choice(
-                ["store", "recorder", *(f"{what} {n}" for what in ("step", "look") for n in range(workers))]
+                ["store", "recorder", *(f"{what} {n}" for what in ("step", "ahead", "look") for n in range(workers))]
             )
             if who == "store":
                 slot = slots.free()

@@ -37,7 +37,8 @@ EPOCHS, STEPS = 8, 200  # 195 samples by 8: 25 batches, the last one of 3
 def build(recipe):
     torch.manual_seed(1)
     dropout = [nn.Dropout(0.3)] if "dropout" in recipe else []
-    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), *dropout, nn.Linear(16, 3))
+    norm = [] if "unnormed" in recipe else [nn.BatchNorm1d(16)]
+    model = nn.Sequential(nn.Linear(6, 16), *norm, nn.Tanh(), *dropout, nn.Linear(16, 3))
     if "sgd" in recipe:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
     elif "adamw" in recipe:
@@ -64,6 +65,8 @@ RECIPES_OF = {
     "bsp": ("sgd", "adamw", "adam, dropout and shuffled"),
     "asp": ("sgd, dropout and shuffled", "adamw"),
     "ssp": ("sgd", "adamw, dropout and shuffled"),
+    # a bias before a norm has no gradient but rounding, of which AdamW makes full-size steps: nothing to compare
+    "ps-plus": ("sgd, dropout and shuffled", "adamw, unnormed"),
 }
 
 
@@ -97,6 +100,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 def test_one_worker_under_any_protocol_equals_plain_training_bit_for_bit(
     protocol: str, recipe: str, runs: Runs
 ) -> None:
+    """To 1e-5 after these 200 steps where the worker steps the optimizer: what it pushes is a difference, which rounds."""
     ended = runs[f"{protocol}: {recipe}"].result().completed()
 
     script = functions_of(RECIPES)
@@ -113,7 +117,12 @@ def test_one_worker_under_any_protocol_equals_plain_training_bit_for_bit(
             step += 1
 
     assert step == ended.summary["steps"] == script.STEPS
-    _assert_same_bits(ended, model)
+    if registry()[protocol].optimizer == "worker":
+        final = ended.final()
+        for name, expected in model.state_dict().items():
+            torch.testing.assert_close(final[name], expected, rtol=1e-5, atol=1e-5)
+    else:
+        _assert_same_bits(ended, model)
     rates = [json.loads(text)[0] for (text,) in ended.rows("SELECT learning_rates FROM pushes ORDER BY step")]
     assert len(set(rates)) == script.STEPS  # the scheduler's rate came with every push
 

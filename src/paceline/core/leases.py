@@ -131,6 +131,24 @@ class Leases:
         else:
             self.missed += sum(map(self.size, batches))
 
+    def deal(self, dealing: Dealing) -> None:
+        """Deal so from now on; a fixed share stays one.
+
+        What rounds had set aside for somebody is anybody's: of the newest epoch in its order, of earlier ones, which
+        the others may have left behind, in whatever epoch somebody asks.
+        """
+        if self.dealing == "static" or dealing == self.dealing:
+            return
+        self.dealing = dealing
+        newest = max(self.epochs, default=0)
+        for number, opened in self.epochs.items():
+            indices = sorted(index for share in opened.shares.values() for index in share)
+            opened.shares.clear()
+            if number == newest:
+                opened.queue.extend(indices)
+            else:
+                self.pool.extend(Batch(number, index) for index in indices)
+
     def join(self, worker: int) -> None:
         """A worker has come: epochs opened from now on are shared with it, older ones through the pool."""
         if worker not in self.members:

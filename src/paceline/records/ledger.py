@@ -24,9 +24,9 @@ import msgspec
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
-from paceline.records.times import StepTimes
+from paceline.records.times import StepTimes, TransferTimes
 
-SCHEMA = 1
+SCHEMA = 2
 """The schema's number, in `PRAGMA user_version`."""
 
 TABLES = """
@@ -64,6 +64,12 @@ CREATE INDEX uses_of_batch ON batches (epoch, batch);
 CREATE TABLE step_times (    -- seconds
     worker INTEGER, step INTEGER,
     began REAL, compute REAL, push REAL, wait REAL, pull REAL, other REAL
+);
+CREATE TABLE transfers (     -- where a scenario has a network: its model's times, and when the run acted on the end
+    worker INTEGER,
+    direction TEXT,          -- push: an update to the store; pull: a version from it
+    number INTEGER,          -- the step that was pushed, or the version that was pulled
+    bytes INTEGER, began REAL, ended REAL, delivered REAL
 );
 CREATE TABLE versions (      -- the recorded ones
     version INTEGER, at REAL,
@@ -149,6 +155,10 @@ class Ledger:
         """Where a finished step's time went."""
         t = times
         self._queue.put(("step_times", worker, step, t.began, t.compute, t.push, t.wait, t.pull, t.other))
+
+    def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
+        """A transfer of so many bytes, which has ended: a step's push, or a version's pull."""
+        self._queue.put(("transfers", worker, direction, number, size, times.began, times.ended, times.delivered))
 
     def version_recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
         """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""

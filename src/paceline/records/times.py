@@ -15,3 +15,12 @@ class StepTimes:
     wait: float
     pull: float
     other: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTimes:
+    """Seconds since the run's start: what the network's model says, and when the run acted on the end of it."""
+
+    began: float
+    ended: float
+    delivered: float

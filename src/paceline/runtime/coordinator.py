@@ -11,17 +11,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from paceline.core.facts import (
-    Fact,
-    GradientReady,
-    ParametersTaken,
-    StepDeclined,
-    TrainingBegan,
-    UpdateArrived,
-    WorkerLeft,
-)
+from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerLeft
 from paceline.core.leases import Batch, Dealing, Leases
-from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
+from paceline.core.orders import (
+    AdjustTraining,
+    ApplyUpdate,
+    DropUpdate,
+    Hold,
+    Order,
+    Release,
+    StartPull,
+    StartPush,
+    SwitchProtocol,
+)
 from paceline.errors import ConfigError, PeerLost
 from paceline.fabric.channel import Channel, pair
 from paceline.fabric.memory import Region, available_bytes
@@ -30,9 +32,10 @@ from paceline.records.times import StepTimes
 from paceline.runtime import messages
 from paceline.runtime.adoption import Adoption
 from paceline.runtime.evaluations import Evaluations
+from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
-from paceline.runtime.offers import difference, lack_of_memory, region_bytes, slots_for
+from paceline.runtime.offers import AREAS, difference, lack_of_memory, region_bytes, slots_for
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
 from paceline.runtime.recordings import Recordings
@@ -89,6 +92,9 @@ class Coordinator:
         self._let_go = False
         """Whether the workers were told to exit."""
         self._waits = WaitReports(settings.report_waits)
+        self._exchange = Exchange(
+            settings.scenario.network, self.members, journal, self._send, self._happened.append, self._at
+        )
 
     def facts(self) -> Iterator[Fact]:
         """Everything that happens, as it happens, until every worker's process has ended."""
@@ -101,13 +107,16 @@ class Coordinator:
             self._loop.after(self.settings.max_seconds, lambda: self._stop_at_limit("--max-seconds"))
         self._loop.after(self.settings.report_waits, self._report_waits)
         while True:
-            while self._happened:
-                yield self._happened.popleft()
+            while (fact := self._next()) is not None:
+                self._exchange.present = fact.at
+                yield fact
+                self._exchange.present = None
+                self._end_postponed()
             self._conclude()
             if not any(member.here for member in self.members.values()):
                 break
             if not self._happened:
-                self._loop.wait()
+                self._loop.wait(self._exchange.due())
         if self.outcome == "completed" and not any(m.left == "finished" for m in self.members.values()):
             self._fail("all workers died")
 
@@ -134,46 +143,42 @@ class Coordinator:
     def _at(self) -> float:
         return time.monotonic() - self._origin
 
+    def _next(self) -> Fact | None:
+        """The next fact, in the order of time: a transfer's end, or what was heard."""
+        until = self._happened[0].at if self._happened else self._at()
+        return self._exchange.next(until) or (self._happened.popleft() if self._happened else None)
+
     # --- what the machine orders --------------------------------------------------------------------
 
     def carry_out(self, order: Order) -> None:
         """Do it."""
         match order:
-            case Release():
-                self._release(order)
+            case Release(worker=worker):
+                self._exchange.release(self.members[worker], order)
+            case StartPull(worker=worker):
+                self._exchange.start_pull(self.members[worker], order)
+            case StartPush(worker=worker):
+                self._exchange.start_push(self.members[worker], order)
             case Hold(worker=worker, why=why):
-                self.members[worker].wait(self._spec.sentence(why))
-            case StartPush(worker=worker, step=step):
-                # the gradient lies in memory that the store maps: there is nothing left to transfer
-                if self.members[worker].trains:  # else that it has left is the next that the machine hears of it
-                    self._happened.append(UpdateArrived(worker=worker, step=step, at=self._at()))
+                self.members[worker].wait(self.settings.choice.sentence(why))
             case ApplyUpdate():
                 self._apply(order)
             case DropUpdate(worker=worker, step=step, samples=samples):
                 self.leases.drop(worker, step, samples)
-
-    def _release(self, order: Release) -> None:
-        member = self.members[order.worker]
-        member.step, member.reading = order.step, order.version
-        member.wait(f"version {order.version} is being made")
-
-        def send(slot: int) -> None:
-            if not member.trains:
-                return
-            member.wait(None)
-            member.released_at = time.monotonic()
-            self._send(member, messages.Compute(order.step, order.version, slot))
-            # the version lies in memory that the worker maps: there is nothing left to transfer
-            self._happened.append(ParametersTaken(worker=member.worker, version=order.version, at=self._at()))
-
-        self._store().when_made(order.version, send)
+                self._exchange.dropped(self.members[worker], step)
+            case AdjustTraining(worker=worker, learning_rate_scale=scale):
+                self.members[worker].rate_scale = scale
+            case SwitchProtocol(to=name):
+                part = next(part for part in self.settings.choice.parts if part.spec.name == name)
+                self.leases.deal("rounds" if part.spec.rounds else "queue")
+                self._output.say(f"{name} decides from here on: {self.settings.choice.sentence(order.why)}")
 
     def _apply(self, order: ApplyUpdate) -> None:
         for worker, step, _ in order.contributions:
             self.leases.settle(worker, step)
         self._applied += len(order.contributions)
         self.recordings.ordered(order.version, self.leases.settled)
-        self._store().apply(order)
+        self._exchange.apply(order)
         limit = self.settings.max_steps
         if limit is not None and self._applied >= limit and not self._stopping:
             # when the orders that came with this one are carried out: workers and machine then agree
@@ -196,18 +201,24 @@ class Coordinator:
                 self._refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return
         if self._region is None:
-            lack = lack_of_memory(first, self.settings.workers, available_bytes())
+            lack = lack_of_memory(first, self.settings.workers, available_bytes(), self._steps_in_store)
             if lack:
                 self._refuse(lack)
                 return
-            self._region = Region.create(region_bytes(first, self._slots, self.settings.workers))
+            if self._spec.parts and self._work(first) is None:
+                self._refuse(
+                    f"{self._spec.name} needs to know how much work there is, and the script has no loader whose "
+                    "samples could be counted; say it in steps, with --max-steps"
+                )
+                return
+            self._region = Region.create(region_bytes(first, self._slots, self.settings.workers * AREAS))
         ours, theirs = pair()
         channel = Channel(ours, messages.FromStore, "the store")
         self.store = StoreClient(
             channel,
             self._slots,
-            scalars=self._scalars,
             idle_cores=self._idle_cores,
+            applied=self._exchange.applied,
             made=self._made,
             written=self._written,
             not_finite=self._not_finite,
@@ -215,7 +226,7 @@ class Coordinator:
         self._loop.watch(channel, self._hear_store)
         self._host = offered[0]
         self._host.wait("the store is being set up")
-        self._send(self._host, messages.ForkStore(self._slots), (self._region.descriptor, theirs.fileno()))
+        self._send(self._host, messages.ForkStore(self._slots, AREAS), (self._region.descriptor, theirs.fileno()))
         theirs.close()
 
     def _store_ready(self, process: int) -> None:
@@ -231,7 +242,7 @@ class Coordinator:
         self.leases = Leases(self._dealing(offer), [member.worker for member in offered])
         for member in offered:
             member.stage = "training"
-            self._send(member, messages.Begin(self._slots), (self._region.descriptor,))
+            self._send(member, messages.Begin(self._slots, AREAS), (self._region.descriptor,))
         for seconds, worker in self.settings.scenario.kills_by_time():
             self._loop.after(seconds, lambda w=worker: self._kill(self.members[w]))  # type: ignore[misc]
         if offer.streams:
@@ -239,17 +250,34 @@ class Coordinator:
                 "an IterableDataset is each worker's own stream: nothing is leased, samples are not counted, and "
                 "whether workers see the same ones is up to it (it can ask paceline.worker())"
             )
+        work = self._work(offer)
+        if self._spec.parts and work is not None and not (self.settings.epochs or offer.epochs or not offer.loads):
+            self._output.say(
+                f"the script does not say for how many epochs it trains; {self._spec.name} assumes one "
+                "(prepare(..., epochs=N) or --epochs N says it)"
+            )
         self._on_begin(offer)
+        self._exchange.begin(self._store(), offer.model_bytes, self._steps_in_store)
         self._origin = time.monotonic()
         nodes = self.settings.scenario.nodes
         hosts = {m.worker: f"node-{m.worker * nodes // self.settings.workers}" for m in offered}
         members = tuple((m.worker, hosts[m.worker], 0) for m in offered)
-        self._happened.append(TrainingBegan(members=members, version=0, at=self._at()))
+        self._happened.append(TrainingBegan(members=members, version=0, at=self._at(), work=work))
 
     def _dealing(self, offer: messages.Offered) -> Dealing:
         if (self.settings.shards or offer.shards) == "static":
             return "static"
-        return "rounds" if self._spec.rounds else "queue"
+        return "rounds" if self.settings.choice.rounds else "queue"
+
+    @property
+    def _steps_in_store(self) -> bool:
+        return self._spec.optimizer == "store"
+
+    def _work(self, offer: messages.Offered) -> int | None:
+        """Samples in the whole run, or steps where none are counted; None if nobody knows."""
+        if offer.epoch_samples is None:
+            return None if offer.loads else self.settings.max_steps
+        return offer.epoch_samples * (self.settings.epochs or offer.epochs or 1)
 
     # --- what workers say ---------------------------------------------------------------------------
 
@@ -282,6 +310,7 @@ class Coordinator:
             case messages.Declined():
                 if member.trains and member.step is not None:
                     step, member.step = member.step, None
+                    self._exchange.dropped(member, step)
                     self._happened.append(StepDeclined(worker=member.worker, step=step, at=self._at()))
             case messages.SnapshotWanted(hold=hold):
                 self._snapshot(member, hold)
@@ -294,9 +323,7 @@ class Coordinator:
             case messages.Adopted():
                 self._adopted(member, descriptors)
             case messages.FinishWanted():
-                member.finishing = True
-                self._leave(member, "finished")
-                member.wait("finish() waits for the others to end")
+                self._finish_wanted(member)
             case messages.ScriptEnded():
                 self._script_ended(member)
             case messages.Evaluated(version=version, metrics=metrics):
@@ -308,8 +335,10 @@ class Coordinator:
     def _step_finished(self, member: Member, message: messages.StepFinished) -> None:
         if member.finished is not None:
             self._step_times(member, message.waited, message.pulled)
-        member.finished, member.finished_at = message, time.monotonic()
-        self._let_go_of_slot(member)  # the gradient is computed: nobody reads that version's parameters any more
+        member.finished, member.finished_at = message, self._at()
+        self._exchange.let_go_of_slot(
+            member
+        )  # the gradient is computed: nobody reads that version's parameters any more
         if message.scalars is not None:
             member.scalars = message.scalars
         if not member.trains:
@@ -337,7 +366,9 @@ class Coordinator:
         done, member.finished = member.finished, None
         assert done is not None
         began = done.began - self._origin
-        times = StepTimes(began, done.compute, done.push, wait, pull, done.other)
+        pushing, pulling = self._exchange.exposed(member)
+        wait = max(0.0, wait - pushing - pulling)
+        times = StepTimes(began, done.compute, done.push + pushing, wait, pull + pulling, done.other)
         self.journal.step_times(member.worker, done.step, times)
 
     def _lease(self, member: Member, epoch: int, digest: str) -> None:
@@ -365,17 +396,12 @@ class Coordinator:
         store = self._store()
         version = store.slots.newest
         if hold:
-            self._let_go_of_slot(member)
+            self._exchange.let_go_of_slot(member)
             member.reading = version
         else:
             self._end_look(member)
             member.looks_at = version
         store.when_made(version, lambda slot: self._send(member, messages.Snapshot(version, slot)))
-
-    def _let_go_of_slot(self, member: Member) -> None:
-        if member.reading is not None and self.store is not None:
-            self.store.unclaim(member.reading)
-        member.reading = None
 
     def _end_look(self, member: Member) -> None:
         if member.looks_at is not None and self.store is not None:
@@ -413,7 +439,31 @@ class Coordinator:
 
     # --- leaving ------------------------------------------------------------------------------------
 
+    def _finish_wanted(self, member: Member) -> None:
+        if self._postponed(member, self._finish_wanted):
+            return
+        member.finishing = True
+        self._leave(member, "finished")
+        member.wait("finish() waits for the others to end")
+
+    def _postponed(self, member: Member, end: Callable[[Member], None]) -> bool:
+        """Whether it may not leave yet: its last update is still on its way. It will, then."""
+        if not (member.trains and member.here and self._exchange.pushing(member)):
+            return False
+        member.wait("its last update is on the way to the store")
+        member.postponed = end
+        return True
+
+    def _end_postponed(self) -> None:
+        """Who only waited for its last update leaves now."""
+        for member in self.members.values():
+            if member.postponed is not None and not self._exchange.pushing(member):
+                end, member.postponed = member.postponed, None
+                end(member)
+
     def _script_ended(self, member: Member) -> None:
+        if self._postponed(member, self._script_ended):
+            return
         if member.stage == "starting":
             self._fail(
                 f"{self.settings.script} ended without calling paceline.prepare(); add the line "
@@ -433,9 +483,10 @@ class Coordinator:
             return
         member.stage, member.step = "closing", None
         member.wait(None)
+        self._exchange.left(member)
         # the slot that it shows stays claimed until its process ends: its script may go on with the model
         if member.finished is not None:
-            waited_until = time.monotonic() if member.released_at < member.finished_at else member.released_at
+            waited_until = self._at() if member.released_at < member.finished_at else member.released_at
             self._step_times(member, waited_until - member.finished_at, 0.0)
         self.leases.leave(member.worker, died=reason == "died")
         self._happened.append(WorkerLeft(worker=member.worker, reason=reason, at=self._at()))
@@ -454,12 +505,13 @@ class Coordinator:
         member.channel.close()
         _, status = os.waitpid(member.process, 0)
         if status == 0 and member.stage != "ended":
+            self._exchange.left(member)  # nothing is waited for: there is nobody who could be told
             self._script_ended(member)  # by os._exit(0), say: it could not tell
         ended_well = member.stage == "ended"
         step = "" if member.step is None else f" in step {member.step}"
         if not ended_well:
             self._leave(member, "stopped" if self._stopping else "died")
-        self._let_go_of_slot(member)
+        self._exchange.let_go_of_slot(member)
         self._end_look(member)
         self._adoption.lost(member.worker)
         self._go_on_with_adoption()
@@ -562,9 +614,6 @@ class Coordinator:
     def _store(self) -> StoreClient:
         assert self.store is not None  # the machine is told nothing before the store is there
         return self.store
-
-    def _scalars(self, worker: int) -> list[dict[str, object]]:
-        return self.members[worker].scalars
 
     def _idle_cores(self) -> int:
         """Cores that no worker computes on now."""

@@ -34,9 +34,11 @@ class Loop:
         """Call once, that much later."""
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), call))
 
-    def wait(self) -> None:
-        """Wait for the next thing or time, and see to all that is there."""
+    def wait(self, most: float | None = None) -> None:
+        """Wait for the next thing or time, so many seconds at most, and see to all that is there."""
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        if most is not None:
+            timeout = most if timeout is None else min(most, timeout)
         for key, _ in self._selector.select(timeout):
             if self._selector.get_map().get(key.fd) is key:  # else an earlier call has let go of it
                 key.data()

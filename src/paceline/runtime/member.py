@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -42,13 +43,29 @@ class Member:
     """The step that it was released for last, until its gradient is ready."""
     reading: int | None = None
     """The version whose slot is kept for it."""
+    ahead: int | None = None
+    """The version that was pulled for a later step, and whose slot is kept for that."""
+    areas: dict[int, int] = field(default_factory=dict)
+    """By step: the push area that its update is put into, until it is applied."""
+    scales: dict[int, float] = field(default_factory=dict)
+    """By step: what its update was ordered to be multiplied by."""
+    scale: float = 1.0
+    """The last of these."""
+    rate_scale: float = 1.0
+    """What its learning rates are multiplied by."""
+    queued: Callable[[], None] | None = None
+    """Releases it once a push area is free."""
+    transfers: list[tuple[str, float, float]] = field(default_factory=list)
+    """(direction, began, ended) of those that have ended since its last step's times were told."""
+    postponed: Callable[[Member], None] | None = None
+    """How it leaves, once its last update has arrived."""
     looks_at: int | None = None
     """The version whose slot is kept for it besides, while it copies it for `state_dict`."""
     finished: messages.StepFinished | None = None
     """Its last finished step, until its times are complete: when the next release is taken."""
     finished_at: float = 0.0
     released_at: float = 0.0
-    """When its last release was sent."""
+    """When its last release was sent; both in seconds since the run's start."""
     finishing: bool = False
     """It waits in `finish()`."""
 

@@ -22,8 +22,10 @@ class Offered(Message):
     slot_bytes: int
     push_bytes: int
     state_bytes: int
+    model_bytes: int
     scalars: list[dict[str, Any]]
     loads: bool
+    epoch_samples: int | None
     streams: bool
     epochs: int | None
     buffers: str | None
@@ -162,20 +164,24 @@ class ForkStore(Message):
     """Fork the store's process. The region's and the store's socket's descriptors come along."""
 
     slots: int
+    areas: int
 
 
 class Begin(Message):
     """All are here. The region's descriptor comes along."""
 
     slots: int
+    areas: int
 
 
 class Compute(Message):
-    """Compute this step on the version in that slot."""
+    """Compute this step on the version in that slot. See `training.link.Go`."""
 
     step: int
     version: int
     slot: int
+    area: int
+    ahead: float | None
 
 
 class Stop(Message):
@@ -265,7 +271,8 @@ class Commit(Message):
     version: int
     source: int
     target: int
-    contributions: list[tuple[int, float]]
+    pushed: list[tuple[int, float]]
+    """(push area, weight)."""
     scalars: list[dict[str, Any]] | None
     threads: int
     look: bool

@@ -217,7 +217,12 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "paceline": __version__,
         "script": str(settings.script),
         "arguments": list(settings.arguments),
-        "protocol": {"name": settings.choice.spec.name, "config": settings.choice.parameters()},
+        "protocol": {
+            "name": settings.choice.spec.name,
+            "config": {  # TOML has no null
+                name: "none" if value is None else value for name, value in settings.choice.parameters().items()
+            },
+        },
         "workers": settings.workers,
         "threads": settings.threads,
         "seed": settings.seed,

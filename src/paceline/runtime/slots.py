@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 class Slots:
     """A slot is free when no one claims its version and it is not the newest.
 
-    A version may be claimed before it is made. With n workers, each with at most one claim for its steps and
-    one for a look at the newest version, one recording and the newest version, 2n + 3 slots always leave one to
-    commit into. The lowest free one is taken: those that are never needed cost nothing.
+    A version may be claimed before it is made. With n workers, each with at most one claim for its present step, one
+    for what was pulled ahead for a later one and one for a look at the newest version, one recording and the newest
+    version, 3n + 3 slots always leave one to commit into. The lowest free one is taken: those that are never needed
+    cost nothing.
     """
 
     count: int

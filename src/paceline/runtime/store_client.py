@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.orders import ApplyUpdate
@@ -15,6 +16,15 @@ from paceline.runtime import messages
 from paceline.runtime.slots import Slots
 
 MOST_THREADS = 2  # one core gets 75 % of this memory's bandwidth (docs/performance.md)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """A commit that waits for its turn."""
+
+    order: ApplyUpdate
+    pushed: list[tuple[int, float]]
+    scalars: list[dict[str, Any]] | None
 
 
 class StoreClient:
@@ -29,28 +39,29 @@ class StoreClient:
         channel: Channel,
         slots: int,
         *,
-        scalars: Callable[[int], list[dict[str, Any]]],
         idle_cores: Callable[[], int],
+        applied: Callable[[ApplyUpdate], None],
         made: Callable[[int], None],
         written: Callable[[int, str], None],
         not_finite: Callable[[ApplyUpdate, str, int | None], bool],
     ) -> None:
-        """`scalars(worker)` are its hyperparameters, `idle_cores()` those that the store may use beside its own.
+        """`idle_cores()` are those that the store may use beside its own.
 
-        `made(version)` and `written(version, sha256)` are called; so is `not_finite(order, parameter, worker)`,
-        which says whether to go on looking.
+        `applied(order)` is called when that is done, before whoever waits for its version, then `made(version)`;
+        so are `written(version, sha256)`, and `not_finite(order, parameter, worker)`, which says whether to go on
+        looking.
         """
         self.channel = channel
         self.slots = Slots(slots)
-        self._scalars = scalars
         self._idle_cores = idle_cores
+        self._applied = applied
         self._made = made
         self._written = written
         self._not_finite = not_finite
         self._look = True
         self._used = {0}
         """Slots that a version has been in."""
-        self._orders: deque[ApplyUpdate] = deque()
+        self._orders: deque[_Ordered] = deque()
         self._committing: tuple[ApplyUpdate, int] | None = None
         self._waiting: dict[int, list[Callable[[int], None]]] = {}
         self._known_scalars: list[dict[str, Any]] | None = None
@@ -70,10 +81,13 @@ class StoreClient:
             return f"making version {self._committing[0].version}"
         return "writing a version to disk" if self._writing else None
 
-    def apply(self, order: ApplyUpdate) -> None:
-        """Make that version, after those ordered before."""
+    def apply(self, order: ApplyUpdate, pushed: list[tuple[int, float]], scalars: list[dict[str, Any]] | None) -> None:
+        """Make that version, after those ordered before, of what lies in these push areas, each with its weight.
+
+        `scalars` are the optimizer's hyperparameters from then on; None: as they are.
+        """
         if not self.lost:
-            self._orders.append(order)
+            self._orders.append(_Ordered(order, pushed, scalars))
             self._go_on()
 
     def when_made(self, version: int, call: Callable[[int], None]) -> None:
@@ -121,6 +135,7 @@ class StoreClient:
         if message.not_finite is not None:
             self._look = self._not_finite(order, *message.not_finite)
         self.slots.committed(order.version, slot)
+        self._applied(order)
         for call in self._waiting.pop(order.version, ()):
             call(slot)
         self._made(order.version)
@@ -144,24 +159,23 @@ class StoreClient:
         target = self.slots.free()
         if target is None:
             return  # until whoever reads or writes the oldest version is done, and calls here again
-        order = self._orders.popleft()
-        lowest = min(worker for worker, _, _ in order.contributions)
-        scalars = self._scalars(lowest)
-        self._committing = order, target
+        ordered = self._orders.popleft()
+        scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
+        self._committing = ordered.order, target
         self._send(
             messages.Commit(
-                version=order.version,
+                version=ordered.order.version,
                 source=self.slots.where[self.slots.newest],
                 target=target,
-                contributions=[(worker, weight) for worker, _, weight in order.contributions],
-                scalars=None if scalars == self._known_scalars else scalars,
+                pushed=ordered.pushed,
+                scalars=scalars,
                 threads=min(MOST_THREADS, max(1, self._idle_cores())),
                 look=self._look,
                 first=target not in self._used,
             )
         )
         self._used.add(target)
-        self._known_scalars = scalars
+        self._known_scalars = ordered.scalars
 
     def _send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         with contextlib.suppress(PeerLost):  # its death shows by itself

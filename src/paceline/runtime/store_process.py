@@ -26,13 +26,18 @@ from paceline.training.store import Store
 
 
 def fork_store(
-    make_store: Callable[[Region, int], Store], region: Region, slots: int, end: socket.socket, launcher: int
+    make_store: Callable[[Region, int, int], Store],
+    region: Region,
+    slots: int,
+    areas: int,
+    end: socket.socket,
+    launcher: int,
 ) -> None:
     """Fork the store from this worker, which has prepared; the launcher becomes its parent.
 
     The store is built before the fork: a device's tensors can't be read after it.
     """
-    store = make_store(region, slots)
+    store = make_store(region, slots, areas)
     fork_orphan(lambda: _serve(store, end), launcher)
     end.close()
 
@@ -78,7 +83,7 @@ def _commit(store: Store, order: messages.Commit) -> tuple[str, int | None] | No
         store.prepare_slot(order.target)
     if order.scalars is not None:
         store.set_scalars(order.scalars)
-    found = store.commit(order.source, order.target, order.contributions, threads=order.threads, look=order.look)
+    found = store.commit(order.source, order.target, order.pushed, threads=order.threads, look=order.look)
     return None if found is None else (found.parameter, found.worker)
 
 

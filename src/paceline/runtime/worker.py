@@ -65,6 +65,8 @@ class WorkerLink:
         self.workers = settings.workers
         self.seed = settings.seed
         self.epochs = settings.epochs
+        self.steps_here = settings.choice.spec.optimizer == "worker"
+        self.wants_work = bool(settings.choice.spec.parts)
         self._scenario: Scenario = settings.scenario
         self._channel = channel
         self._launcher = launcher
@@ -86,8 +88,10 @@ class WorkerLink:
                 slot_bytes=layout.slot_bytes,
                 push_bytes=layout.push_bytes,
                 state_bytes=offer.state_bytes,
+                model_bytes=sum(entry.count * entry.dtype.itemsize for entry in layout.moving),
                 scalars=offer.scalars,
                 loads=offer.loads,
+                epoch_samples=offer.epoch_samples,
                 streams=offer.streams,
                 epochs=offer.epochs,
                 buffers=offer.buffers,
@@ -98,17 +102,17 @@ class WorkerLink:
         while True:
             message, descriptors = self._channel.receive()
             match message:
-                case messages.ForkStore(slots=slots):
+                case messages.ForkStore(slots=slots, areas=areas):
                     region, end = Region.attach(descriptors[0]), socket.socket(fileno=descriptors[1])
                     try:
-                        fork_store(offer.make_store, region, slots, end, self._launcher)
+                        fork_store(offer.make_store, region, slots, areas, end, self._launcher)
                     except Exception as error:
                         message = f"no store can be made of this model and optimizer: {type(error).__name__}: {error}"
                         self.refuse(message)
                         raise ConfigError(message) from error
-                case messages.Begin(slots=slots):
+                case messages.Begin(slots=slots, areas=areas):
                     self._began = time.monotonic()
-                    return Started(region=Region.attach(descriptors[0]), slots=slots)
+                    return Started(region=Region.attach(descriptors[0]), slots=slots, areas=areas)
                 case messages.Stop() | messages.Exit():
                     raise SystemExit(0)
 
@@ -151,7 +155,9 @@ class WorkerLink:
     def released(self) -> Go | None:
         """See `training.link.Link`."""
         message = self._await(messages.Compute)
-        return None if message is None else Go(step=message.step, version=message.version, slot=message.slot)
+        if message is None:
+            return None
+        return Go(step=message.step, version=message.version, slot=message.slot, area=message.area, ahead=message.ahead)
 
     def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
         """See `training.link.Link`."""

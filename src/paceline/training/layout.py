@@ -4,7 +4,8 @@
 
 A slot holds one version of the optimizer's parameters, in flat arenas by parameter group and dtype. A push
 area holds one gradient, in the layout of a slot, a byte for each parameter that says whether it has a
-gradient (None is not zero), and the worker's buffers as of that step. `fixed` holds what is set once:
+gradient (None is not zero), and the worker's buffers as of that step. Where a worker has several areas, the first
+ones of all workers come first, then the second ones. `fixed` holds what is set once:
 parameters that the optimizer does not have, and the first buffers. Each part begins a page.
 """
 
@@ -151,6 +152,8 @@ class Places:
     region: Region
     slots: int
     workers: int
+    areas: int = 1
+    """Push areas of each worker."""
 
     @classmethod
     def new(cls, layout: Layout, slots: int, workers: int) -> Places:
@@ -158,13 +161,17 @@ class Places:
         size = slots * layout.slot_bytes + workers * layout.push_bytes + 2 * layout.fixed_bytes
         return cls(layout, Region.create(size), slots, workers)
 
+    def worker_of(self, area: int) -> int:
+        """Whose push area it is."""
+        return area % self.workers
+
     def slot_start(self, slot: int) -> int:
         """The slot's first byte."""
         return slot * self.layout.slot_bytes
 
     def fixed_start(self, adopted: bool = False) -> int:
         """The fixed part's first byte."""
-        return self.push_start(self.workers) + (self.layout.fixed_bytes if adopted else 0)
+        return self.push_start(self.workers * self.areas) + (self.layout.fixed_bytes if adopted else 0)
 
     def slot(self, slot: int) -> list[Tensor]:
         """The parameters of the version in that slot, in the optimizer's order."""
@@ -175,13 +182,13 @@ class Places:
         start = self.fixed_start(adopted)
         return {entry.name: entry.over(self.region.memory, start) for entry in self.layout.fixed}
 
-    def push_start(self, worker: int) -> int:
-        """The first byte of that worker's push area."""
-        return self.slots * self.layout.slot_bytes + worker * self.layout.push_bytes
+    def push_start(self, area: int) -> int:
+        """The first byte of that push area."""
+        return self.slots * self.layout.slot_bytes + area * self.layout.push_bytes
 
-    def push_area(self, worker: int, mapping: Mapping | None = None) -> PushArea:
-        """The push area of that worker; at another address, if it is mapped there, too."""
-        layout, start = self.layout, self.push_start(worker)
+    def push_area(self, area: int, mapping: Mapping | None = None) -> PushArea:
+        """The push area of that number; at another address, if it is mapped there, too."""
+        layout, start = self.layout, self.push_start(area)
         memory, first = (self.region.memory, start) if mapping is None else (mapping.memory, 0)
         flags = Entry("present", torch.uint8, (len(layout.moving),), (1,), layout.flags_offset, -1)
         return PushArea(

@@ -24,13 +24,16 @@ class Offer:
     layout: Layout
     state_bytes: int
     """An estimate of what the optimizer's state will take in the store."""
-    make_store: Callable[[Region, int], Store]
-    """The store over a region with so many slots, should this worker's process be the one to fork it."""
+    make_store: Callable[[Region, int, int], Store]
+    """The store over a region with so many slots, and push areas for each worker, should this worker's process be
+    the one to fork it."""
     streams: bool
     """Whether the loader is each worker's own stream, which nothing is leased of."""
     scalars: Scalars
     loads: bool
     """Whether there is a loader, so that samples can be counted."""
+    epoch_samples: int | None
+    """Samples in an epoch, if somebody wants to know how much work there is."""
     epochs: int | None
     buffers: str | None
     shards: str | None
@@ -43,6 +46,8 @@ class Started:
 
     region: Region
     slots: int
+    areas: int
+    """Push areas of each worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,10 @@ class Go:
     step: int
     version: int
     slot: int
+    area: int
+    """The push area for it."""
+    ahead: float | None
+    """If set, the version lacks what this worker pushed last: it is to see so many times that at once."""
 
 
 class Link(Protocol):
@@ -81,6 +90,10 @@ class Link(Protocol):
     worker: int
     workers: int
     seed: int
+    steps_here: bool
+    """Whether the optimizer runs in the worker, and what it would subtract is pushed; else gradients are."""
+    wants_work: bool
+    """Whether the protocol needs to know how much work there is."""
     epochs: int | None
     """How many the command line says that there will be; it wins over what the script says."""
 

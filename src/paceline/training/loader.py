@@ -28,6 +28,12 @@ def checked(loader: Any) -> DataLoader[Any]:
     return loader
 
 
+def epoch_samples(loader: DataLoader[Any], seed: int) -> int:
+    """Samples in the first epoch, as they will be drawn."""
+    assert loader.batch_sampler is not None  # `checked` saw to it
+    return sum(map(len, epoch_order(loader.batch_sampler, seed, 0)))
+
+
 class _Paced:
     """The user's loader in all but how it is iterated."""
 

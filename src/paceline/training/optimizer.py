@@ -51,7 +51,7 @@ class PacedOptimizer(_Base):
     def state_dict(self) -> dict[str, Any]:
         """As in torch: the state, which lies with the store, of the newest version."""
         session = self.paceline_session
-        if session.state_loaded:  # and nobody has adopted it yet
+        if session.has_state:
             return super().state_dict()
         state = session.optimizer_state()
         try:

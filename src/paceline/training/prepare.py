@@ -15,7 +15,7 @@ from paceline.fabric.memory import Region
 from paceline.training.buffers import POLICIES
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Evaluate, Link, Offer
-from paceline.training.loader import PacedLoader, PacedStream, checked
+from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples
 from paceline.training.optimizer import pace
 from paceline.training.session import Session
 from paceline.training.store import Store, scalars_of
@@ -89,8 +89,8 @@ def prepare(
     workers, epochs = link.workers, link.epochs or epochs
     leased = checked_loader is not None and not isinstance(checked_loader.dataset, IterableDataset)
 
-    def make_store(region: Region, slots: int) -> Store:
-        return Store.of(model, optimizer, Places(layout, region, slots, workers))
+    def make_store(region: Region, slots: int, areas: int) -> Store:
+        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas), steps=not link.steps_here)
 
     started = link.start(
         Offer(
@@ -99,6 +99,11 @@ def prepare(
             make_store=make_store,
             scalars=scalars_of(optimizer),
             loads=leased,
+            epoch_samples=(
+                epoch_samples(checked_loader, link.seed)
+                if checked_loader is not None and leased and link.wants_work
+                else None
+            ),
             streams=checked_loader is not None and not leased,
             epochs=epochs,
             buffers=buffers,

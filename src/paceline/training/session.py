@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,16 +15,16 @@ from torch import Tensor, nn
 
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
-from paceline.fabric.memory import Mapping, Window, keep_freed_memory
-from paceline.training.layout import Entry, Layout, Places, PushArea
+from paceline.fabric.memory import keep_freed_memory
+from paceline.training.layout import Layout, Places
 from paceline.training.link import Finished, Go, Link, Started
+from paceline.training.own_step import OwnStep
 from paceline.training.packing import packed, unpacked
 from paceline.training.parts import State, user_class
+from paceline.training.push import Push
 from paceline.training.seeding import seed_step
+from paceline.training.shown import Shown
 from paceline.training.store import Scalars, scalars_of
-
-OUR_REFERENCES = 3  # to a gradient's view: the push area's, the hook's, and that of the call that counts them
-AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones in one go after it
 
 
 class Session:
@@ -59,7 +58,8 @@ class Session:
         """Whether the script has given the optimizer another state, which nobody has adopted yet."""
         self.sent: Scalars = scalars_of(optimizer)
         self.batches_in_step = 0
-        self._present: list[bool] = []
+        self._own: OwnStep | None = None
+        """Where the optimizer runs in this worker."""
         self._waited = self._pulled = 0.0
         """Seconds, for the present step's release and its version."""
         self._began = self._released_at = 0.0
@@ -67,9 +67,7 @@ class Session:
 
     def begin(self, started: Started) -> None:
         """Install what everybody begins with, and take the first step's release."""
-        self.places = Places(self.layout, started.region, started.slots, self.link.workers)
-        self._map_push_area()
-        started.region.populate(self.push.start, self.push.stop)
+        self.places = Places(self.layout, started.region, started.slots, self.link.workers, started.areas)
         named = dict(self.model.named_parameters())
         self.buffers = dict(self.model.named_buffers())
         with torch.no_grad():
@@ -78,11 +76,22 @@ class Session:
                     self.buffers[name].copy_(value)
         self.parameters: list[Tensor] = [named[entry.name] for entry in self.layout.moving]
         others = [entry for entry in self.layout.fixed if entry.name in named]
-        self._moving = _Shown(self.places, self.layout.slot_bytes, self.layout.moving, self.parameters)
-        self._fixed = _Shown(self.places, self.layout.fixed_bytes, others, [named[entry.name] for entry in others])
-        self._moving.show(self.places.slot_start(0))
+        self._push = Push(self.places, self.model, self.parameters, self.refuse)
+        self._push.use(self.link.worker)
+        region = started.region
+        if self.link.steps_here:
+            if any(parameter.device.type != "cpu" for parameter in self.parameters):
+                self.refuse(
+                    "this protocol runs the optimizer in the workers, which is not there yet for parameters on a GPU"
+                )
+            self._own = OwnStep(self.places, self.optimizer, self.parameters)
+            region = self._own.region
+        else:
+            self.optimizer.state.clear()  # the store has it
+        self._moving = Shown(region, self.layout.slot_bytes, self.layout.moving, self.parameters)
+        self._fixed = Shown(started.region, self.layout.fixed_bytes, others, [named[entry.name] for entry in others])
+        self._show(0)
         self._fixed.show(self.places.fixed_start())
-        self.optimizer.state.clear()  # the store has it
         self._attributes = _attributes(self.optimizer)
         keep_freed_memory()  # but not what the script's own parameters took
         for number, parameter in enumerate(self.parameters):
@@ -102,7 +111,11 @@ class Session:
         computed = time.monotonic()
         self._see_to_changes()
         self.steps += 1
-        self._fill_push_area()
+        if self._own is None:
+            self._push.fill()
+        else:
+            self._own.step(self._push.area)
+            self._push.flag([True] * len(self.parameters))
         scalars = scalars_of(self.optimizer)
         pushed = time.monotonic()
         self.link.pushed(
@@ -184,6 +197,11 @@ class Session:
         finally:
             self.link.snapshot_taken(version)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the optimizer's state is in the script's own object, rather than with the store."""
+        return self.state_loaded or self._own is not None
+
     def optimizer_state(self) -> State:
         """The optimizer's state of the newest version, by the parameter's number."""
         return unpacked(self.link.optimizer_state())
@@ -197,86 +215,39 @@ class Session:
         self.go = self.link.released()
         granted = time.monotonic()
         if self.go is None:
-            self._let_go_of_gradients()
+            self._push.let_go()  # the store may still be at the last one
             self.hold_newest()
             return
         if self.steps or self.go.slot:
-            self._install(self.go.slot)
+            self._install(self.go.slot, self.go.ahead)
+        self._push.use(self.go.area)
         self._released_at = self._began = time.monotonic()
         self._waited, self._pulled = granted - since, self._released_at - granted
         self._fetching, self.batches_in_step = 0.0, 0
         seed_step(self.link.seed, self.link.worker, self.go.step)
 
-    def _install(self, slot: int) -> None:
+    def _install(self, slot: int, ahead: float | None = None) -> None:
         # a graph over the former version must not be used: autograd says so, as it does of any optimizer's step
         torch.autograd.graph.increment_version(self.parameters)
-        self._moving.show(self.places.slot_start(slot))
+        self._show(slot, ahead)
 
-    # --- gradients ----------------------------------------------------------------------------------
+    def _show(self, slot: int, ahead: float | None = None) -> None:
+        if self._own is None:
+            self._moving.show(self.places.slot_start(slot))
+        else:
+            self._own.install(slot, self._push.area, ahead)
+            self._moving.show(0)
 
     def _hook(self, number: int) -> Callable[[Tensor], None]:
         """What autograd calls when this parameter has its gradient."""
-        at_once = self.parameters[number].device.type == "cpu" and self.push.gradients[number].nbytes >= AT_ONCE
 
-        def take(parameter: Tensor) -> None:
+        def take(_: Tensor) -> None:
             self.backward_seen = True
             self.untouched.clear()
-            if not at_once or self.go is None:
-                return
-            gradient, view = parameter.grad, self.push.gradients[number]
-            if gradient is view or gradient is None or gradient.requires_grad or gradient.layout != torch.strided:
-                return
-            if sys.getrefcount(view) > OUR_REFERENCES or _storage_references(view) > self._storage_references[number]:
-                self._leave_push_area()
-                view = self.push.gradients[number]
-            with torch.no_grad():
-                view.copy_(gradient)
-            parameter.grad = view
+            if self.go is not None and self._own is None:
+                self._push.take(number)
 
         return take
-
-    def _let_go_of_gradients(self) -> None:
-        """No step follows, and the store may still be at the last one: the script has gradients of its own now."""
-        for parameter, view in zip(self.parameters, self.push.gradients, strict=True):
-            if parameter.grad is view:
-                parameter.grad = view.detach().clone()
-
-    def _map_push_area(self) -> None:
-        start = self.places.push_start(self.link.worker)
-        self._mapping = Mapping(self.places.region, start, self.layout.push_bytes)
-        self.push: PushArea = self.places.push_area(self.link.worker, self._mapping)
-        self._storage_references = [_storage_references(view) for view in self.push.gradients]
-
-    def _leave_push_area(self) -> None:
-        """The script holds on to a gradient, or to an alias of it: it keeps what is there, in memory of its own."""
-        left = self._mapping
-        self._map_push_area()
-        left.leave()
-
-    @torch.no_grad()
-    def _fill_push_area(self) -> None:
-        present, views, gradients = [], [], []
-        for entry, parameter, view in zip(self.layout.moving, self.parameters, self.push.gradients, strict=True):
-            gradient = parameter.grad
-            present.append(gradient is not None)
-            if gradient is None or gradient is view:
-                continue
-            if gradient.layout != torch.strided:
-                self.refuse(
-                    f'the gradient of "{entry.name}" is sparse; only dense gradients can be pushed: '
-                    "build its layer with sparse=False"
-                )
-            views.append(view)
-            gradients.append(gradient)
-        if views:
-            torch._foreach_copy_(views, gradients)
-        if present != self._present:
-            self.push.present.copy_(torch.tensor(present, dtype=torch.uint8))
-            self._present = present
-        if self.push.buffers:
-            buffers = dict(self.model.named_buffers())  # afresh: a forward may put new tensors in their places
-            for name, view in self.push.buffers.items():
-                view.copy_(buffers[name])
 
     # --- what the script writes into its parameters --------------------------------------------------
 
@@ -296,7 +267,7 @@ class Session:
                 "the script called optimizer.load_state_dict() after the first step; the store has the optimizer's "
                 "state: load it before the first step"
             )
-        if (attributes := _attributes(self.optimizer)) != self._attributes:
+        if self._own is None and (attributes := _attributes(self.optimizer)) != self._attributes:
             name = next(n for n in attributes.keys() | self._attributes if attributes.get(n) != self._attributes.get(n))
             self.refuse(
                 f'the script changed the optimizer\'s attribute "{name}", which does not reach the store; keep what '
@@ -328,22 +299,21 @@ class Session:
                     fixed[name].copy_(value)
                 for entry, tensor in zip(self._fixed.entries, self._fixed.tensors, strict=True):
                     fixed[entry.name].copy_(tensor)
-            self.link.adopted(state)
+            self.link.adopted(b"" if self._own else state)
         self._moving.place_again()
+        if self._own is not None:
+            self._own.adopt()
+            self._moving.show(0)
         self._fixed.place_again()
         self._fixed.show(self.places.fixed_start(adopted=True))
         self.state_loaded = False
-        self.optimizer.state.clear()
+        if self._own is None:
+            self.optimizer.state.clear()
 
     def numbered_state(self) -> State:
         """The state that the script's optimizer object itself has, by the parameter's number."""
         numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
         return {numbers[parameter]: state for parameter, state in self.optimizer.state.items()}
-
-
-def _storage_references(tensor: Tensor) -> int:
-    """How many tensors (numpy's arrays too) share the tensor's storage; counts the one made to ask."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -363,87 +333,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(_is_plain(item) for item in value.values())
     return value is None or isinstance(value, bool | int | float | str)
-
-
-class _Shown:
-    """Tensors that show a part of the region: through a window, or as copies on a device that has none."""
-
-    def __init__(self, places: Places, size: int, entries: Sequence[Entry], tensors: list[Tensor]) -> None:
-        self.entries = entries
-        self.tensors = tensors
-        self._region = places.region
-        self._window = Window(places.region, size)
-        self._start = 0
-        self._copied: list[tuple[Tensor, Tensor]] = []
-        self._versions: list[int] = []
-        self._addresses: list[int] = []
-        """Where each tensor lies in the window; 0 for those that don't."""
-        self._placed = False
-
-    def show(self, start: int) -> None:
-        """Show the part that begins at that byte."""
-        self._start = start
-        self._window.show(start)
-        with torch.no_grad():
-            if not self._placed:
-                self._place()
-            for tensor, view in self._copied:
-                tensor.copy_(view)
-        self._versions = [tensor._version for tensor in self.tensors]
-
-    def changed(self) -> list[str]:
-        """The names of those that differ from what is shown, because the script wrote into them."""
-        if not self.entries:
-            return []
-        try:
-            written = self._window.written()
-        except OSError:  # no /proc here: what goes past autograd (`.data`) is missed
-            return self._changed_by_version(self.tensors)
-        names = [
-            entry.name
-            for entry in self.entries
-            if any(start < entry.stop and entry.offset < stop for start, stop in written) and self._differs(entry)
-        ]
-        moved = [  # by model.double(), say, or share_memory(): they no longer follow the window
-            entry.name
-            for entry, tensor, address in zip(self.entries, self.tensors, self._addresses, strict=True)
-            if address and tensor.data_ptr() != address
-        ]
-        return [*names, *moved, *self._changed_by_version([tensor for tensor, _ in self._copied])]
-
-    def _changed_by_version(self, tensors: list[Tensor]) -> list[str]:
-        """By autograd's count of what is done in place."""
-        asked = {id(tensor) for tensor in tensors}
-        known = zip(self.entries, self.tensors, self._versions, strict=True) if asked else ()
-        return [entry.name for entry, tensor, count in known if id(tensor) in asked and tensor._version != count]
-
-    def _place(self) -> None:
-        for entry, tensor in zip(self.entries, self.tensors, strict=True):
-            view = entry.over(self._window.memory)
-            if tensor.device.type == "cpu":
-                tensor.data = view
-            else:
-                self._copied.append((tensor, view))
-            self._addresses.append(view.data_ptr() if tensor.device.type == "cpu" else 0)
-        self._placed = True
-
-    def place_again(self) -> None:
-        """Those that have left the window (by `p.data = …`) show it again; their values stay."""
-        for entry, tensor, address in zip(self.entries, self.tensors, self._addresses, strict=True):
-            if address and tensor.data_ptr() != address:
-                view = entry.over(self._window.memory)
-                with torch.no_grad():
-                    view.copy_(tensor)
-                tensor.data = view
-
-    def _differs(self, entry: Entry) -> bool:
-        there = entry.over(self._region.memory, self._start)
-        return not torch.equal(_flat_bytes(entry.over(self._window.memory)), _flat_bytes(there))
-
-
-def _flat_bytes(tensor: Tensor) -> Tensor:
-    """A dense tensor's bytes, in the order in which they lie in memory: NaN equals NaN, and -0 is not 0."""
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _bytes_of(tensor: Tensor) -> Any:

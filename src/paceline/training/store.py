@@ -42,7 +42,7 @@ class Store:
         numbers = {parameter: n for n, parameter in enumerate(_parameters(optimizer))}
         if optimizer.state:
             self.load({numbers[parameter]: state for parameter, state in optimizer.state.items()})
-        self.pushes = [places.push_area(worker) for worker in range(places.workers)]
+        self.pushes = [places.push_area(area) for area in range(places.workers * places.areas)]
         self.names = [entry.name for entry in layout.moving]
         self.buffers: dict[int, dict[str, Tensor]] = {}
         """Each worker's, as of its last applied update."""
@@ -53,9 +53,12 @@ class Store:
         self._helper: ThreadPoolExecutor | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, places: Places) -> Store:
-        """A store for this model, whose present values become the version in slot 0."""
-        store = cls(places, optimizer)
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, places: Places, steps: bool = True) -> Store:
+        """A store for this model, whose present values become the version in slot 0.
+
+        Unless it `steps` the optimizer, it subtracts what is pushed: the workers' optimizers made it.
+        """
+        store = cls(places, optimizer if steps else subtracting(optimizer))
         store._script = model, optimizer
         store.prepare_slot(0)
         places.region.populate(places.fixed_start(), places.fixed_start() + places.layout.fixed_bytes)
@@ -94,15 +97,15 @@ class Store:
         threads: int = 1,
         look: bool = True,
     ) -> NotFinite | None:
-        """Make the version in slot `target` from the one in slot `source` and these (worker, weight).
+        """Make the version in slot `target` from the one in slot `source` and these (push area, weight).
 
         Gradients are summed in the order given; a weight of 1 multiplies nothing. With two threads the bits
         are the same. Returns the first NaN or infinity found in a gradient or a parameter, if there is one
         and `look` says that it matters.
         """
         pushed = [
-            Pushed(worker, weight, self.pushes[worker].start, self.pushes[worker].present.tolist())
-            for worker, weight in contributions
+            Pushed(self.places.worker_of(area), weight, self.pushes[area].start, self.pushes[area].present.tolist())
+            for area, weight in contributions
         ]
         whole = all(all(one.present) for one in pushed)
         start, stop = self.places.slot_start(source), self.places.slot_start(target)
@@ -112,8 +115,9 @@ class Store:
             found = [run(self.halves[0]), second.result()]
         else:
             found = [run(half) for half in self.halves]
-        for worker, _ in contributions:
-            self.buffers[worker] = {name: value.clone() for name, value in self.pushes[worker].buffers.items()}
+        for area, _ in contributions:
+            buffers = {name: value.clone() for name, value in self.pushes[area].buffers.items()}
+            self.buffers[self.places.worker_of(area)] = buffers
         return next((one for one in found if one is not None), None)
 
     def state(self) -> State:
@@ -168,6 +172,11 @@ class Store:
 
 def _one_thread_each() -> None:
     torch.set_num_threads(1)
+
+
+def subtracting(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """One over the same parameters and groups whose step subtracts the gradient, and no more."""
+    return torch.optim.SGD([{"params": group["params"]} for group in optimizer.param_groups], lr=1.0)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

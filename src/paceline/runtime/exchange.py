@@ -1,0 +1,230 @@
+"""How versions come to workers, and their updates to the store: through shared memory, at a network's pace if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
+from paceline.core.link import Direction, SharedLink
+from paceline.core.orders import ApplyUpdate, Release, StartPull, StartPush
+from paceline.core.scenario import Network
+from paceline.records.journal import Journal
+from paceline.records.times import TransferTimes
+from paceline.runtime import messages
+from paceline.runtime.member import Member
+from paceline.runtime.offers import AREAS
+from paceline.runtime.store_client import StoreClient
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """A transfer under way."""
+
+    member: Member
+    direction: Direction
+    number: int
+    """The step that is pushed, or the version that is pulled."""
+    then: Callable[[], None]
+
+
+class Exchange:
+    """Carries out what is ordered of pushes and pulls, and keeps count of who needs which slot and push area.
+
+    Nothing is copied here: a gradient lies where the store finds it, a version where the worker maps it. Without
+    a network a transfer is over as it begins. With one it takes what a fluid model of the link says, and `next`
+    says that it has ended: `at` is the model's time, to the last bit, however late the loop comes to it.
+    """
+
+    def __init__(
+        self,
+        network: Network | None,
+        members: Mapping[int, Member],
+        journal: Journal,
+        send: Callable[[Member, messages.Message], None],
+        happened: Callable[[Fact], None],
+        now: Callable[[], float],
+    ) -> None:
+        """`now()` is seconds since the run's start; `happened` takes the facts that come of an order at once."""
+        self.present: float | None = None
+        """`at` of the fact whose orders are being carried out."""
+        self._members = members
+        self._journal = journal
+        self._send = send
+        self._happened = happened
+        self._now = now
+        self._link = SharedLink.of(network)
+        self._size = network.message if network is not None else None
+        """Bytes of one transfer; None until the model's are known."""
+        self._flows: dict[int, _Flow] = {}
+        self._store: StoreClient | None = None
+        self._steps_in_store = True
+
+    def begin(self, store: StoreClient, model_bytes: int, steps_in_store: bool) -> None:
+        """Training begins, with this store. Unless it steps the optimizer, no hyperparameters are sent to it."""
+        self._store, self._steps_in_store = store, steps_in_store
+        if self._size is None:
+            self._size = model_bytes
+
+    # --- orders -------------------------------------------------------------------------------------
+
+    def release(self, member: Member, order: Release) -> None:
+        """Let it compute, once it has that version and the store no longer needs what it is to overwrite."""
+        member.step = order.step
+        if order.parameters == "pull":
+            self.let_go_of_slot(member)
+            member.reading = order.version
+            self._pull(member, order.version, lambda: self._compute(member, order, None))
+            return
+        if member.ahead == order.version:
+            member.reading, member.ahead = member.ahead, None
+        else:
+            self._stored().slots.claim(order.version)
+            member.reading = order.version
+        self._compute(member, order, member.scale if order.parameters == "eager" else None)
+
+    def start_pull(self, member: Member, order: StartPull) -> None:
+        """Transfer a version to it that a later step is to begin with."""
+        if member.ahead is not None:
+            self._stored().unclaim(member.ahead)
+        member.ahead = order.version
+        self._pull(member, order.version, lambda: None)
+
+    def start_push(self, member: Member, order: StartPush) -> None:
+        """Transfer its update, which lies in its push area."""
+        member.scale = member.scales[order.step] = order.scale
+        if not member.trains:  # that it has left is the next that the machine hears of it
+            return
+        if self._link is None:
+            self._happened(UpdateArrived(worker=member.worker, step=order.step, at=self._now()))
+        else:
+            self._start(member, "push", order.step, lambda: None)
+
+    def apply(self, order: ApplyUpdate) -> None:
+        """Have the store make that version."""
+        pushed = []
+        for worker, step, weight in order.contributions:
+            member = self._members[worker]
+            pushed.append((member.areas[step], weight * member.scales[step]))
+        lowest = self._members[min(worker for worker, _, _ in order.contributions)]
+        self._stored().apply(order, pushed, _scaled(lowest) if self._steps_in_store else None)
+
+    def applied(self, order: ApplyUpdate) -> None:
+        """The store has made it: the updates' push areas are free."""
+        for worker, step, _ in order.contributions:
+            self.dropped(self._members[worker], step)
+
+    def dropped(self, member: Member, step: int) -> None:
+        """The step's update is needed no more, or there will be none: its push area is free."""
+        member.areas.pop(step, None)
+        member.scales.pop(step, None)
+        if member.queued is not None:
+            queued, member.queued = member.queued, None
+            queued()
+
+    # --- workers ------------------------------------------------------------------------------------
+
+    def let_go_of_slot(self, member: Member) -> None:
+        """It reads that version no more."""
+        if member.reading is not None and self._store is not None:
+            self._store.unclaim(member.reading)
+        member.reading = None
+
+    def exposed(self, member: Member) -> tuple[float, float]:
+        """Seconds of its pushes and pulls between its last step's end and the release that followed: it waited."""
+        seconds = {"push": 0.0, "pull": 0.0}
+        since, until = member.finished_at, max(member.released_at, member.finished_at)
+        if member.released_at < member.finished_at:
+            until = self._now()
+        for direction, began, ended in sorted(member.transfers, key=lambda transfer: transfer[1]):
+            since = max(since, began)
+            if min(until, ended) > since:
+                seconds[direction] += min(until, ended) - since
+                since = min(until, ended)
+        member.transfers.clear()
+        return seconds["push"], seconds["pull"]
+
+    def pushing(self, member: Member) -> bool:
+        """Whether an update of its is on the way to the store."""
+        return any(flow.member is member and flow.direction == "push" for flow in self._flows.values())
+
+    def left(self, member: Member) -> None:
+        """It takes part no more: what was on the way to it or from it never ends."""
+        for number, flow in list(self._flows.items()):
+            if flow.member is member and self._link is not None:
+                self._link.cancel(number, self._now())
+        member.queued = None
+        if member.ahead is not None:
+            self._stored().unclaim(member.ahead)
+            member.ahead = None
+
+    # --- the link -----------------------------------------------------------------------------------
+
+    def next(self, until: float) -> Fact | None:
+        """The fact that the earliest transfer which has ended by `until` has, each once, in the order of their ends."""
+        ended = self._link.finish(until) if self._link is not None else None
+        if ended is None:
+            return None
+        flow = self._flows.pop(ended.number)
+        times = TransferTimes(ended.began, ended.ended, self._now())
+        flow.member.transfers.append((ended.direction, ended.began, ended.ended))
+        self._journal.ledger.transferred(ended.worker, ended.direction, flow.number, ended.size, times)
+        flow.then()
+        if ended.direction == "push":
+            return UpdateArrived(worker=ended.worker, step=flow.number, at=ended.ended)
+        return ParametersTaken(worker=ended.worker, version=flow.number, at=ended.ended)
+
+    def due(self) -> float | None:
+        """Seconds until the next transfer ends, if there is one."""
+        end = self._link.next_end() if self._link is not None else None
+        return None if end is None else max(0.0, end - self._now())
+
+    def _pull(self, member: Member, version: int, then: Callable[[], None]) -> None:
+        """Claim the version; when it is whole transfer it, then go on."""
+
+        def made(_: int) -> None:
+            if not member.trains:
+                return
+            if self._link is None:
+                then()
+                self._happened(ParametersTaken(worker=member.worker, version=version, at=self._now()))
+            else:
+                self._start(member, "pull", version, then)
+
+        if member.waits is None and member.step is not None and member.reading == version:
+            member.wait(f"version {version} is being made")
+        self._stored().when_made(version, made)
+
+    def _start(self, member: Member, direction: Direction, number: int, then: Callable[[], None]) -> None:
+        assert self._link is not None
+        assert self._size is not None
+        at = self._now() if self.present is None else self.present
+        flow = self._link.begin(member.worker, direction, self._size, at)
+        self._flows[flow] = _Flow(member, direction, number, then)
+
+    def _compute(self, member: Member, order: Release, ahead: float | None) -> None:
+        if not member.trains:
+            return
+        every = range(member.worker, len(self._members) * AREAS, len(self._members))
+        area = next((one for one in every if one not in member.areas.values()), None)
+        if area is None:
+            member.wait("the store still needs its last updates")
+            member.queued = lambda: self._compute(member, order, ahead)
+            return
+        member.areas[order.step] = area
+        member.wait(None)
+        member.released_at = self._now()
+        slot = self._stored().slots.where[order.version]
+        self._send(member, messages.Compute(order.step, order.version, slot, area, ahead))
+
+    def _stored(self) -> StoreClient:
+        assert self._store is not None  # nothing is ordered before it is there
+        return self._store
+
+
+def _scaled(member: Member) -> list[dict[str, Any]]:
+    """Its hyperparameters as of its last push, with the learning rates that hold now."""
+    if member.rate_scale == 1.0:
+        return member.scalars
+    return [{**group, "lr": group["lr"] * member.rate_scale} if "lr" in group else group for group in member.scalars]

@@ -1,0 +1,75 @@
+"""Where the optimizer runs in the worker: it makes what is to be subtracted, and sees its own update at once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.fabric.memory import Region
+from paceline.training.layout import Places, PushArea
+from paceline.training.parts import user_class
+
+
+class OwnStep:
+    """The worker's own parameters, in a memory of its own, and the optimizer's steps on them.
+
+    They are a version of the store's, less what this worker pushed and that version lacks.
+    """
+
+    def __init__(self, places: Places, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> None:
+        self.region = Region.create(places.layout.slot_bytes)
+        self._values = [entry.over(self.region.memory) for entry in places.layout.moving]
+        self._places = places
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._slots: dict[int, list[Tensor]] = {}
+        self._step = _bare_step(user_class(optimizer))
+
+    @torch.no_grad()
+    def install(self, slot: int, pushed: PushArea, ahead: float | None) -> None:
+        """Take the version in that slot, less `ahead` times what was pushed if it is not in it."""
+        version = self._slots.get(slot)
+        if version is None:
+            version = self._slots[slot] = self._places.slot(slot)
+        if ahead is None:
+            torch._foreach_copy_(self._values, version)
+            return
+        for value, of_version, update in zip(self._values, version, pushed.gradients, strict=True):
+            torch.sub(of_version, update, alpha=ahead, out=value)
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Take what the script wrote into the parameters."""
+        torch._foreach_copy_(self._values, self._parameters)
+
+    def step(self, pushed: PushArea) -> None:
+        """Step the script's own optimizer. What it has subtracted, in all, goes into the push area."""
+        with torch.no_grad():
+            torch._foreach_copy_(pushed.gradients, self._values)
+        shown = [parameter.data for parameter in self._parameters]  # pages that the script must not write into
+        for parameter, value in zip(self._parameters, self._values, strict=True):
+            parameter.data = value
+        try:
+            with torch.no_grad():
+                self._step(self._optimizer)
+            for parameter, value in zip(self._parameters, self._values, strict=True):
+                if parameter.data_ptr() != value.data_ptr():  # a user's own optimizer may replace what it steps
+                    value.copy_(parameter.detach())
+        finally:
+            for parameter, view in zip(self._parameters, shown, strict=True):
+                parameter.data = view
+        with torch.no_grad():
+            torch._foreach_sub_(pushed.gradients, self._values)
+
+
+def _bare_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
+    """The class's step without what torch wraps it in: hooks have run by then, and torch._dynamo takes seconds."""
+    step: Callable[[torch.optim.Optimizer], Any] = kind.step
+    if step.__module__.startswith("torch."):
+        return inspect.unwrap(step)
+    bare: Callable[[torch.optim.Optimizer], Any] = getattr(step, "__wrapped__", step)
+    return bare if getattr(step, "hooked", False) else step

@@ -1,0 +1,137 @@
+"""A worker's gradients on their way into the memory that the store maps."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from paceline.fabric.memory import Mapping
+from paceline.training.layout import Places, PushArea
+
+OUR_REFERENCES = 3  # to a gradient's view: the push area's, the caller's, and that of the call that counts them
+AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones in one go after it
+
+
+@dataclass(slots=True)
+class _Area:
+    """A push area, mapped at an address of its own."""
+
+    mapping: Mapping
+    push: PushArea
+    references: list[int]
+    """To each gradient's storage, when nobody else has any."""
+    present: list[bool] = field(default_factory=list)
+    """As its flags say."""
+
+
+class Push:
+    """Takes gradients to one push area or another: large ones as autograd makes them, the rest when asked."""
+
+    def __init__(
+        self, places: Places, model: nn.Module, parameters: list[Tensor], refuse: Callable[[str], None]
+    ) -> None:
+        self._places = places
+        self._layout = places.layout
+        self._model = model
+        self._parameters = parameters
+        self._refuse = refuse
+        self._areas: dict[int, _Area] = {}
+        self._number: int | None = None
+
+    @property
+    def area(self) -> PushArea:
+        """The one that is used now."""
+        return self._present.push
+
+    def use(self, number: int) -> None:
+        """From now on that area. What the script has as its gradients stays as it is."""
+        if number == self._number:
+            return
+        if self._number is not None:
+            self.let_go()  # the store still needs it, and the script may write there
+        self._number = number
+        if number not in self._areas:
+            start = self._places.push_start(number)
+            self._places.region.populate(start, start + self._layout.push_bytes)
+            self._areas[number] = self._mapped(number)
+
+    def take(self, number: int) -> None:
+        """Autograd has made that parameter's gradient: it goes into the area now, if it is a large one on a CPU."""
+        parameter, view = self._parameters[number], self.area.gradients[number]
+        if parameter.device.type != "cpu" or view.nbytes < AT_ONCE:
+            return
+        gradient = parameter.grad
+        if gradient is view or gradient is None or gradient.requires_grad or gradient.layout != torch.strided:
+            return
+        if sys.getrefcount(view) > OUR_REFERENCES or _storage_references(view) > self._present.references[number]:
+            view = self._left().gradients[number]
+        with torch.no_grad():
+            view.copy_(gradient)
+        parameter.grad = view
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """What is not there yet: the other gradients, which parameters have one, and the buffers."""
+        present, views, gradients = [], [], []
+        for entry, parameter, view in zip(self._layout.moving, self._parameters, self.area.gradients, strict=True):
+            gradient = parameter.grad
+            present.append(gradient is not None)
+            if gradient is None or gradient is view:
+                continue
+            if gradient.layout != torch.strided:
+                self._refuse(
+                    f'the gradient of "{entry.name}" is sparse; only dense gradients can be pushed: '
+                    "build its layer with sparse=False"
+                )
+            views.append(view)
+            gradients.append(gradient)
+        if views:
+            torch._foreach_copy_(views, gradients)
+        self.flag(present)
+
+    @torch.no_grad()
+    def flag(self, present: list[bool]) -> None:
+        """Say which parameters have something in the area, and add the buffers."""
+        area = self._present
+        if present != area.present:
+            area.push.present.copy_(torch.tensor(present, dtype=torch.uint8))
+            area.present = present
+        if area.push.buffers:
+            buffers = dict(self._model.named_buffers())  # afresh: a forward may put new tensors in their places
+            for name, view in area.push.buffers.items():
+                view.copy_(buffers[name])
+
+    def let_go(self) -> None:
+        """The script has gradients of its own from now on: the store may still be at what is in the area."""
+        for parameter, view in zip(self._parameters, self.area.gradients, strict=True):
+            if parameter.grad is view:
+                parameter.grad = view.detach().clone()
+
+    @property
+    def _present(self) -> _Area:
+        assert self._number is not None
+        return self._areas[self._number]
+
+    def _mapped(self, number: int) -> _Area:
+        start = self._places.push_start(number)
+        mapping = Mapping(self._places.region, start, self._layout.push_bytes)
+        push = self._places.push_area(number, mapping)
+        return _Area(mapping, push, [_storage_references(view) for view in push.gradients])
+
+    def _left(self) -> PushArea:
+        """The script holds on to a gradient, or to an alias of it: it keeps what is there, in memory of its own."""
+        assert self._number is not None
+        left = self._present
+        mapped = self._areas[self._number] = self._mapped(self._number)
+        mapped.present = left.present
+        left.mapping.leave()
+        return mapped.push
+
+
+def _storage_references(tensor: Tensor) -> int:
+    """How many tensors (numpy's arrays too) share the tensor's storage; counts the one made to ask."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
