@@ -1,18 +1,20 @@
-"""Step counters: how many steps each worker has finished, and who is last."""
+"""Step counters: how many steps each worker has finished, who is last and who first, and when their updates came."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 NAMED_UP_TO = 64  # workers; a scan of so few costs less than the sentence that names them
 
 
 @dataclass(slots=True)
 class Counts:
-    """Steps finished by each live worker, with the least of them always at hand.
+    """Steps finished by each live worker, with the least and the most of them always at hand.
 
-    A count of the workers at each number and a pointer to the smallest make every operation O(1)
-    amortized: the pointer only climbs, and never further than the steps that were finished.
+    A count of the workers at each number and pointers to its ends make every operation O(1) amortized:
+    one only climbs, the other never falls further than it climbed, and neither climbs further than the
+    steps that were finished.
     """
 
     finished: dict[int, int] = field(default_factory=dict)
@@ -20,6 +22,8 @@ class Counts:
     """How many workers have finished exactly so many steps; no zeros."""
     least: int = 0
     """The smallest number in `finished`; where there is none, the last that was."""
+    most: int = 0
+    """The greatest, in the same way."""
 
     def enter(self, worker: int) -> None:
         """A newcomer counts from the slowest live worker's number, so that nobody waits for it to catch up."""
@@ -31,6 +35,8 @@ class Counts:
         count = self.finished[worker]
         self.finished[worker] = count + 1
         self.at[count + 1] = self.at.get(count + 1, 0) + 1
+        if count == self.most:
+            self.most = count + 1
         self._vacate(count)
 
     def leave(self, worker: int) -> None:
@@ -51,5 +57,72 @@ class Counts:
         self.at[count] -= 1
         if not self.at[count]:
             del self.at[count]
-        while self.at and self.least not in self.at:
-            self.least += 1
+        if self.at:
+            while self.least not in self.at:
+                self.least += 1
+            while self.most not in self.at:
+                self.most -= 1
+
+
+@dataclass(slots=True)
+class Pace:
+    """Counts of steps, and the times at which each live worker's last two updates arrived, in seconds.
+
+    Each number of steps has a heap of those who came to it, by the time at which they did. What is
+    outdated in it is dropped when it comes up, and where it is the greater part: every operation is
+    O(log n) amortized, and nothing is kept longer than O(n).
+    """
+
+    counts: Counts = field(default_factory=Counts)
+    times: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """Of each live worker: its latest arrival and the one before, as far as there were any."""
+    queues: dict[int, list[tuple[tuple[float, ...], int]]] = field(default_factory=dict)
+    """(its latest arrival if there was one, worker) of those at each number: who has none sorts first."""
+
+    def enter(self, worker: int) -> None:
+        """A newcomer counts from the slowest live worker's number, and nothing is known of its pace."""
+        self.counts.enter(worker)
+        self.times[worker] = ()
+        self._queue(worker)
+
+    def advance(self, worker: int, at: float) -> None:
+        """One more step finished, at this time."""
+        count = self.counts.finished[worker]
+        self.counts.advance(worker)
+        self.times[worker] = (at, *self.times[worker][:1])
+        self._queue(worker)
+        self._thin(count)
+
+    def leave(self, worker: int) -> None:
+        """It counts no more, and what was known of it is forgotten."""
+        count = self.counts.finished[worker]
+        self.counts.leave(worker)
+        del self.times[worker]
+        self._thin(count)
+
+    def laggard(self) -> int:
+        """The slowest: of those with the fewest steps the one unheard of for longest, then the lowest.
+
+        Who was never heard of comes before all others. There must be a worker.
+        """
+        queue = self.queues[self.counts.least]
+        while not self._holds(self.counts.least, queue[0]):
+            heappop(queue)
+        return queue[0][1]
+
+    def _queue(self, worker: int) -> None:
+        entry = (self.times[worker][:1], worker)
+        heappush(self.queues.setdefault(self.counts.finished[worker], []), entry)
+
+    def _thin(self, count: int) -> None:
+        here = self.counts.at.get(count, 0)
+        if not here:
+            del self.queues[count]
+        elif len(self.queues[count]) > 2 * here:
+            # Sorted is a heap, too. Who left and came back at the same number may be in it twice.
+            self.queues[count] = sorted({entry: None for entry in self.queues[count] if self._holds(count, entry)})
+
+    def _holds(self, count: int, entry: tuple[tuple[float, ...], int]) -> bool:
+        """Whether this entry of that number's queue is still true."""
+        latest, worker = entry
+        return self.counts.finished.get(worker) == count and self.times[worker][:1] == latest
