@@ -36,7 +36,17 @@ from step import Failed, machine, print_table
 
 from paceline.core.choice import Choice, choose
 from paceline.core.facts import Fact, GradientReady, ParametersTaken, TrainingBegan, UpdateArrived
-from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
+from paceline.core.orders import (
+    AdjustTraining,
+    ApplyUpdate,
+    DropUpdate,
+    Hold,
+    Order,
+    Release,
+    StartPull,
+    StartPush,
+    SwitchProtocol,
+)
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
@@ -103,21 +113,24 @@ def play(choice: Choice, workers: int) -> Iterator[tuple[Fact, tuple[Order, ...]
 
     def after(order: Order, now: float) -> tuple[Fact, ...]:
         match order:
-            case Release(worker=worker, step=step, version=version):
-                taken = now + PULL
+            case Release(worker=worker, step=step, version=version, parameters=parameters):
+                taken = now + PULL if parameters == "pull" else now
                 ready = taken + COMPUTE * slowness[worker] * chance.uniform(0.75, 1.25)
-                return (
-                    ParametersTaken(worker=worker, version=version, at=taken),
-                    GradientReady(worker=worker, step=step, version=version, samples=SAMPLES, at=ready),
-                )
+                gradient = GradientReady(worker=worker, step=step, version=version, samples=SAMPLES, at=ready)
+                if parameters != "pull":
+                    return (gradient,)
+                return (ParametersTaken(worker=worker, version=version, at=taken), gradient)
+            case StartPull(worker=worker, version=version):
+                return (ParametersTaken(worker=worker, version=version, at=now + PULL),)
             case StartPush(worker=worker, step=step):
                 return (UpdateArrived(worker=worker, step=step, at=now + PUSH),)
-            case Hold() | ApplyUpdate() | DropUpdate():
+            case Hold() | ApplyUpdate() | DropUpdate() | AdjustTraining() | SwitchProtocol():
                 return ()
         raise Failed(f"this benchmark does not know what follows from {type(order).__name__}")
 
     members = tuple((worker, "host", 0) for worker in range(workers))
-    heappush(coming, (0.0, next(numbers), TrainingBegan(members=members, version=0, at=0.0)))
+    work = workers * SAMPLES * 200  # a protocol that switches does so after a few steps of each
+    heappush(coming, (0.0, next(numbers), TrainingBegan(members=members, version=0, at=0.0, work=work)))
     while coming:
         now, _, fact = heappop(coming)
         orders = handle(fact)

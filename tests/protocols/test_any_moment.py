@@ -10,7 +10,7 @@ import pytest
 from paceline.core.choice import Choice, choose
 from paceline.core.facts import Fact, TrainingBegan
 from paceline.core.orders import Order
-from paceline.core.state import from_plain, to_plain
+from paceline.core.state import restored, to_plain
 from paceline.protocols import registry
 from support.tables import joined, left
 from support.walk import World, history, wander
@@ -52,12 +52,12 @@ def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int)
 def test_a_machine_restored_at_every_point_gives_the_same_orders_for_the_same_reasons(
     choice: Choice, seed: int
 ) -> None:
-    restored = choice.machine()
+    machine = choice.machine()
     for fact, orders in history(choice, seed):
-        state = json.dumps(to_plain(restored), allow_nan=False)
-        restored = from_plain(type(restored), json.loads(state))
-        assert json.dumps(to_plain(restored)) == state  # dictionaries in their order
-        assert _reasoned(restored.handle(fact)) == _reasoned(orders)
+        state = json.dumps(to_plain(machine), allow_nan=False)
+        machine = restored(choice.machine(), json.loads(state))
+        assert json.dumps(to_plain(machine)) == state  # dictionaries in their order
+        assert _reasoned(machine.handle(fact)) == _reasoned(orders)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)

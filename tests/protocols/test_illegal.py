@@ -7,6 +7,7 @@ import pytest
 from paceline.core.choice import Choice, choose
 from paceline.core.facts import Fact
 from paceline.core.machine import Machine
+from paceline.core.orders import StartPull
 from paceline.protocols import registry
 from support.tables import arrived, began, declined, joined, left, ready, refuses, taken
 
@@ -19,15 +20,17 @@ def at_work(choice: Choice) -> Machine:
     for fact in (
         began(0, 1, 2, 3, 4, 5, version=3, steps={0: 7}),
         taken(0, 3),
-        ready(1, 0, 3),
         ready(2, 0, 3),
         arrived(2, 0),
+        ready(1, 0, 3),
         declined(3, 0),
         left(4),
         ready(5, 0, 3),
         left(5),
     ):
-        machine.handle(fact)
+        for order in machine.handle(fact):
+            if isinstance(order, StartPull):
+                machine.handle(taken(order.worker, order.version))
     return machine
 
 

@@ -25,7 +25,7 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.machine import Machine, Spec
-from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPull, StartPush
+from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPull, StartPush, Why
 from paceline.core.state import to_plain
 from paceline.errors import ProtocolViolation
 from paceline.protocols import registry
@@ -38,7 +38,6 @@ Row = tuple[Fact, Any]
 
 def check(machine: Machine, rows: Iterable[Row]) -> None:
     """Hand the facts to the machine, row by row; fail with the first row that goes otherwise than written."""
-    spec = spec_of(machine)
     for number, (fact, wanted) in enumerate(rows, start=1):
         if wanted == REFUSED:
             refuses(machine, fact, f"row {number}: ")
@@ -49,7 +48,7 @@ def check(machine: Machine, rows: Iterable[Row]) -> None:
         except ProtocolViolation as violation:
             pytest.fail(f"{told}  ProtocolViolation: {violation.rule}")
         if got != tuple(wanted):
-            pytest.fail(told + _lines(f"{order}: {spec.sentence(order.why)}" for order in got))
+            pytest.fail(told + _lines(f"{order}: {sentence(machine, order.why)}" for order in got))
 
 
 def refuses(machine: Machine, fact: Fact, where: str = "") -> None:
@@ -74,7 +73,13 @@ def run(machine: Machine, rows: Iterable[Row]) -> Machine:
 
 def reasons(machine: Machine, fact: Fact) -> list[str]:
     """The sentences that the fact's orders give as their reasons."""
-    return [spec_of(machine).sentence(order.why) for order in machine.handle(fact)]
+    return [sentence(machine, order.why) for order in machine.handle(fact)]
+
+
+def sentence(machine: Machine, why: Why) -> str:
+    """`why` written out, whether it is the protocol's own or a part's: no two give one code two sentences."""
+    cards = (spec_of(machine), *registry().values())
+    return next((card for card in cards if why[0] in card.reasons), cards[0]).sentence(why)
 
 
 def spec_of(machine: Machine) -> Spec:
@@ -82,10 +87,12 @@ def spec_of(machine: Machine) -> Spec:
     return next(spec for spec in registry().values() if spec.machine is type(machine))
 
 
-def began(*workers: int, version: int = 0, steps: dict[int, int] | None = None, at: float = 0.0) -> TrainingBegan:
+def began(
+    *workers: int, version: int = 0, steps: dict[int, int] | None = None, at: float = 0.0, work: int | None = 1000
+) -> TrainingBegan:
     """These workers begin; at step 0, if `steps` does not say otherwise."""
     members = tuple((worker, "host", (steps or {}).get(worker, 0)) for worker in workers)
-    return TrainingBegan(members=members, version=version, at=at)
+    return TrainingBegan(members=members, version=version, at=at, work=work)
 
 
 def joined(worker: int, step: int = 0, at: float = 0.0) -> WorkerJoined:

@@ -65,6 +65,8 @@ class Job:
     """idle → released → ready → pushing → arrived → released …; or declined."""
     pushing: int | None = None
     """An earlier step, whose push goes on beside this one's computation."""
+    kept: int | None = None
+    """An earlier step, whose gradient waits for its push beside this one's computation."""
     pulling: int | None = None
     """The version on its way to it."""
     waits: bool = False
@@ -77,7 +79,7 @@ class Job:
 class World:
     """Workers, wires and store, as far as a machine can tell."""
 
-    spec: Spec
+    choice: Choice
     machine: Machine
     workers: int
     """How many begin."""
@@ -101,8 +103,14 @@ class World:
 
     @classmethod
     def of(cls, choice: Choice, workers: int, steps: int, **settings: Any) -> World:
-        """The world before anything has happened in it, around a fresh machine."""
-        return cls(spec=choice.spec, machine=choice.machine(), workers=workers, steps=steps, **settings)
+        """The world before anything has happened in it, around a fresh machine; all know how much there is to do."""
+        settings = {"work": workers * steps, **settings}
+        return cls(choice=choice, machine=choice.machine(), workers=workers, steps=steps, **settings)
+
+    @property
+    def spec(self) -> Spec:
+        """The protocol's card."""
+        return self.choice.spec
 
     def fork(self) -> World:
         """A copy that shares nothing that changes."""
@@ -120,6 +128,10 @@ class World:
         for sentence, holds in self.spec.invariants.items():
             if not holds(self.machine):
                 raise Broken(f"invariant: {sentence}")
+        for name, part in zip(self.spec.parts, self.choice.parts, strict=True):
+            for sentence, holds in part.spec.invariants.items():
+                if not holds(getattr(self.machine, name).machine):
+                    raise Broken(f"invariant of {name}={part}: {sentence}")
         return orders
 
     def possible(self, samples: int | None = None) -> list[Fact]:
@@ -135,7 +147,8 @@ class World:
             if job.phase == "released":
                 if job.step >= self.steps:
                     facts.append(StepDeclined(worker=worker, step=job.step, at=at))
-                    if job.pushing is None:  # for lack of data it leaves only when its own pushes are through
+                    # For lack of data it leaves only when its own pushes are through.
+                    if job.pushing is None and job.kept is None:
                         facts.append(WorkerLeft(worker=worker, reason="finished", at=at))
                 elif not job.waits:
                     facts.append(
@@ -213,12 +226,17 @@ class World:
             raise Broken(f"lost: {list(self.unsettled)} were neither applied nor dropped")
 
     def key(self) -> Any:
-        """Equal for states with the same future, versions counted back from the newest."""
+        """Equal for states with the same future, versions counted back from the newest.
+
+        Where the optimizer is the worker's, all versions are taken for the same: only scales depend on them, and
+        with pulls beside the computation there would be too many states.
+        """
+        newest = self.version + FAR_BEHIND if self.spec.optimizer == "worker" else self.version
         return (
-            _frozen(self.machine, self.version),
-            _frozen(self.jobs, self.version),
-            tuple(self.gone.items()),
-            tuple(self.unsettled.items()),
+            _frozen(self.machine, newest),
+            _frozen(dict(sorted(self.jobs.items())), newest),
+            tuple(sorted(self.gone.items())),
+            tuple(sorted(self.unsettled.items())),
             self.departures,
             self.joins,
             self.began,
@@ -255,7 +273,7 @@ class World:
                 job.holds, job.pulling, job.waits = version, None, False
 
     def _obey(self, order: Order) -> None:
-        if order.why[0] not in self.spec.reasons or not self.spec.sentence(order.why):
+        if order.why[0] not in self.choice.reasons or not self.choice.sentence(order.why):
             raise Broken(f"no sentence says why: {order}")
         match order:
             case Release(worker=worker, step=step, version=version, parameters="pull"):
@@ -266,8 +284,14 @@ class World:
                 if not self.pulls:
                     job.holds, job.pulling, job.waits = version, None, False
             case Release(worker=worker, step=step, version=version, parameters=parameters):
-                job = self._live(order, worker, "idle", "arrived", *(["pushing"] if parameters == "eager" else []))
-                if parameters == "eager" and job.phase == "pushing":
+                job = self._live(
+                    order, worker, "idle", "arrived", "pushing", *(["ready"] if parameters == "held" else [])
+                )
+                if job.phase == "ready":
+                    if job.kept is not None:
+                        raise Broken(f"the gradient of step {job.kept} still waits: {order}")
+                    job.kept = job.step
+                if job.phase == "pushing":
                     if job.pushing is not None:
                         raise Broken(f"step {job.pushing} is still on its way: {order}")
                     job.pushing = job.step
@@ -278,12 +302,16 @@ class World:
             case Hold(worker=worker):
                 self._live(order, worker, "idle", "ready", "arrived")
             case StartPush(worker=worker, step=step, scale=scale):
-                job = self._live(order, worker, "ready")
-                if step != job.step:
-                    raise Broken(f"its step is {job.step}: {order}")
+                job = self._live(order, worker)
                 if not 0 < scale <= 1:
                     raise Broken(f"the scale must be above 0 and at most 1: {order}")
-                job.phase = "pushing"
+                if step == job.kept and job.pushing is None:
+                    job.kept, job.pushing = None, step
+                else:
+                    self._live(order, worker, "ready")
+                    if step != job.step:
+                        raise Broken(f"its step is {job.step}: {order}")
+                    job.phase = "pushing"
             case StartPull(worker=worker, version=version):
                 self._pull(order, self._live(order, worker), version)
             case AdjustTraining(worker=worker, learning_rate_scale=scale):
@@ -305,7 +333,7 @@ class World:
                     if not self.unsettled.pop((worker, step), False):
                         raise Broken(f"step {step} of worker {worker} has not arrived or is settled: {order}")
                 weights = [weight for _, _, weight in contributions]
-                if self.spec.optimizer == "worker":
+                if any(one.spec.optimizer == "worker" for one in (self.choice, *self.choice.parts)):
                     if not all(0 < weight <= 1 for weight in weights):
                         raise Broken(f"the weights must be above 0, and at most 1: {order}")
                 elif abs(sum(weights) - 1) > 1e-12 or min(weights) <= 0:
@@ -313,6 +341,9 @@ class World:
             case DropUpdate(worker=worker, step=step):
                 if self.unsettled.pop((worker, step), None) is None:
                     raise Broken(f"there is no such update, or it is settled: {order}")
+                dropped = self.jobs.get(worker)
+                if dropped is not None and dropped.phase == "ready" and dropped.step == step:
+                    dropped.phase = "idle"
             case _:
                 raise Broken(f"tests/support/walk.py does not know what this does: {order}")
 
@@ -440,7 +471,8 @@ def _copied(value: Any) -> Any:
     if names is None:
         return value
     parts = [getattr(value, name) for name in names]
-    return kind(*[part if type(part) in LEAVES else _copied(part) for part in parts])
+    copies = [part if type(part) in LEAVES else _copied(part) for part in parts]
+    return kind(**dict(zip(names, copies, strict=True)))
 
 
 @cache

@@ -1,0 +1,319 @@
+"""PS+: pulls that don't wait for the worker's own push, so that both go on beside its next computation.
+
+A worker's next parameters are pulled while it computes; when its gradient is ready it pushes its update, adds
+it to what it has pulled, and computes on at once. How far it was behind is known then, and scales the push.
+
+Source: Jin, Xu, Guo, Hu, Yeung, PS+, IEEE TPDS 33(12), 2022. Its abstract has the eager pull, both transfers
+overlapped with computation, and learning rates that the workers set themselves. The authors' public demo has
+the rest: the optimizer is the worker's, the store subtracts its delta over the number of workers, the pull of
+the next step is served right after the push before is applied, the worker's own last delta is taken off what
+it pulled, and an SSP gate may keep back that pull.
+
+Counter convention: a version is one applied update, which weighs 1/N. Step t + 1 is computed on a version that
+has the worker's steps to t - 1, never t. Staleness, tau = versions between the one that a gradient was computed
+on and the one pulled for the next step; in lockstep it is about N. Lead = steps whose updates have arrived,
+minus the slowest live worker's; the gate asks for it right after the update is applied, so that the lead
+can reach gate + 1, and one further step may be computed meanwhile.
+
+Deviations: N is the number of live workers when the update is applied, where the demo has a constant. The gate
+is open to a worker's first pull, and a joiner counts from the slowest live worker's number.
+
+Ours: how the learning rate follows staleness. The paper says that it does; its formula is not public, and the
+demo has a placeholder. `inverse` is the staleness-aware rule of Zhang et al. (IJCAI 2016) with tau counted in
+rounds; the others are relatives of it; `progress` looks at the step counters alone, which the demo returns to
+its workers. The floor is ours, too, and the scale is of the pushed update, momentum being the worker's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Literal, assert_never
+
+from paceline.core.choice import check_parameters, parameter
+from paceline.core.counts import Counts
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.machine import Spec
+from paceline.core.orders import ApplyUpdate, Hold, Order, StartPull, Why
+from paceline.core.roster import ANY_TIME, REASONS, Roster, Seat
+
+FLOOR = 0.1
+"""No update is scaled by less, however stale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """How stale updates are scaled down, and whether fast workers wait."""
+
+    modulation: Literal["off", "inverse", "inverse1", "sqrt", "progress"] = parameter(
+        "inverse",
+        "what an update is multiplied by, at least 0.1; with s = its staleness / workers: inverse is 1/max(1, s), "
+        "inverse1 1/(1 + s), sqrt 1/sqrt(max(1, s)); progress is its worker's steps over the mean of all, at most 1",
+    )
+    gate: int | None = parameter(
+        None, "steps that a worker may lead the slowest one and still pull; none: any number", unit="steps", least=0
+    )
+
+    def __post_init__(self) -> None:
+        check_parameters("ps-plus", self)
+
+    def factor(self, staleness: float, progress: float) -> float:
+        """What an update is multiplied by: `FLOOR` to 1.
+
+        `staleness` is tau / N: 1 in lockstep. `progress` is the worker's steps over the mean of all.
+
+        >>> Config(modulation="inverse").factor(2.0, 1.0)
+        0.5
+        """
+        match self.modulation:
+            case "off":
+                return 1.0
+            case "inverse":
+                value = 1 / max(1.0, staleness)
+            case "inverse1":
+                value = 1 / (1 + staleness)
+            case "sqrt":
+                value = 1 / sqrt(max(1.0, staleness))
+            case "progress":
+                value = min(1.0, progress)
+            case _:
+                assert_never(self.modulation)
+        return max(FLOOR, value)
+
+
+@dataclass(slots=True)
+class Ahead:
+    """The parameters of a worker's next step."""
+
+    after: Literal["fetch", "push", "gate", "pull", "nothing"] = "fetch"
+    """What they wait for: the plain fetch of its first step's, its own last push, those behind it, their transfer."""
+    version: int = -1
+    """The one that has come; -1 until then."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """`ahead` is of everyone who still computes; `withheld` is whom the gate stops, in the order in which it did."""
+
+    config: Config
+    version: int = 0
+    roster: Roster = field(default_factory=Roster)
+    counts: Counts = field(default_factory=Counts)
+    total: int = 0
+    """The sum of the counts."""
+    ahead: dict[int, Ahead] = field(default_factory=dict)
+    withheld: dict[int, None] = field(default_factory=dict)
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        """See the contract, `core.machine.Machine`."""
+        seat = self.roster.observe(fact)
+        least = self.counts.least
+        match fact:
+            case TrainingBegan(members=members, version=version):
+                self.version = version
+                return tuple(self._start(worker, ("began", version)) for worker, _, _ in members)
+            case WorkerJoined(worker=worker):
+                return (self._start(worker, ("joined", worker, self.version)),)
+            case GradientReady(worker=worker):
+                assert seat is not None
+                return self._ready(worker, seat)
+            case ParametersTaken(worker=worker, version=version):
+                assert seat is not None
+                return self._taken(worker, seat, version)
+            case UpdateArrived(worker=worker, step=step):
+                assert seat is not None
+                self.version += 1
+                why: Why = ("on-arrival", worker, step)
+                contributions = ((worker, step, 1 / len(self.roster.seats)),)
+                apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
+                if worker not in self.ahead:  # it has no data left
+                    return (apply,)
+                self.counts.advance(worker)
+                self.total += 1
+                return (apply, *self._next(worker, seat, why), *self._let_in(least))
+            case StepDeclined(worker=worker):
+                self._leave(worker)
+                return self._let_in(least)
+            case WorkerLeft(worker=worker):
+                assert seat is not None
+                if seat.phase != "declined":
+                    self._leave(worker)
+                return (*Roster.half_pushed(fact, seat), *self._let_in(least))
+            case _:
+                assert_never(fact)
+
+    def scale(self, worker: int, version: int) -> float:
+        """What its ready update is multiplied by, now that it has pulled this version."""
+        staleness = (version - self.roster.seats[worker].version) / len(self.roster.seats)
+        return self.config.factor(staleness, self._progress(worker))
+
+    def _start(self, worker: int, why: Why) -> Order:
+        self.counts.enter(worker)
+        self.total += self.counts.finished[worker]
+        self.ahead[worker] = Ahead()
+        return self.roster.release(worker, self.version, why)
+
+    def _leave(self, worker: int) -> None:
+        self.total -= self.counts.finished[worker]
+        self.counts.leave(worker)
+        del self.ahead[worker]
+        self.withheld.pop(worker, None)
+
+    def _ready(self, worker: int, seat: Seat) -> tuple[Order, ...]:
+        """It pushes and goes on if its next parameters are there, else it waits for them."""
+        match self.ahead[worker]:
+            case Ahead(after="nothing"):
+                return self._go(worker, seat)
+            case Ahead(after="fetch"):  # a gradient says as much as the fetch's end that was not told
+                return (self._pull(worker, ("fetched", seat.version)), Hold(worker=worker, why=self._awaits(worker)))
+            case _:
+                return (Hold(worker=worker, why=self._awaits(worker)),)
+
+    def _taken(self, worker: int, seat: Seat, version: int) -> tuple[Order, ...]:
+        """The fetch of its first step's parameters, or the eager pull of the next one's, has ended."""
+        ahead = self.ahead.get(worker)
+        if ahead is None:  # it has no data left
+            return ()
+        if ahead.after == "fetch":
+            return (self._pull(worker, ("fetched", version)),)
+        ahead.after, ahead.version = "nothing", version
+        return self._go(worker, seat) if seat.phase == "ready" else ()
+
+    def _go(self, worker: int, seat: Seat) -> tuple[Order, ...]:
+        """Push the ready update; compute on, on what has been pulled."""
+        ahead = self.ahead[worker]
+        version, stale = ahead.version, ahead.version - seat.version
+        ahead.after, ahead.version = "push", -1
+        scale = self.scale(worker, version)
+        why: Why = ANY_TIME
+        if self.config.modulation == "progress":
+            why = ("progress", self.counts.finished[worker], self.total / len(self.counts.finished), scale)
+        elif self.config.modulation != "off":
+            why = ("staleness", stale, len(self.roster.seats), scale)
+        push = self.roster.push(worker, why, scale)
+        return (push, self.roster.release(worker, version, ("ahead", version), "eager"))
+
+    def _next(self, worker: int, seat: Seat, why: Why) -> tuple[Order, ...]:
+        """Its push is through: the pull of its next parameters, unless it is too far ahead for that."""
+        if self._may_pull(worker):
+            return (self._pull(worker, why),)
+        self.ahead[worker].after = "gate"
+        self.withheld[worker] = None
+        return (Hold(worker=worker, why=self._awaits(worker)),) if seat.phase == "ready" else ()
+
+    def _may_pull(self, worker: int) -> bool:
+        return self.config.gate is None or self.counts.lead(worker) <= self.config.gate
+
+    def _pull(self, worker: int, why: Why) -> StartPull:
+        self.ahead[worker].after = "pull"
+        return self.roster.pull(worker, self.version, why)
+
+    def _let_in(self, least: int) -> tuple[Order, ...]:
+        """The pulls of those who are no longer too far ahead: nothing to look at if the slowest is still at `least`.
+
+        A look at one that stays is paid by the step that made its lead so great.
+        """
+        if self.counts.least == least:
+            return ()
+        free = [worker for worker in self.withheld if self._may_pull(worker)]
+        for worker in free:
+            del self.withheld[worker]
+        return tuple(
+            self._pull(worker, ("within-gate", self.counts.lead(worker), self.config.gate or 0)) for worker in free
+        )
+
+    def _awaits(self, worker: int) -> Why:
+        """Why it cannot go on with its gradient ready."""
+        seat = self.roster.seats[worker]
+        if self.ahead[worker].after == "gate":
+            return ("above-gate", self.counts.lead(worker), self.config.gate or 0, self.counts.slowest())
+        if seat.pushing is not None:
+            return ("pushing", seat.pushing)
+        return ("pulling", -1 if seat.pulling is None else seat.pulling)
+
+    def _progress(self, worker: int) -> float:
+        """Its steps over the mean of all; 1 as long as nobody has made any."""
+        if not self.total:
+            return 1.0
+        return self.counts.finished[worker] * len(self.counts.finished) / self.total
+
+
+def _one_exchange_each(machine: Machine) -> bool:
+    """Of each worker a push is on its way, or a pull, or neither."""
+    for worker, seat in machine.roster.seats.items():
+        if seat.phase == "pushing" or (seat.pushing is not None and seat.pulling is not None):
+            return False
+        ahead = machine.ahead.get(worker)
+        if ahead is None:
+            continue
+        if (ahead.after == "push") != (seat.pushing is not None):
+            return False
+        if (ahead.after in ("fetch", "pull")) != (seat.pulling is not None):
+            return False
+    return True
+
+
+SPEC = Spec(
+    name="ps-plus",
+    title="PS+: decoupled push and pull",
+    family="parameter-server",
+    paper="Jin et al., PS+: A Simple yet Effective Framework for Fast Training on Parameter Server, IEEE TPDS 2022",
+    config=Config,
+    machine=Machine,
+    rounds=False,
+    optimizer="worker",
+    invariants={
+        "each worker has at most one push or pull on its way": _one_exchange_each,
+        "a gradient waits only while the parameters of the next step are not there": lambda machine: (
+            not any(
+                machine.roster.seats[worker].phase == "ready"
+                for worker, ahead in machine.ahead.items()
+                if ahead.after == "nothing"
+            )
+        ),
+        "nobody holds a newer version than the newest, or an older one than it computes on": lambda machine: all(
+            machine.roster.seats[worker].version <= ahead.version <= machine.version
+            for worker, ahead in machine.ahead.items()
+            if ahead.after == "nothing"
+        ),
+        "whoever still computes is counted, and the total is of their counts": lambda machine: (
+            list(machine.ahead) == list(machine.counts.finished)
+            and machine.total == sum(machine.counts.finished.values())
+        ),
+        "no lead passes gate + 1": lambda machine: (
+            machine.config.gate is None
+            or all(machine.counts.lead(worker) <= machine.config.gate + 1 for worker in machine.counts.finished)
+        ),
+        "a pull is withheld if and only if its worker's lead is above the gate": lambda machine: (
+            sorted(machine.withheld)
+            == sorted(worker for worker in machine.counts.finished if not machine._may_pull(worker))
+            == sorted(worker for worker, ahead in machine.ahead.items() if ahead.after == "gate")
+        ),
+        "every update is multiplied by 0.1 to 1": lambda machine: all(
+            FLOOR <= machine.scale(worker, ahead.version) <= 1
+            for worker, ahead in machine.ahead.items()
+            if ahead.after == "nothing"
+        ),
+    },
+    reasons={
+        **REASONS,
+        "fetched": "version {0} is there for its first step: the next one's parameters follow",
+        "ahead": "version {0} has come while it computed",
+        "on-arrival": "step {1} of worker {0} was applied on arrival",
+        "within-gate": "its lead is {0}, the gate {1}",
+        "above-gate": "its lead is {0}, the gate {1}: its pull waits for {2}",
+        "pushing": "its step {0} is still on its way to the store, and its pull follows that",
+        "pulling": "version {0} is still on its way to it",
+        "staleness": "{0} updates of {1} workers came since the parameters of its gradient: multiplied by {2:.3g}",
+        "progress": "its steps are {0}, the mean {1:.3g}: multiplied by {2:.3g}",
+    },
+)
