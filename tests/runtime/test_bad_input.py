@@ -66,6 +66,23 @@ WRONG = [
     (["run", "--max-seconds", "nan", "train.py"], '--max-seconds is "nan"; it must be a number of seconds above 0'),
     (["run", "--target", "accuracy", "train.py"], 'target "accuracy" is not METRIC>=VALUE (or <=, >, <)'),
     (["run", "--tee", "some", "train.py"], "argument --tee: invalid choice: 'some' (choose from"),
+    (["run", "-p", "dssp:lower=5,upper=2", "train.py"], "dssp: upper is 2"),
+    (["run", "-p", "dssp:lower=-1", "train.py"], "dssp: lower is -1"),
+    (["run", "-p", "dssp:cap=maybe", "train.py"], 'dssp: cap is "maybe"; it must be true or false'),
+    (["run", "-p", "hsp:order=fast", "train.py"], 'hsp: order is "fast"; it must be one of ready, rank, rotate'),
+    (["run", "-p", "ps-plus:gate=-1", "train.py"], "ps-plus: gate is -1 steps; it must be 0 or more, or none"),
+    (["run", "-p", "sync-switch:switch_at=1.5", "train.py"], "sync-switch: switch_at is 1.5"),
+    (["run", "-p", "sync-switch:switch_at=nan", "train.py"], "sync-switch: switch_at is nan"),
+    (
+        ["run", "-p", "sync-switch:first=bps", "train.py"],
+        'first is "bps": unknown protocol "bps" (did you mean "bsp"?)',
+    ),
+    (["run", "-p", "sync-switch:then=ssp:bound=-1", "train.py"], "ssp: bound is -1 steps; it must be 0 or more"),
+    (["run", "-p", "sync-switch:then=sync-switch", "train.py"], "sync-switch can't contain itself"),
+    (
+        ["run", "-p", "sync-switch:then=ps-plus", "train.py"],
+        'then is "ps-plus", where the optimizer runs in the workers',
+    ),
     (["run", "missing.py"], "missing.py: No such file or directory; name the training script to run"),
     (["run", "full"], "full: Is a directory; name the training script to run"),
     (["run", "not_python.py"], "not_python.py is not Python: invalid syntax, line 1"),
@@ -186,6 +203,12 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         ),
         ("-n", "2"),
         'the optimizer\'s state has "history", a list; only tensors and plain values can be passed',
+    ),
+    "no samples and no number of steps for a protocol that switches at a share of them": (
+        "import torch, paceline\nmodel = torch.nn.Linear(1, 1)\n"
+        "paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n",
+        ("-n", "2", "-p", "sync-switch"),
+        "sync-switch needs to know how much work there is, and the script has no loader whose samples could be",
     ),
     "prepare called twice": (
         training(before="paceline.prepare(model, optimizer, loader)"),

@@ -36,7 +36,9 @@ FLAGS = """SCRIPT --workers --protocol --scenario --seed --out --json --target -
 --max-seconds --on-loss --on-divergence --tee --record --report-waits"""
 
 
-@pytest.mark.parametrize(("arguments", "words"), [(["--help"], "run train --version"), (["run", "--help"], FLAGS)])
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(["--help"], "run train protocols tune --version"), (["run", "--help"], FLAGS)]
+)
 def test_help_names_every_command_and_flag(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from paceline.cli import run
+from paceline.cli import protocols, run, tune
 from paceline.errors import ConfigError, PacelineError
 from paceline.version import __version__
 
@@ -35,6 +35,8 @@ def parser() -> Parser:
     root.add_argument("--version", action="version", version=f"paceline {__version__}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     run.add_to(commands)
+    tune.add_to(commands)
+    protocols.add_to(commands)
     return root
 
 

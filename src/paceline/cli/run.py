@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.core.choice import choose
+from paceline.core.choice import Choice, choose
 from paceline.core.scenario import Scenario
 from paceline.core.scenario import load as load_scenario
 from paceline.errors import ConfigError
@@ -29,36 +29,55 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     add = command.add_argument
-    add("-n", "--workers", type=_whole("-n", 1), metavar="N", help="worker processes (default: the scenario's, or 2)")
-    add("-p", "--protocol", default="bsp", metavar="NAME[:KEY=VALUE,…]", help="how they synchronise (default: bsp)")
-    add("--scenario", type=Path, metavar="FILE", help="how fast the workers are, and what befalls them")
-    add("--seed", type=_whole("--seed", 0), default=0, help="all of the run's randomness (default: 0)")
-    add("--threads", type=_whole("--threads", 1), metavar="T", help="of each worker (default: cores / workers)")
-    add("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/PROTOCOL-DATE-TIME)")
-    add("--json", action="store_true", help="print the summary, and only that, on standard output")
+    add_common(
+        command,
+        protocol="bsp",
+        seed="all of the run's randomness (default: 0)",
+        out="the run's folder (default: runs/PROTOCOL-DATE-TIME)",
+        printed="print the summary, and only that, on standard output",
+    )
     add("--target", action="append", default=[], metavar="METRIC>=VALUE", help="note when a recorded version meets it")
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
-    add("--epochs", type=_whole("--epochs", 1), metavar="N", help="how many epochs the script trains, if it won't say")
-    add("--record", type=_whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
+    add("--epochs", type=whole("--epochs", 1), metavar="N", help="how many epochs the script trains, if it won't say")
+    add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
     add("--on-loss", choices=("continue", "stop"), default="continue", help="when a worker dies (default: continue)")
     add("--on-divergence", choices=("stop", "continue"), default="stop", help="at NaN or infinity (default: stop)")
     add("--tee", choices=("first", "all", "none"), default="first", help="whose output is shown (default: first)")
-    add("--max-steps", type=_whole("--max-steps", 1), metavar="N", help="end once so many updates are applied")
+    add("--max-steps", type=whole("--max-steps", 1), metavar="N", help="end once so many updates are applied")
     add("--max-seconds", type=_seconds("--max-seconds"), metavar="S", help="end after so many seconds")
     add("--report-waits", type=_seconds("--report-waits"), default=30.0, metavar="S", help="report longer waits (30)")
+    add_script(command)
+    command.set_defaults(call=call)
+
+
+def add_common(command: argparse.ArgumentParser, *, protocol: str, seed: str, out: str, printed: str) -> None:
+    """Add the flags that every command which trains has: the default protocol, and what some of them say in help."""
+    add = command.add_argument
+    add("-n", "--workers", type=whole("-n", 1), metavar="N", help="worker processes (default: the scenario's, or 2)")
+    how = f"how they synchronise (default: {protocol})"
+    add("-p", "--protocol", default=protocol, metavar="NAME[:KEY=VALUE,…]", help=how)
+    add("--scenario", type=Path, metavar="FILE", help="how fast the workers are, and what befalls them")
+    add("--seed", type=whole("--seed", 0), default=0, help=seed)
+    add("--threads", type=whole("--threads", 1), metavar="T", help="of each worker (default: cores / workers)")
+    add("--out", type=Path, metavar="DIR", help=out)
+    add("--json", action="store_true", help=printed)
+
+
+def add_script(command: argparse.ArgumentParser) -> None:
+    """Add the script and, after it, what is the script's own."""
+    add = command.add_argument
     add("script", metavar="SCRIPT", type=Path, help="an ordinary training script that calls paceline.prepare")
     add("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own").required = False
-    command.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
-    choice = choose(options.protocol, registry())
+    choice = checked_for_real_run(choose(options.protocol, registry()))
     scenario = Scenario() if options.scenario is None else load_scenario(options.scenario)
     workers = options.workers or scenario.workers or 2
     scenario = scenario.checked_for(workers).checked_for_real_run()
     targets = tuple(Target.parse(text) for text in options.target)
-    script = _checked_script(options.script)
+    script = checked_script(options.script)
     folder = _checked_folder(options.out, choice.spec.name)
     threads = options.threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
@@ -98,7 +117,19 @@ def call(options: argparse.Namespace) -> int:
     return CODES[summary["outcome"]]
 
 
-def _checked_script(script: Path) -> Path:
+def checked_for_real_run(choice: Choice) -> Choice:
+    """The choice, if processes can run it; else raises ConfigError."""
+    for key, part in zip(choice.spec.parts, choice.parts, strict=True):
+        if part.spec.optimizer != choice.spec.optimizer:
+            raise ConfigError(
+                f'{choice.spec.name}: {key} is "{part.spec.name}", where the optimizer runs in the workers; its state '
+                "can't be moved there while training goes on: name a protocol whose store runs it, such as asp"
+            )
+    return choice
+
+
+def checked_script(script: Path) -> Path:
+    """The script, if it can be read and is Python; else raises ConfigError."""
     try:
         source = script.read_bytes()
     except OSError as error:
@@ -111,11 +142,16 @@ def _checked_script(script: Path) -> Path:
     return script
 
 
+def new_folder(name: str) -> Path:
+    """A folder below runs/ that is not there yet, called so and by the time."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
+    return next(path for name in names if not (path := Path("runs") / name).exists())
+
+
 def _checked_folder(out: Path | None, protocol: str) -> Path:
     if out is None:
-        stem = f"{protocol}-{time.strftime('%Y%m%d-%H%M%S')}"
-        names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
-        return next(path for name in names if not (path := Path("runs") / name).exists())
+        return new_folder(protocol)
     if (out / "ledger.sqlite").exists():
         raise ConfigError(f"--out {out} holds a run already; name another folder, or remove this one")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -123,7 +159,9 @@ def _checked_folder(out: Path | None, protocol: str) -> Path:
     return out
 
 
-def _whole(flag: str, least: int) -> Callable[[str], int]:
+def whole(flag: str, least: int) -> Callable[[str], int]:
+    """Reads the flag's whole number, which must be `least` or more."""
+
     def read(text: str) -> int:
         try:
             value = int(text)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from paceline.core.choice import written
 from paceline.records.summary import Summary
 
 
@@ -70,4 +71,4 @@ def share(row: dict[str, Any], part: str) -> str:
 
 def _protocol(summary: Summary) -> str:
     name, config = str(summary["protocol"]["name"]), summary["protocol"]["config"]
-    return name + (":" + ",".join(f"{key}={value}" for key, value in config.items()) if config else "")
+    return name + (":" + ",".join(f"{key}={written(value)}" for key, value in config.items()) if config else "")

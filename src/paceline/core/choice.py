@@ -198,8 +198,8 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
     spec = named(name, known)
     parameters = declared(spec.config)
     values: dict[str, Any] = {}
-    for part in rest.split(",") if colon else []:
-        key, equals, value = part.partition("=")
+    for setting in _settings(rest, spec, known) if colon else []:
+        key, equals, value = setting.partition("=")
         if key not in parameters:
             allowed = ", ".join(parameters) or "none"
             raise ConfigError(f'{name}: unknown parameter "{key}"{nearest(key, parameters)}; known: {allowed}')
@@ -212,12 +212,37 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
     return Choice(spec, config, tuple(_part(spec, key, getattr(config, key), known) for key in spec.parts))
 
 
+def _settings(text: str, spec: Spec, known: Mapping[str, Spec]) -> list[str]:
+    """The settings in `text`, one each: a part's own (`first=dssp:lower=2,upper=8`) stay with it.
+
+    One that both the whole and the part have is the whole's.
+    """
+    own = declared(spec.config)
+    inner: Mapping[str, Parameter] = {}  # what the part has that the last setting names with parameters
+    settings: list[str] = []
+    for setting in text.split(","):
+        key, _, value = setting.partition("=")
+        if key in inner and key not in own:
+            settings[-1] += f",{setting}"
+            continue
+        settings.append(setting)
+        name, colon, _ = value.partition(":")
+        inner = declared(known[name].config) if colon and key in spec.parts and name in known else {}
+    return settings
+
+
 def _part(whole: Spec, key: str, text: str, known: Mapping[str, Spec]) -> Choice:
+    """The protocol that this parameter of `whole` names: of its family, and without parts itself."""
+    name = text.partition(":")[0]
+    if name == whole.name:
+        raise ConfigError(f"{whole.name}: {key} is {name}; {name} can't contain itself")
+    fit = {spec.name: spec for spec in known.values() if spec.family == whole.family and not spec.parts}
+    if name in known and name not in fit:
+        raise ConfigError(f"{whole.name}: {key} is {name}; it must be one of {', '.join(fit)}")
     try:
-        part = choose(text, {name: spec for name, spec in known.items() if not spec.parts})
+        return choose(text, fit)
     except ConfigError as error:
         raise ConfigError(f'{whole.name}: {key} is "{text}": {error}') from None
-    return part
 
 
 def named(name: str, known: Mapping[str, Spec]) -> Spec:
@@ -231,12 +256,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean "…"?)` if something known is near, else nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f' (did you mean "{close[0]}"?)' if close else ""
-
-
-def parameters_of(spec: Spec) -> dict[str, tuple[Any, Any]]:
-    """Each parameter's type and default, by name."""
-    hints = get_type_hints(spec.config)
-    return {field.name: (hints[field.name], field.default) for field in fields(spec.config)}
 
 
 def written(value: Any) -> str:

@@ -101,7 +101,7 @@ class Machine:
 
     def _go(self, worker: int) -> Order:
         del self.held[worker]
-        return self.roster.release(worker, self.version, ("lead", self.counts.lead(worker), self.config.bound))
+        return self.roster.release(worker, self.version, ("within-bound", self.counts.lead(worker), self.config.bound))
 
     def _released(self, least: int) -> tuple[Order, ...]:
         """Whoever may go, now that the slowest is no longer at `least`: nothing to look at if it is."""
@@ -110,7 +110,7 @@ class Machine:
         return tuple(self._go(worker) for worker in list(self.held) if self._may_go(worker))
 
     def _too_far(self, worker: int) -> Why:
-        return ("too-far", self.counts.lead(worker), self.config.bound, self.counts.slowest())
+        return ("above-bound", self.counts.lead(worker), self.config.bound, self.counts.slowest())
 
 
 SPEC = Spec(
@@ -140,7 +140,7 @@ SPEC = Spec(
     reasons={
         **REASONS,
         "on-arrival": "step {1} of worker {0} was applied on arrival",
-        "lead": "its lead is {0}, the bound {1}",
-        "too-far": "its lead is {0}, the bound {1}: it waits for {2}",
+        "within-bound": "its lead is {0}, the bound {1}",
+        "above-bound": "its lead is {0}, the bound {1}: it waits for {2}",
     },
 )

@@ -1,0 +1,106 @@
+"""`paceline protocols`: the protocols that there are, and their parameters."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+from typing import Any
+
+from paceline.core.choice import Parameter, declared, named, written
+from paceline.core.machine import Spec
+from paceline.protocols import registry
+
+
+def add_to(commands: Any) -> None:
+    """Add the command and its flags."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "protocols",
+        help="list the protocols and their parameters",
+        description="List every protocol with its parameters, or show the one called NAME in full.",
+        allow_abbrev=False,
+    )
+    command.add_argument("name", nargs="?", metavar="NAME", help="show this one, with its source and its conventions")
+    command.add_argument("--json", action="store_true", help="print JSON: an array, or with NAME one object")
+    command.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Do what the flags say; returns the exit code."""
+    known = registry()
+    if options.name is None:
+        specs = known.values()
+        shown = json.dumps([_card(spec) for spec in specs], indent=2) if options.json else _list(known)
+    else:
+        spec = named(options.name, known)
+        shown = json.dumps({**_card(spec), "about": _about(spec)}, indent=2) if options.json else _page(spec)
+    print(shown)
+    return 0
+
+
+def _list(known: dict[str, Spec]) -> str:
+    entries = ["\n".join((_heading(spec), f"  {spec.paper}", *_parameters(spec))) for spec in known.values()]
+    return "\n\n".join((*entries, "-p NAME:KEY=VALUE,KEY=VALUE chooses one; paceline protocols NAME shows it in full."))
+
+
+def _page(spec: Spec) -> str:
+    rounds = "Workers go in rounds." if spec.rounds else "Workers do not go in rounds."
+    parts = [_heading(spec), spec.paper, _about(spec)]
+    if parameters := _parameters(spec):
+        parts.append("\n".join(("Parameters, with their defaults:", *parameters)))
+    parts.append(rounds)
+    parts.append("\n".join(("What holds after every fact:", *(f"  {sentence}" for sentence in spec.invariants))))
+    return "\n\n".join(parts)
+
+
+def _heading(spec: Spec) -> str:
+    return f"{spec.name} · {spec.title} · {spec.family}"
+
+
+def _about(spec: Spec) -> str:
+    """The docstring of its file: what it does, its source, its counter convention, its deviations."""
+    return inspect.cleandoc(sys.modules[spec.config.__module__].__doc__ or "")
+
+
+def _parameters(spec: Spec) -> list[str]:
+    """A line for each, which begins with the default as it is typed after `-p NAME:`."""
+    found = declared(spec.config).values()
+    typed = [f"{parameter.name}={written(parameter.default)}" for parameter in found]
+    width = max(map(len, typed), default=0)
+    return [
+        f"  {text:{width}}  {': '.join(filter(None, (parameter.rule, parameter.what)))}"
+        for text, parameter in zip(typed, found, strict=True)
+    ]
+
+
+def _card(spec: Spec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "title": spec.title,
+        "family": spec.family,
+        "paper": spec.paper,
+        "parameters": [_plain(spec, parameter) for parameter in declared(spec.config).values()],
+        "rounds": spec.rounds,
+        "invariants": list(spec.invariants),
+    }
+
+
+def _plain(spec: Spec, parameter: Parameter) -> dict[str, Any]:
+    """`allowed` for a choice of words, a protocol and a boolean, `range` for a number; None is `null`."""
+    kind = parameter.kind.__name__
+    allowed: tuple[Any, ...] = parameter.allowed
+    if parameter.kind is bool:
+        allowed = (True, False)
+    elif parameter.name in spec.parts:
+        kind, allowed = "protocol", tuple(name for name, other in registry().items() if not other.parts)
+    elif parameter.kind is str:
+        kind = "choice"
+    limits = {"least": parameter.least, "above": parameter.above, "most": parameter.most}
+    return {
+        "name": parameter.name,
+        "type": f"{kind} or none" if parameter.optional else kind,
+        "default": parameter.default,
+        **({"allowed": list(allowed)} if allowed else {"range": limits}),
+        "what": parameter.what,
+    }
