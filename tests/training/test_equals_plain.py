@@ -100,7 +100,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 def test_one_worker_under_any_protocol_equals_plain_training_bit_for_bit(
     protocol: str, recipe: str, runs: Runs
 ) -> None:
-    """To 1e-5 after these 200 steps where the worker steps the optimizer: what it pushes is a difference, which rounds."""
+    """To 1e-5 after these 200 steps where the worker steps the optimizer: what it pushes is a rounded difference."""
     ended = runs[f"{protocol}: {recipe}"].result().completed()
 
     script = functions_of(RECIPES)

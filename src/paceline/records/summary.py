@@ -22,13 +22,14 @@ from paceline.core.counts import Counts
 from paceline.core.facts import (
     Fact,
     GradientReady,
+    ParametersTaken,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, SwitchProtocol, Why
 from paceline.errors import ConfigError
 from paceline.records.times import StepTimes
 from paceline.version import __version__
@@ -100,6 +101,21 @@ class Share:
 
 
 @dataclass(slots=True)
+class Switch:
+    """One protocol took over from another, while training went on."""
+
+    to: str
+    at: float
+    why: Why
+    since: float
+    """When the protocol before it began to run dry."""
+    waiting: set[int]
+    """Whose first parameters under the new one have not come yet."""
+    pause: float = 0.0
+    """Seconds from `since` until the last of them had them."""
+
+
+@dataclass(slots=True)
 class Tally:
     """Counts a run as it goes, O(1) for each fact, amortized."""
 
@@ -117,6 +133,7 @@ class Tally:
     """Whether every gradient so far said how many samples are in it."""
     recorded_versions: dict[int, tuple[float, int | None]] = field(default_factory=dict)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    switches: list[Switch] = field(default_factory=list)
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
         """A fact, and the orders that followed from it."""
@@ -145,11 +162,17 @@ class Tally:
                 share = self.shares[worker]
                 share.stayed, share.since = share.seconds(fact.at), None
                 share.left = {"reason": fact.reason, "at": fact.at}
+                self._resumed(worker, None)
+            case ParametersTaken(worker=worker):
+                self._resumed(worker, fact.at)
         for order in orders:
             if isinstance(order, ApplyUpdate):
                 self._apply(order)
             elif isinstance(order, DropUpdate):
                 self.ready.pop((order.worker, order.step), None)
+            elif isinstance(order, SwitchProtocol):
+                waiting = {worker for worker, _, _ in order.members}
+                self.switches.append(Switch(order.to, fact.at, order.why, order.since, waiting, fact.at - order.since))
 
     def step_times(self, worker: int, times: StepTimes) -> None:
         """Where a finished step's time went; `other` is worked out anew in the summary."""
@@ -214,7 +237,7 @@ class Tally:
                 "max": max(self.staleness, default=None),
                 "histogram": {str(stale): times for stale, times in sorted(self.staleness.items())},
             },
-            "switches": [],
+            "switches": self._switches(protocol),
             "consensus": [],
             "final_parameters_sha256": final_parameters_sha256,
             "evaluations": [
@@ -233,6 +256,27 @@ class Tally:
         share.left = None
         if share.since is None:
             share.since = at
+
+    def _resumed(self, worker: int, at: float | None) -> None:
+        """It has parameters, from then on, or none will come."""
+        if self.switches and worker in self.switches[-1].waiting:
+            switch = self.switches[-1]
+            switch.waiting.discard(worker)
+            if at is not None:
+                switch.pause = at - switch.since
+
+    def _switches(self, protocol: Choice) -> list[dict[str, Any]]:
+        names = [*(part.spec.name for part in protocol.parts[:1]), *(switch.to for switch in self.switches)]
+        return [
+            {
+                "from": before,
+                "to": switch.to,
+                "at_seconds": switch.at,
+                "pause_seconds": switch.pause,
+                "why": protocol.sentence(switch.why),
+            }
+            for before, switch in zip(names, self.switches, strict=False)
+        ]
 
     def _apply(self, order: ApplyUpdate) -> None:
         self.versions += 1

@@ -92,6 +92,8 @@ class Coordinator:
         self._let_go = False
         """Whether the workers were told to exit."""
         self._waits = WaitReports(settings.report_waits)
+        self._leaving: list[tuple[Member, Callable[[Member], None]]] = []
+        """Who leaves when its last update has arrived, and how."""
         self._exchange = Exchange(
             settings.scenario.network, self.members, journal, self._send, self._happened.append, self._at
         )
@@ -356,6 +358,7 @@ class Coordinator:
             samples = self.leases.bind(worker, step, _batches(message.batches))
             for epoch, index in message.batches:
                 ledger.batch_used(worker, step, epoch, index, "step")
+        member.on_the_way.add(step)
         rates = [float(group.get("lr", 0.0)) for group in member.scalars]
         ledger.pushed(worker, step, rates, samples)
         member.step = None
@@ -448,18 +451,17 @@ class Coordinator:
 
     def _postponed(self, member: Member, end: Callable[[Member], None]) -> bool:
         """Whether it may not leave yet: its last update is still on its way. It will, then."""
-        if not (member.trains and member.here and self._exchange.pushing(member)):
+        if not (member.trains and member.here and member.on_the_way):
             return False
         member.wait("its last update is on the way to the store")
-        member.postponed = end
+        self._leaving.append((member, end))
         return True
 
     def _end_postponed(self) -> None:
         """Who only waited for its last update leaves now."""
-        for member in self.members.values():
-            if member.postponed is not None and not self._exchange.pushing(member):
-                end, member.postponed = member.postponed, None
-                end(member)
+        leaving, self._leaving = self._leaving, []
+        for member, end in leaving:
+            end(member)  # or is put off once more
 
     def _script_ended(self, member: Member) -> None:
         if self._postponed(member, self._script_ended):
@@ -505,7 +507,7 @@ class Coordinator:
         member.channel.close()
         _, status = os.waitpid(member.process, 0)
         if status == 0 and member.stage != "ended":
-            self._exchange.left(member)  # nothing is waited for: there is nobody who could be told
+            member.on_the_way.clear()  # nothing is waited for: there is nobody who could be told
             self._script_ended(member)  # by os._exit(0), say: it could not tell
         ended_well = member.stage == "ended"
         step = "" if member.step is None else f" in step {member.step}"
@@ -637,7 +639,9 @@ class Coordinator:
             case messages.StateReady(worker=worker, error=error):
                 self._pass_state_on(self.members[worker], error, descriptors)
             case messages.Committed() | messages.Recorded():
+                self._exchange.present = self._at()  # whoever waits for the version goes on at the same moment
                 store.handle(message)
+                self._exchange.present = None
 
     def _pass_state_on(self, member: Member, error: str | None, descriptors: list[int]) -> None:
         if error is not None:

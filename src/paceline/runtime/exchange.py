@@ -48,7 +48,7 @@ class Exchange:
     ) -> None:
         """`now()` is seconds since the run's start; `happened` takes the facts that come of an order at once."""
         self.present: float | None = None
-        """`at` of the fact whose orders are being carried out."""
+        """`at` of the fact whose orders are being carried out, or of what the store said, while that is seen to."""
         self._members = members
         self._journal = journal
         self._send = send
@@ -97,6 +97,7 @@ class Exchange:
         if not member.trains:  # that it has left is the next that the machine hears of it
             return
         if self._link is None:
+            member.on_the_way.discard(order.step)
             self._happened(UpdateArrived(worker=member.worker, step=order.step, at=self._now()))
         else:
             self._start(member, "push", order.step, lambda: None)
@@ -117,6 +118,7 @@ class Exchange:
 
     def dropped(self, member: Member, step: int) -> None:
         """The step's update is needed no more, or there will be none: its push area is free."""
+        member.on_the_way.discard(step)
         member.areas.pop(step, None)
         member.scales.pop(step, None)
         if member.queued is not None:
@@ -145,10 +147,6 @@ class Exchange:
         member.transfers.clear()
         return seconds["push"], seconds["pull"]
 
-    def pushing(self, member: Member) -> bool:
-        """Whether an update of its is on the way to the store."""
-        return any(flow.member is member and flow.direction == "push" for flow in self._flows.values())
-
     def left(self, member: Member) -> None:
         """It takes part no more: what was on the way to it or from it never ends."""
         for number, flow in list(self._flows.items()):
@@ -172,6 +170,7 @@ class Exchange:
         self._journal.ledger.transferred(ended.worker, ended.direction, flow.number, ended.size, times)
         flow.then()
         if ended.direction == "push":
+            flow.member.on_the_way.discard(flow.number)
             return UpdateArrived(worker=ended.worker, step=flow.number, at=ended.ended)
         return ParametersTaken(worker=ended.worker, version=flow.number, at=ended.ended)
 

@@ -57,8 +57,8 @@ class Member:
     """Releases it once a push area is free."""
     transfers: list[tuple[str, float, float]] = field(default_factory=list)
     """(direction, began, ended) of those that have ended since its last step's times were told."""
-    postponed: Callable[[Member], None] | None = None
-    """How it leaves, once its last update has arrived."""
+    on_the_way: set[int] = field(default_factory=set)
+    """Steps whose gradient is ready, and whose update has neither arrived nor been dropped."""
     looks_at: int | None = None
     """The version whose slot is kept for it besides, while it copies it for `state_dict`."""
     finished: messages.StepFinished | None = None

@@ -70,6 +70,7 @@ def _bare_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optim
     """The class's step without what torch wraps it in: hooks have run by then, and torch._dynamo takes seconds."""
     step: Callable[[torch.optim.Optimizer], Any] = kind.step
     if step.__module__.startswith("torch."):
-        return inspect.unwrap(step)
-    bare: Callable[[torch.optim.Optimizer], Any] = getattr(step, "__wrapped__", step)
-    return bare if getattr(step, "hooked", False) else step
+        step = inspect.unwrap(step)
+    elif getattr(step, "hooked", False):
+        step = getattr(step, "__wrapped__", step)
+    return step
