@@ -1,0 +1,530 @@
+"""Hybrid synchronous parallel, reconstructed from the abstract: one transfer at a time, one version per round.
+
+The gradients of a round come to the store one after the other, and their weighted mean makes the next version for
+everybody. A worker that would be idle until then may compute its next gradient on the version that it holds.
+
+Source: Li, Huang, Li, Zhou, Jiang, Wang, ICPP 2022 (doi 10.1145/3545008.3545024), of which only the abstract was at
+hand. From it: gradients are pulled sequentially; all parameters are synchronised after each iteration; idle workers
+are cautiously allowed to compute with parameters that are out of date. All else is inferred, so that results of this
+are a reconstruction's: the orders of transfer, the guard that stands for "cautiously", the bound of one version, what
+becomes of a stale gradient, and how a version goes out. `idle=none` makes the same versions as bsp.
+
+Counter convention: round k makes version k + 1, of a gradient of each worker, whatever its step's number. The age of
+a gradient is k minus the version that it was computed on: 0 (fresh), or 1 (stale), never more.
+
+The guard is ours: a worker may compute ahead if its own compute time is not more than the time until the next
+version is here. That is how long the gradients that are still to come will be on their way one by one, or, if that
+is later, until the last one that is still being computed has come; and then the broadcast. Each of the three
+durations is a moving average. A broadcast's is from the order until its last pull has ended: the next one's, too,
+ends for everybody at about the same time where all pulls share the link. What was never measured allows nothing.
+
+Deviations: membership may change, as in bsp. One worker alone never computes ahead: it is to train plainly.
+
+Ours: `order` chooses among those whose gradient is ready, and waits for nobody else. A gradient of the next round
+that is ready early waits until that is open. `stale=discard` drops what has not begun to be transferred when the
+fresh version has come. With `stale=accumulate` a fresh gradient follows each stale one, and both are in the round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Literal, assert_never
+
+from paceline.core.choice import check_parameters, parameter
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.machine import Spec
+from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush, Why
+from paceline.core.roster import REASONS, Roster, Seat
+
+NEWEST_WEIGHS = 0.25  # the share of the newest duration in a moving average; ours
+TOLERANCE = 1e-9  # relative: a tie must not depend on rounding
+NAMED_AT_MOST = 4  # workers that a Hold names; naming all would cost O(n) for each fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """In which order gradients come, who computes ahead, what becomes of that, and how versions go out."""
+
+    order: Literal["ready", "rank", "rotate", "shortest"] = parameter(
+        "ready",
+        "whose gradient is transferred next, of those that are ready: who was ready first, the lowest worker, "
+        "the same but beginning with another one in each round, who computes for the shortest time",
+    )
+    idle: Literal["none", "guarded", "always"] = parameter(
+        "guarded",
+        "who computes on the version that it holds while it waits for the next one: nobody, "
+        "whoever is predicted to be done before that comes, everybody",
+    )
+    stale: Literal["next", "accumulate", "discard"] = parameter(
+        "next",
+        "what becomes of such a gradient: it is its worker's in the next round, it is there beside a fresh one, "
+        "it is dropped if the fresh parameters come before its transfer begins",
+    )
+    broadcast: Literal["all", "order"] = parameter(
+        "all", "how a version goes out: to everybody at once, or to one after the other as their gradients came"
+    )
+
+    def __post_init__(self) -> None:
+        check_parameters("hsp", self)
+
+
+@dataclass(slots=True)
+class Desk:
+    """What is known of a worker that has not declined. Times in seconds."""
+
+    holds: int = -1
+    """The newest version that has come to it."""
+    began: float = 0.0
+    """When it could begin with its step: at its release, or when the parameters for it had come."""
+    compute: float | None = None
+    """How long it computes: a moving average; None before its first gradient."""
+    expected: float | None = None
+    """When the gradient that it computes is predicted to be ready; None if it computes none, or nobody can tell."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """`awaited` and `arrived` are the open round: who still owes how many gradients, and what has come.
+
+    A worker that is not awaited and has not merely arrived is ahead: its gradient is of the next round.
+    """
+
+    config: Config
+    version: int = 0
+    roster: Roster = field(default_factory=Roster)
+    desks: dict[int, Desk] = field(default_factory=dict)
+    """Of everybody who has not declined."""
+    awaited: dict[int, int] = field(default_factory=dict)
+    owing: int = 0
+    """The sum of `awaited`: how many gradients are still to come."""
+    arrived: dict[tuple[int, int], int | None] = field(default_factory=dict)
+    """By (worker, step), in the order of their transfers: the samples in it."""
+    kept: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    """(step, samples) of a stale gradient that has not arrived, while its worker is at the fresh one."""
+    early: dict[int, None] = field(default_factory=dict)
+    """Whose gradient of the next round is ready, in the order in which they were."""
+    queue: list[tuple[float, int, int]] = field(default_factory=list)
+    """A heap of (rank by `order`, worker, step): gradients of this round that are ready. Others are to be skipped."""
+    ticket: int = 0
+    """The rank that `order=ready` gave last."""
+    first: int = 0
+    """The worker at which `order=rotate` begins in this round."""
+    granted: tuple[int, int] | None = None
+    """(worker, step) whose transfer is on its way: the one that may be."""
+    granted_at: float = 0.0
+    made_at: float = 0.0
+    """When this version was ordered to be made, or training began."""
+    going: dict[int, None] = field(default_factory=dict)
+    """To whom it is still to come, if anybody wants to know."""
+    unsent: list[int] = field(default_factory=list)
+    """With `broadcast=order`: for whom it was not ordered yet, the next one last. Who left is to be skipped."""
+    sending: int | None = None
+    """With `broadcast=order`: to whom a version is on its way."""
+    transfer: float | None = None
+    """How many seconds a gradient is on its way: a moving average; None before the first."""
+    broadcast: float | None = None
+    """The same from a version's order until the last worker has it."""
+    latest: list[tuple[float, int]] = field(default_factory=list)
+    """A heap of (-expected, worker) of those who compute for this round. Others are to be skipped."""
+    unknown: dict[int, None] = field(default_factory=dict)
+    """Who computes for this round, and nobody can tell how long."""
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        """See the contract, `core.machine.Machine`."""
+        seat = self.roster.observe(fact)
+        match fact:
+            case TrainingBegan(members=members, version=version, at=at):
+                self.version = version
+                self.first = min((worker for worker, _, _ in members), default=0)
+                self._goes_to([worker for worker, _, _ in members], at)
+                return tuple(self._enter(worker, ("began", version), at) for worker, _, _ in members)
+            case WorkerJoined(worker=worker, at=at):
+                return (self._enter(worker, ("joined", worker, self.version), at),)
+            case GradientReady():
+                assert seat is not None
+                return self._computed(fact, seat)
+            case UpdateArrived():
+                assert seat is not None
+                return self._received(fact, seat)
+            case StepDeclined(worker=worker, at=at):
+                self._forget(worker)
+                if worker in self.kept:  # that one is still to come
+                    self._await(worker, 1)
+                return self._go_on(at)
+            case WorkerLeft(worker=worker, at=at):
+                assert seat is not None
+                self._forget(worker)
+                if self.granted is not None and self.granted[0] == worker:
+                    self.granted = None
+                return (*self._lost(fact, seat), *self._go_on(at))
+            case ParametersTaken():
+                assert seat is not None
+                return self._taken(fact, seat)
+            case _:
+                assert_never(fact)
+
+    def _enter(self, worker: int, why: Why, at: float) -> Release:
+        self.desks[worker] = Desk()
+        self._await(worker, 1)
+        return self._release(worker, self.version, why, at)
+
+    def _await(self, worker: int, gradients: int) -> None:
+        self.awaited[worker] = gradients
+        self.owing += gradients
+
+    def _release(
+        self, worker: int, version: int, why: Why, at: float, parameters: Literal["pull", "held"] = "pull"
+    ) -> Release:
+        desk = self.desks[worker]
+        desk.began = at
+        self._expect(worker, desk, at if parameters == "held" else at + (self.broadcast or 0.0))
+        return self.roster.release(worker, version, why, parameters)
+
+    def _expect(self, worker: int, desk: Desk, began: float) -> None:
+        """Predict when it is done with the step that it begins then."""
+        if self.config.idle != "guarded":
+            return
+        if desk.compute is None:
+            self.unknown[worker] = None
+            return
+        expected, desk.expected = desk.expected, began + desk.compute
+        if worker in self.awaited and desk.expected != expected:
+            heappush(self.latest, (-desk.expected, worker))
+
+    def _computed(self, fact: GradientReady, seat: Seat) -> tuple[Order, ...]:
+        worker, at = fact.worker, fact.at
+        desk = self.desks[worker]
+        if fact.version > desk.holds:  # it computed on it, so it has come
+            self._came(worker, desk, fact.version)
+        if self.config.idle == "guarded" or self.config.order == "shortest":
+            desk.compute = _averaged(desk.compute, at - desk.began)
+        desk.expected = None
+        self.unknown.pop(worker, None)
+        if worker in self.awaited:
+            self._queue(worker, seat.step)
+        else:
+            self.early[worker] = None
+        orders = (*self._freshened(worker, seat, desk, at), *self._go_on(at))
+        if seat.step == fact.step and seat.phase == "ready":
+            return (*orders, Hold(worker=worker, why=self._not_its_turn(worker)))
+        return orders
+
+    def _received(self, fact: UpdateArrived, seat: Seat) -> tuple[Order, ...]:
+        worker, step, at = fact.worker, fact.step, fact.at
+        if self.config.idle == "guarded":
+            self.transfer = _averaged(self.transfer, at - self.granted_at)
+        self.granted = None
+        samples = seat.samples
+        if worker in self.kept and self.kept[worker][0] == step:
+            _, samples = self.kept.pop(worker)
+        self.arrived[worker, step] = samples
+        self.awaited[worker] -= 1
+        self.owing -= 1
+        if not self.awaited[worker]:
+            del self.awaited[worker]
+        ahead = () if worker in self.awaited else self._ahead(worker, seat, at)
+        if seat.phase == "arrived" and self.awaited and worker in self.desks:
+            return (Hold(worker=worker, why=self._missing(worker)), *self._go_on(at))
+        return (*ahead, *self._go_on(at))
+
+    def _taken(self, fact: ParametersTaken, seat: Seat) -> tuple[Order, ...]:
+        worker, version, at = fact.worker, fact.version, fact.at
+        if self.sending == worker:
+            self.sending = None
+        desk = self.desks.get(worker)
+        if desk is None:
+            return self._go_on(at)
+        if worker in self.going and version == self.version and len(self.going) == 1:
+            self.broadcast = _averaged(self.broadcast, at - self.made_at)
+        self._came(worker, desk, version)
+        if seat.phase == "computing" and seat.version == version:
+            desk.began = at
+            self._expect(worker, desk, at)
+        orders = self._freshened(worker, seat, desk, at) or self._ahead(worker, seat, at)
+        if version < self.version and self.config.broadcast == "all":
+            orders = (*orders, *self._send(worker, at))
+        if seat.phase == "arrived" and worker not in self.awaited:
+            orders = (*orders, Hold(worker=worker, why=self._missing(worker)))
+        return (*orders, *self._go_on(at))
+
+    def _came(self, worker: int, desk: Desk, version: int) -> None:
+        desk.holds = version
+        if version == self.version:
+            self.going.pop(worker, None)
+        if self.sending == worker:
+            self.sending = None
+
+    def _forget(self, worker: int) -> None:
+        """It computes no more, and nobody waits for it."""
+        self.desks.pop(worker, None)
+        self.owing -= self.awaited.pop(worker, 0)
+        self.early.pop(worker, None)
+        self.going.pop(worker, None)
+        self.unknown.pop(worker, None)
+        if self.sending == worker:
+            self.sending = None
+
+    def _lost(self, fact: WorkerLeft, seat: Seat) -> tuple[Order, ...]:
+        """The orders to drop what the departed had computed and not delivered."""
+        step, _ = self.kept.pop(fact.worker, (None, None))
+        if step is None or step == seat.pushing:
+            return Roster.half_pushed(fact, seat)
+        why: Why = ("half-pushed", fact.worker, fact.reason)
+        drop = DropUpdate(worker=fact.worker, step=step, samples="return", why=why)
+        return (drop, *Roster.half_pushed(fact, seat))
+
+    def _ahead(self, worker: int, seat: Seat, at: float) -> tuple[Order, ...]:
+        """The order to compute on the version that it holds, if it has nothing to do and that is allowed."""
+        if self.config.idle == "none" or seat.phase != "arrived" or len(self.desks) == 1 or worker not in self.desks:
+            return ()
+        desk = self.desks[worker]
+        made = worker in self.awaited  # the version that it waits for, which has not come to it
+        if desk.holds != self.version - made:
+            return ()
+        why = self._allowed(desk, made, at)
+        if why is None:
+            return ()
+        return (self._release(worker, desk.holds, why, at, "held"),)
+
+    def _allowed(self, desk: Desk, made: bool, at: float) -> Why | None:
+        """Why it may compute ahead: it is done before the version that it waits for is here. None: it may not."""
+        if self.config.idle == "always":
+            return ("idle", desk.holds + 1)
+        if desk.compute is None or self.transfer is None or self.broadcast is None:
+            return None
+        wait = self.broadcast
+        if not made:
+            if self.unknown:
+                return None
+            latest = self._latest()
+            coming = self.owing * self.transfer
+            wait += coming if latest is None else max(coming, latest - at + self.transfer)
+        if desk.compute > wait * (1 + TOLERANCE):
+            return None
+        return ("in-time", desk.holds + 1, wait, desk.compute)
+
+    def _latest(self) -> float | None:
+        """When the last of those who compute for this round is predicted to be ready; None if nobody does."""
+        while self.latest:
+            negative, worker = self.latest[0]
+            if worker in self.awaited and worker in self.desks and self.desks[worker].expected == -negative:
+                return -negative
+            heappop(self.latest)
+        return None
+
+    def _freshened(self, worker: int, seat: Seat, desk: Desk, at: float) -> tuple[Order, ...]:
+        """The orders that follow once it has a stale gradient and, since, the version to compute a fresh one on."""
+        stale = self.config.stale
+        if stale == "next" or worker not in self.awaited or seat.phase == "computing":
+            return ()
+        if not seat.version < desk.holds == self.version:
+            return ()
+        why: Why = ("fresh", self.version)
+        if stale == "accumulate":
+            if seat.phase != "arrived":
+                self.kept[worker] = (seat.step, seat.samples)
+            return (self._release(worker, self.version, why, at, "held"),)
+        if seat.phase != "ready":  # what is on its way is its gradient of this round
+            return ()
+        drop = DropUpdate(worker=worker, step=seat.step, samples="return", why=("stale", seat.step, self.version))
+        return (drop, self._release(worker, self.version, why, at, "held"))
+
+    def _go_on(self, at: float) -> tuple[Order, ...]:
+        self._latest()
+        return (*self._close_round(at), *self._send_next(at), *self._grant(at))
+
+    def _close_round(self, at: float) -> tuple[Order, ...]:
+        if self.awaited or not self.arrived:
+            return ()
+        line = list(dict.fromkeys(worker for worker, _ in self.arrived if worker in self.desks))
+        round_ = sorted(self.arrived.items())
+        self.arrived = {}
+        self.version += 1
+        counted = all(samples for _, samples in round_)  # else every gradient weighs the same
+        parts = [(worker, step, (samples or 1) if counted else 1) for (worker, step), samples in round_]
+        total = sum(part for _, _, part in parts)
+        contributions = tuple((worker, step, part / total) for worker, step, part in parts)
+        why: Why = ("round-complete", self.version, len(parts))
+        apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
+        workers = sorted(line)
+        self._open_round(workers, at)
+        if self.config.broadcast == "order":
+            self.unsent = line[::-1]
+            return (apply, *self._in_line(line))
+        return (apply, *(order for worker in workers for order in self._send(worker, at)))
+
+    def _open_round(self, workers: list[int], at: float) -> None:
+        """Everybody who has not declined, in ascending order, owes a gradient, whether he is at it already or not."""
+        self._goes_to(workers, at)
+        if self.config.order == "rotate":
+            self.first = next((worker for worker in workers if worker > self.first), min(workers, default=self.first))
+        self.latest = []
+        for worker in workers:
+            ahead = self.roster.seats[worker].phase != "arrived"
+            self._await(worker, 2 if ahead and self.config.stale == "accumulate" else 1)
+            expected = self.desks[worker].expected
+            if expected is not None:
+                self.latest.append((-expected, worker))
+        heapify(self.latest)
+        self.queue, self.ticket = [], 0
+        for worker in self.early:
+            self._queue(worker, self.roster.seats[worker].step)
+        self.early = {}
+
+    def _goes_to(self, workers: list[int], at: float) -> None:
+        """The version of now goes out to these: take the time until all have it."""
+        if self.config.idle == "guarded":
+            self.made_at, self.going = at, dict.fromkeys(workers)
+
+    def _in_line(self, line: list[int]) -> list[Order]:
+        """Those wait for the one before them who have nothing to do."""
+        holds: list[Order] = []
+        before = self.sending
+        for worker in line:
+            if before is not None and self.roster.seats[worker].phase == "arrived":
+                holds.append(Hold(worker=worker, why=("in-line", self.version, before)))
+            before = worker
+        return holds
+
+    def _send_next(self, at: float) -> tuple[Order, ...]:
+        """With `broadcast=order`: the next one's turn, once the version has come to the one before."""
+        while self.sending is None and self.unsent:
+            worker = self.unsent.pop()
+            if worker in self.desks and self.desks[worker].holds < self.version:
+                self.sending = worker
+                return self._send(worker, at)
+        return ()
+
+    def _send(self, worker: int, at: float) -> tuple[Order, ...]:
+        """The order that brings it the newest version: its next step's own pull, if it has nothing else to do."""
+        seat, desk = self.roster.seats[worker], self.desks[worker]
+        why: Why = ("broadcast", self.version)
+        idle = seat.phase == "arrived"
+        if seat.pulling is not None and seat.pulling > desk.holds:  # one after the other: `_taken` sends this one
+            return (Hold(worker=worker, why=("on-its-way", seat.pulling)),) if idle else ()
+        if idle:
+            return (self._release(worker, self.version, why, at),)
+        return (self.roster.pull(worker, self.version, why),)
+
+    def _queue(self, worker: int, step: int) -> None:
+        rank: float = 0
+        match self.config.order:
+            case "ready":
+                rank = self.ticket = self.ticket + 1 if self.queue else 0
+            case "rotate":
+                rank = int(worker < self.first)
+            case "shortest":
+                rank = self.desks[worker].compute or 0.0
+        heappush(self.queue, (rank, worker, step))
+
+    def _grant(self, at: float) -> tuple[Order, ...]:
+        """The order to transfer the next gradient, if none is on its way."""
+        while self.queue and not self._waits(*self.queue[0][1:]):
+            heappop(self.queue)
+        if self.granted is not None or not self.queue:
+            return ()
+        _, worker, step = heappop(self.queue)
+        self.granted, self.granted_at = (worker, step), at
+        seat = self.roster.seats[worker]
+        why: Why = ("turn", self.config.order)
+        if seat.step == step:
+            return (self.roster.push(worker, why),)
+        seat.pushing = step
+        return (StartPush(worker=worker, step=step, why=why),)
+
+    def _waits(self, worker: int, step: int) -> bool:
+        """Whether this gradient is there, and not on its way."""
+        seat = self.roster.seats.get(worker)
+        if seat is None:
+            return False
+        if seat.step == step:
+            return seat.phase == "ready"
+        return worker in self.kept and self.kept[worker][0] == step
+
+    def _not_its_turn(self, worker: int) -> Why:
+        if worker in self.early:
+            return ("early", self.version + 1)
+        assert self.granted is not None
+        return ("transferring", *self.granted)
+
+    def _missing(self, worker: int) -> Why:
+        if self.desks[worker].holds < self.version:
+            return ("on-its-way", self.version)
+        if len(self.awaited) > NAMED_AT_MOST:
+            return ("round-open-many", self.version + 1, len(self.awaited))
+        return ("round-open", self.version + 1, ", ".join(map(str, self.awaited)))
+
+
+def _averaged(average: float | None, newest: float) -> float:
+    return newest if average is None else average + NEWEST_WEIGHS * (newest - average)
+
+
+def _transfers(machine: Machine) -> list[tuple[int, int]]:
+    """(worker, step) of the gradients that are on their way."""
+    seats = machine.roster.seats.items()
+    current = [(worker, seat.step) for worker, seat in seats if seat.phase == "pushing"]
+    return current + [(worker, seat.pushing) for worker, seat in seats if seat.pushing is not None]
+
+
+def _ages(machine: Machine) -> list[int]:
+    """Of every gradient that is being computed, waits or is transferred: its round minus its version."""
+    return [
+        machine.version + (worker not in machine.awaited) - seat.version
+        for worker, seat in machine.roster.seats.items()
+        if seat.phase in ("computing", "ready", "pushing")
+    ]
+
+
+SPEC = Spec(
+    name="hsp",
+    title="Hybrid synchronous parallel (reconstructed from the abstract)",
+    family="parameter-server",
+    paper="Li et al., HSP, ICPP 2022, doi 10.1145/3545008.3545024; reconstructed from its abstract",
+    config=Config,
+    machine=Machine,
+    rounds=True,
+    invariants={
+        "at most one gradient is on its way": lambda machine: (
+            _transfers(machine) == ([] if machine.granted is None else [machine.granted])
+        ),
+        "no gradient waits while nothing is on its way": lambda machine: bool(machine.granted) or not machine.queue,
+        "every gradient in hand is of age 0 or 1": lambda machine: all(age in (0, 1) for age in _ages(machine)),
+        "with idle=none every gradient in hand is of age 0": lambda machine: (
+            machine.config.idle != "none" or not any(_ages(machine))
+        ),
+        "a worker owes a round one gradient, or two of which one is stale": lambda machine: all(
+            owed == 1 or (owed == 2 and machine.config.stale == "accumulate") for owed in machine.awaited.values()
+        ),
+        "whoever is not awaited has its gradient in the round, and may be at one of the next": lambda machine: all(
+            worker in machine.awaited or machine.roster.seats[worker].phase in ("arrived", "computing", "ready")
+            for worker in machine.desks
+        ),
+        "as many gradients are to come as are owed": lambda machine: machine.owing == sum(machine.awaited.values()),
+    },
+    reasons={
+        **REASONS,
+        "turn": "no other gradient is on its way, and it is the next one (order={0})",
+        "transferring": "worker {0} transfers the gradient of its step {1}",
+        "early": "its gradient is of the round after version {0}, which is not made yet",
+        "round-complete": "version {0} has all its {1} gradients",
+        "round-open": "version {0} waits for worker {1}",
+        "round-open-many": "version {0} waits for {1} workers",
+        "broadcast": "version {0} goes to everybody",
+        "in-line": "version {0} goes to worker {1} first",
+        "on-its-way": "version {0} has not come to it yet",
+        "idle": "it would only wait for version {0}",
+        "in-time": "version {0} is predicted to come in {1:.3g} s, and its gradient to be computed in {2:.3g} s",
+        "fresh": "version {0} has come since it computed a stale gradient",
+        "stale": "step {0} is on parameters older than version {1}, which has come",
+    },
+)

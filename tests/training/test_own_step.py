@@ -1,0 +1,149 @@
+"""Where the optimizer runs in the worker (PS+): what a script may do with it, in real runs against plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+import pytest
+import torch
+
+from paceline.training.seeding import epoch_order
+from support.runs import Run, run, side_by_side
+from support.scripts import functions_of
+
+SEED = 2
+
+SCRIPT = """
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+
+class Mine(torch.optim.Optimizer):
+    '''Keeps a count of its own, and replaces what it steps.'''
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self):
+        self.steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.data = parameter.data - group["lr"] / self.steps**0.5 * parameter.grad
+
+
+def build(what):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+    model[0].unused = nn.Parameter(torch.ones(3))
+    groups = [{"params": model[0].parameters()}]
+    groups += [{"params": model[2].parameters(), "lr": 0.02}]
+    optimizers = {
+        "adamw": lambda: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
+        "foreach": lambda: torch.optim.Adam(groups, lr=0.01, foreach=True),
+        "fused": lambda: torch.optim.SGD(groups, lr=0.05, momentum=0.9, fused=True),
+        "rmsprop": lambda: torch.optim.RMSprop(groups, lr=0.005, momentum=0.5),
+        "mine": lambda: Mine(groups, lr=0.1),
+    }
+    optimizer = optimizers.get(what, lambda: torch.optim.SGD(groups, lr=0.05, momentum=0.9))()
+    data = TensorDataset(torch.randn(120, 5), torch.randn(120, 2))
+    return model, optimizer, DataLoader(data, batch_size=4, shuffle=True)
+
+
+def changed(what, model, optimizer):
+    '''What the script does to them between prepare and the first step.'''
+    if what == "loaded":
+        other_model, other, _ = build(what)
+        nn.functional.mse_loss(other_model(torch.ones(4, 5)), torch.ones(4, 2)).backward()
+        other.step()
+        optimizer.load_state_dict(other.state_dict())
+    if what == "clamped":
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+
+
+def train(model, optimizer, x, y):
+    nn.functional.mse_loss(model(x), y).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+if __name__ == "__main__":
+    what = sys.argv[1]
+    model, optimizer, loader = paceline.prepare(*build(what))
+    changed(what, model, optimizer)
+    for step, (x, y) in enumerate(loader):
+        train(model, optimizer, x, y)
+        if what == "late" and step == 3:
+            model[0].weight.data.clamp_(-0.1, 0.1)
+        if what == "late state" and step == 3:
+            optimizer.load_state_dict(optimizer.state_dict())
+    if what == "momentum":
+        torch.save(optimizer.state_dict(), sys.argv[2])
+"""
+
+EQUAL = ("sgd", "adamw", "foreach", "fused", "rmsprop", "mine", "loaded", "clamped")
+REFUSED = {
+    "late": 'the script changed the parameter "0.weight" after the first step',
+    "late state": "the script called optimizer.load_state_dict() after the first step",
+}
+
+Runs = dict[str, Future[Run]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    folder = tmp_path_factory.mktemp("runs")
+    flags = ("-p", "ps-plus", "--threads", "1", "--seed", str(SEED), "--record", "0", "--tee", "none")
+
+    def call(what: str, workers: int, *arguments: str) -> partial[Run]:
+        args: Sequence[str] = (what, *arguments)
+        return partial(run, SCRIPT, "-n", str(workers), *flags, args=args, tmp_path=folder)
+
+    calls = {what: call(what, 1) for what in (*EQUAL, *REFUSED)}
+    calls["momentum"] = call("momentum", 1, str(folder / "state.pt"))
+    calls["clamped by two"] = call("clamped", 2)
+    with side_by_side(calls) as futures:
+        yield futures
+
+
+@pytest.mark.parametrize("what", EQUAL)
+def test_any_optimizer_trains_as_in_plain_pytorch(what: str, runs: Runs) -> None:
+    """To the rounding of what is pushed: the difference that a step makes."""
+    script = functions_of(SCRIPT)
+    model, optimizer, loader = script.build(what)
+    script.changed(what, model, optimizer)
+    for ids in epoch_order(loader.batch_sampler, SEED, 0):
+        script.train(model, optimizer, *loader.dataset[ids])
+    final = runs[what].result().completed().final()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(final[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_comes_too_late_is_refused_by_name(what: str, runs: Runs) -> None:
+    ended = runs[what].result()
+    assert ended.code == 2
+    assert REFUSED[what] in ended.err
+
+
+def test_the_optimizer_s_state_is_the_script_s_own(runs: Runs) -> None:
+    ended = runs["momentum"].result().completed()
+    state = torch.load(ended.folder.parent / "state.pt")["state"]
+    assert state[0]["momentum_buffer"].abs().sum() > 0
+    assert state[0]["momentum_buffer"].shape == (8, 5)
+
+
+def test_what_all_changed_before_the_first_step_is_adopted(runs: Runs) -> None:
+    ended = runs["clamped by two"].result().completed()
+    assert ended.final()["0.unused"].tolist() == pytest.approx([0.1] * 3, rel=1e-6)
