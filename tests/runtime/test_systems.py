@@ -19,7 +19,7 @@ from paceline.training.seeding import epoch_order
 from support.runs import Run, run, side_by_side
 from support.scripts import functions_of, training
 
-SAMPLES, EPOCHS = 640, 2  # 160 batches of 4 an epoch, 20 for each of eight workers
+SAMPLES, EPOCHS = 640, 3  # 160 batches of 4 an epoch, 20 for each of eight workers
 SCRIPT = training(samples=SAMPLES, epochs=EPOCHS)
 
 BURSTS = """
@@ -54,8 +54,8 @@ compute = "20ms"
 [[event]]
 worker = 2
 at_step = 6
-for_steps = 5
-slow = 6.0
+for_steps = 2
+slow = 30.0
 """
 
 DEATH = (
@@ -68,11 +68,11 @@ kill = true
 """
 )
 
-DETECTOR = "window=3,consecutive=2,min_gap=0.7"  # sees such a short slowness, and not that of a busy machine
+DETECTOR = "window=2,consecutive=1,min_gap=0.85"  # sees so great a slowness, and not that of a busy machine
 SWITCHES = {
     "none": "switch_at=0.5",
-    "greedy": f"switch_at=0.4,stragglers=greedy,{DETECTOR}",
-    "elastic": f"switch_at=0.4,stragglers=elastic,{DETECTOR}",
+    "greedy": f"switch_at=0.2,stragglers=greedy,{DETECTOR}",
+    "elastic": f"switch_at=0.2,stragglers=elastic,{DETECTOR}",
 }
 
 Runs = dict[str, Future[Run]]
@@ -265,7 +265,7 @@ def test_sync_switch_switches_at_the_planned_work(runs: Runs) -> None:
     ended = runs["switch none"].result().completed()
     (switch,) = ended.summary["switches"]
     assert (switch["from"], switch["to"]) == ("bsp", "asp")
-    assert switch["why"] == "the first part has done 640 of the 640 that were planned for it"
+    assert switch["why"] == "the first part has done 960 of the 960 that were planned for it"
     applied = 0
     for _, orders in history(ended):
         applied += 4 * sum(len(order.contributions) for order in orders if isinstance(order, ApplyUpdate))
@@ -293,8 +293,11 @@ def test_the_first_gradients_after_a_switch_are_computed_on_the_last_version_bef
 def test_greedy_goes_to_the_second_protocol_while_somebody_is_slow_and_comes_back(runs: Runs) -> None:
     for name in ("greedy", "death"):
         switches = runs[f"switch {name}"].result().completed().summary["switches"]
-        assert [switch["to"] for switch in switches][:3] == ["asp", "bsp", "asp"], switches
-        assert switches[0]["why"] == "worker 2 is a straggler"
+        assert [switch["to"] for switch in switches] == ["asp", "bsp", "asp"], switches
+        assert [switch["why"] for switch in switches][:2] == [
+            "worker 2 is a straggler",
+            "there is no straggler any more, and the first part has work left",
+        ]
 
 
 def test_elastic_goes_on_without_the_straggler_until_the_switch(runs: Runs) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerLeft
-from paceline.core.leases import Batch, Dealing, Leases
+from paceline.core.leases import Batch, Leases
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
@@ -35,7 +35,17 @@ from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
-from paceline.runtime.offers import AREAS, difference, lack_of_memory, region_bytes, slots_for
+from paceline.runtime.offers import (
+    AREAS,
+    dealing,
+    difference,
+    lack_of_memory,
+    lack_of_work,
+    region_bytes,
+    remarks,
+    slots_for,
+    work,
+)
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
 from paceline.runtime.recordings import Recordings
@@ -203,15 +213,11 @@ class Coordinator:
                 self._refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return
         if self._region is None:
-            lack = lack_of_memory(first, self.settings.workers, available_bytes(), self._steps_in_store)
-            if lack:
-                self._refuse(lack)
-                return
-            if self._spec.parts and self._work(first) is None:
-                self._refuse(
-                    f"{self._spec.name} needs to know how much work there is, and the script has no loader whose "
-                    "samples could be counted; say it in steps, with --max-steps"
-                )
+            why = lack_of_work(first, self.settings) or lack_of_memory(
+                first, self.settings.workers, available_bytes(), self._steps_in_store
+            )
+            if why:
+                self._refuse(why)
                 return
             self._region = Region.create(region_bytes(first, self._slots, self.settings.workers * AREAS))
         ours, theirs = pair()
@@ -241,45 +247,25 @@ class Coordinator:
         assert self._region is not None
         self._offer = offer = offered[0].offer
         assert offer is not None
-        self.leases = Leases(self._dealing(offer), [member.worker for member in offered])
+        self.leases = Leases(dealing(offer, self.settings), [member.worker for member in offered])
         for member in offered:
             member.stage = "training"
             self._send(member, messages.Begin(self._slots, AREAS), (self._region.descriptor,))
         for seconds, worker in self.settings.scenario.kills_by_time():
             self._loop.after(seconds, lambda w=worker: self._kill(self.members[w]))  # type: ignore[misc]
-        if offer.streams:
-            self._output.say(
-                "an IterableDataset is each worker's own stream: nothing is leased, samples are not counted, and "
-                "whether workers see the same ones is up to it (it can ask paceline.worker())"
-            )
-        work = self._work(offer)
-        if self._spec.parts and work is not None and not (self.settings.epochs or offer.epochs or not offer.loads):
-            self._output.say(
-                f"the script does not say for how many epochs it trains; {self._spec.name} assumes one "
-                "(prepare(..., epochs=N) or --epochs N says it)"
-            )
+        for line in remarks(offer, self.settings):
+            self._output.say(line)
         self._on_begin(offer)
         self._exchange.begin(self._store(), offer.model_bytes, self._steps_in_store)
         self._origin = time.monotonic()
         nodes = self.settings.scenario.nodes
         hosts = {m.worker: f"node-{m.worker * nodes // self.settings.workers}" for m in offered}
         members = tuple((m.worker, hosts[m.worker], 0) for m in offered)
-        self._happened.append(TrainingBegan(members=members, version=0, at=self._at(), work=work))
-
-    def _dealing(self, offer: messages.Offered) -> Dealing:
-        if (self.settings.shards or offer.shards) == "static":
-            return "static"
-        return "rounds" if self.settings.choice.rounds else "queue"
+        self._happened.append(TrainingBegan(members=members, version=0, at=self._at(), work=work(offer, self.settings)))
 
     @property
     def _steps_in_store(self) -> bool:
         return self._spec.optimizer == "store"
-
-    def _work(self, offer: messages.Offered) -> int | None:
-        """Samples in the whole run, or steps where none are counted; None if nobody knows."""
-        if offer.epoch_samples is None:
-            return None if offer.loads else self.settings.max_steps
-        return offer.epoch_samples * (self.settings.epochs or offer.epochs or 1)
 
     # --- what workers say ---------------------------------------------------------------------------
 

@@ -1,8 +1,12 @@
-"""What workers bring to the start: whether they fit together, and into memory."""
+"""What workers bring to the start: whether they fit together, into memory, and to the protocol."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from paceline.core.leases import Dealing
 from paceline.runtime.messages import Offered
+from paceline.runtime.settings import Settings
 
 BESIDE_READERS = 3  # the newest version, the one being made, the one being written to disk
 AREAS = 2  # push areas of each worker: it may compute while the store still needs its last update
@@ -48,3 +52,41 @@ def lack_of_memory(offer: Offered, workers: int, available: int, steps_in_store:
         f"updates and {what}, of {offer.slot_bytes:,} bytes each) and there are {available:,}; "
         "use fewer workers or a smaller model"
     )
+
+
+def work(offer: Offered, settings: Settings) -> int | None:
+    """Samples in the whole run, or steps where none are counted; None if nobody knows."""
+    if offer.epoch_samples is None:
+        return None if offer.loads else settings.max_steps
+    return offer.epoch_samples * (settings.epochs or offer.epochs or 1)
+
+
+def lack_of_work(offer: Offered, settings: Settings) -> str:
+    """Why a protocol that switches at a share of the work can't do so; empty if it can, or is none."""
+    if not settings.choice.spec.parts or work(offer, settings) is not None:
+        return ""
+    return (
+        f"{settings.choice.spec.name} needs to know how much work there is, and the script has no loader whose samples "
+        "could be counted; say it in steps, with --max-steps"
+    )
+
+
+def dealing(offer: Offered, settings: Settings) -> Dealing:
+    """How batches are shared out at first."""
+    if (settings.shards or offer.shards) == "static":
+        return "static"
+    return "rounds" if settings.choice.rounds else "queue"
+
+
+def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
+    """What a user should know as training begins, a line each."""
+    if offer.streams:
+        yield (
+            "an IterableDataset is each worker's own stream: nothing is leased, samples are not counted, and "
+            "whether workers see the same ones is up to it (it can ask paceline.worker())"
+        )
+    if settings.choice.spec.parts and offer.loads and not (settings.epochs or offer.epochs):
+        yield (
+            f"the script does not say for how many epochs it trains; {settings.choice.spec.name} assumes one "
+            "(prepare(..., epochs=N) or --epochs N says it)"
+        )
