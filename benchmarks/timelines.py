@@ -1,0 +1,75 @@
+"""Pictures of the protocols: for each, one real run, and who did what when in a part of it.
+
+    python benchmarks/timelines.py                               # all of them, into docs/protocols
+    python benchmarks/timelines.py dssp hsp --out pictures       # these, into that folder
+    python benchmarks/timelines.py --keep runs/timelines         # the runs' folders stay there
+
+Each run is `paceline run -p PROTOCOL --scenario examples/scenarios/contended.toml examples/digits.py --epochs 2`. The
+picture is of the first seconds; where the protocol switches, of those around the first switch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from paceline.records.picture import draw
+from paceline.records.timeline import Timeline, read_timeline
+
+ROOT = Path(__file__).parent.parent
+SCENARIO = Path("examples") / "scenarios" / "contended.toml"
+SCRIPT = ("examples/digits.py", "--epochs", "2")
+PROTOCOLS = {
+    "asp": "asp",
+    "bsp": "bsp",
+    "dssp": "dssp:lower=1,upper=4",
+    "hsp": "hsp",
+    "ps-plus": "ps-plus",
+    "ssp": "ssp:bound=1",
+    "sync-switch": "sync-switch:switch_at=0.3",
+}
+"""A picture's name: the protocol as it is written for `-p`."""
+
+
+def train(protocol: str, folder: Path) -> Timeline:
+    """The timeline of one run, which leaves its folder there."""
+    command = [sys.executable, "-m", "paceline", "run", "-p", protocol, "--scenario", str(SCENARIO), "--tee", "none"]
+    command += ["--record", "0", "--out", str(folder.absolute()), *SCRIPT]
+    finished = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    if finished.returncode != 0:
+        sys.exit(finished.returncode)
+    return read_timeline(folder / "ledger.sqlite")
+
+
+def window(timeline: Timeline, seconds: float) -> tuple[float, float]:
+    """So many seconds of it, or all if it was shorter."""
+    middle = timeline.switches[0].at if timeline.switches else 0.0
+    began = max(0.0, min(middle - seconds / 2, timeline.ended - seconds))
+    return began, min(began + seconds, timeline.ended)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROTOCOLS)} (default: all)")
+    parser.add_argument("--seconds", type=float, default=2.4, help="how much of the run a picture shows")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "protocols", help="where the pictures go")
+    parser.add_argument("--keep", type=Path, help="where the runs' folders go, each by its picture's name")
+    args = parser.parse_args()
+    for name in args.names:
+        if name not in PROTOCOLS:
+            parser.error(f"there is no picture {name}; there are {', '.join(PROTOCOLS)}")
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="paceline-timelines-") as temporary:
+        for name in args.names or PROTOCOLS:
+            timeline = train(PROTOCOLS[name], (args.keep or Path(temporary)) / name)
+            began, ended = window(timeline, args.seconds)
+            (args.out / f"{name}.svg").write_text(draw(timeline, PROTOCOLS[name], began, ended))
+            print(f"{args.out / name}.svg: {began:.2f} s to {ended:.2f} s of {timeline.ended:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""What a timeline says of a run's ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from paceline.core.facts import Fact, GradientReady, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, SwitchProtocol
+from paceline.errors import ConfigError
+from paceline.records.ledger import Ledger
+from paceline.records.timeline import (
+    Computing,
+    Lane,
+    Stay,
+    Switch,
+    Timeline,
+    Transfer,
+    Version,
+    Waiting,
+    read_timeline,
+)
+from paceline.records.times import StepTimes, TransferTimes
+from records.histories import PROTOCOLS, History
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Iterator[Ledger]:
+    with closing(Ledger(path)) as ledger:
+        yield ledger
+
+
+@pytest.fixture
+def read(path: Path, ledger: Ledger) -> Callable[[], Timeline]:
+    def close_and_read() -> Timeline:
+        ledger.close()
+        return read_timeline(path)
+
+    return close_and_read
+
+
+def began(*workers: int, at: float = 0.0) -> TrainingBegan:
+    return TrainingBegan(members=tuple((worker, "here", 0) for worker in workers), version=0, at=at)
+
+
+def left(worker: int, reason: str, at: float) -> WorkerLeft:
+    return WorkerLeft(worker=worker, reason=reason, at=at)
+
+
+def make(version: int, *updates: tuple[int, int]) -> ApplyUpdate:
+    return ApplyUpdate(version=version, contributions=tuple((worker, step, 1.0) for worker, step in updates))
+
+
+def computed(ledger: Ledger, worker: int, step: int, version: int, since: float, until: float) -> None:
+    """A step from then until then, on that version; its gradient is heard of at once."""
+    fact = GradientReady(worker=worker, step=step, version=version, samples=8, at=until)
+    ledger.record(fact, ())
+    ledger.step_times(worker, step, StepTimes(since, until - since, 0.0, 0.0, 0.0, 0.0))
+
+
+def arrived(ledger: Ledger, worker: int, step: int, at: float, *orders: Order) -> None:
+    ledger.record(UpdateArrived(worker=worker, step=step, at=at), orders)
+
+
+def step(began: float, ended: float, number: int, on: int, made: int | None = None) -> Computing:
+    return Computing(began=began, ended=ended, step=number, version=on, made=made)
+
+
+def parts(lane: Lane) -> list[Computing | Waiting]:
+    return sorted([*lane.computing, *lane.waiting], key=lambda part: part.began)
+
+
+def test_a_worker_computes_or_waits_from_its_coming_until_it_leaves(
+    ledger: Ledger, read: Callable[[], Timeline]
+) -> None:
+    ledger.note("protocol", {"name": "asp", "config": {}})
+    ledger.record(began(0, 1, at=0.5), ())
+    computed(ledger, 0, 0, version=0, since=1.0, until=2.0)
+    arrived(ledger, 0, 0, 2.5, make(1, (0, 0)))
+    computed(ledger, 0, 1, version=1, since=3.0, until=4.0)
+    computed(ledger, 1, 0, version=0, since=1.5, until=4.5)
+    arrived(ledger, 1, 0, 5.0, make(2, (1, 0)))
+    arrived(ledger, 0, 1, 5.5, make(3, (0, 1)))
+    ledger.record(left(0, "finished", 6.0), ())
+    ledger.record(left(1, "died", 7.0), ())
+    zero, one = (timeline := read()).lanes
+    assert (timeline.protocol, timeline.began, timeline.ended) == ("asp", 0.5, 7.0)
+    assert zero.stays == (Stay(began=0.5, ended=6.0, left="finished"),)
+    assert zero.computing == (step(1.0, 2.0, 0, on=0, made=1), step(3.0, 4.0, 1, on=1, made=3))
+    assert zero.waiting == (
+        Waiting(began=0.5, ended=1.0),
+        Waiting(began=2.0, ended=3.0),
+        Waiting(began=4.0, ended=6.0),
+    )
+    assert one.stays == (Stay(began=0.5, ended=7.0, left="died"),)
+    assert one.waiting == (Waiting(began=0.5, ended=1.5), Waiting(began=4.5, ended=7.0))
+
+
+def test_an_update_is_as_stale_as_the_versions_between_what_it_was_computed_on_and_what_it_made(
+    ledger: Ledger, read: Callable[[], Timeline]
+) -> None:
+    ledger.record(began(0, 1), ())
+    computed(ledger, 0, 0, version=0, since=0.0, until=1.0)
+    computed(ledger, 1, 0, version=0, since=0.0, until=2.0)
+    arrived(ledger, 0, 0, 2.0, make(1, (0, 0)))
+    arrived(ledger, 1, 0, 3.0, make(2, (1, 0)))
+    zero, one = read().lanes
+    assert [lane.computing[0].staleness for lane in (zero, one)] == [0, 1]
+
+
+def test_an_update_that_was_dropped_or_is_on_its_way_has_made_nothing(
+    ledger: Ledger, read: Callable[[], Timeline]
+) -> None:
+    ledger.record(began(0, 1), ())
+    computed(ledger, 0, 0, version=0, since=0.0, until=1.0)
+    computed(ledger, 1, 0, version=0, since=0.0, until=1.0)
+    ledger.record(left(1, "died", 2.0), (DropUpdate(worker=1, step=0, samples="return"),))
+    for lane in read().lanes:
+        assert (lane.computing[0].made, lane.computing[0].staleness) == (None, None)
+
+
+def test_transfers_go_on_beside_computing_and_are_told_apart(ledger: Ledger, read: Callable[[], Timeline]) -> None:
+    ledger.record(began(0), ())
+    computed(ledger, 0, 0, version=0, since=1.0, until=3.0)
+    ledger.transferred(0, "push", 0, 700, TransferTimes(3.0, 4.0, 4.1))
+    ledger.transferred(0, "pull", 1, 700, TransferTimes(1.0, 2.0, 2.1))
+    (lane,) = read().lanes
+    assert lane.transfers == (
+        Transfer(began=1.0, ended=2.0, direction="pull", number=1, size=700),
+        Transfer(began=3.0, ended=4.0, direction="push", number=0, size=700),
+    )
+    assert lane.computing == (step(1.0, 3.0, 0, on=0),)
+
+
+def test_who_was_there_at_the_last_fact_has_not_left(ledger: Ledger, read: Callable[[], Timeline]) -> None:
+    ledger.record(began(0, 1), ())
+    ledger.record(left(0, "died", 2.0), ())
+    computed(ledger, 1, 0, version=0, since=0.0, until=3.0)
+    assert read().lanes[1].stays == (Stay(began=0.0, ended=3.0, left=None),)
+
+
+def test_who_comes_back_stays_twice_and_does_nothing_in_between(ledger: Ledger, read: Callable[[], Timeline]) -> None:
+    ledger.record(began(0), ())
+    computed(ledger, 0, 0, version=0, since=0.0, until=1.0)
+    ledger.record(left(0, "died", 2.0), ())
+    ledger.record(WorkerJoined(worker=0, host="here", step=1, at=5.0), ())
+    computed(ledger, 0, 1, version=0, since=6.0, until=7.0)
+    (lane,) = read().lanes
+    assert lane.stays == (Stay(began=0.0, ended=2.0, left="died"), Stay(began=5.0, ended=7.0, left=None))
+    assert lane.waiting == (Waiting(began=1.0, ended=2.0), Waiting(began=5.0, ended=6.0))
+
+
+def test_a_version_is_where_it_was_ordered_with_how_many_updates(ledger: Ledger, read: Callable[[], Timeline]) -> None:
+    ledger.record(began(0, 1), ())
+    arrived(ledger, 1, 0, 2.0, make(1, (0, 0), (1, 0)))
+    assert read().versions == (Version(version=1, at=2.0, updates=2),)
+
+
+def test_a_switch_has_a_time_and_training_that_begins_anew_is_nobodys_coming(
+    ledger: Ledger, read: Callable[[], Timeline]
+) -> None:
+    ledger.record(began(0), ())
+    members = ((0, "here", 1),)
+    arrived(ledger, 0, 0, 3.0, SwitchProtocol(to="asp", parameters=(), members=members, since=2.0))
+    ledger.record(began(0, at=3.5), ())
+    timeline = read()
+    assert timeline.switches == (Switch(to="asp", since=2.0, at=3.0),)
+    assert timeline.began == 0.0
+    assert timeline.lanes[0].stays == (Stay(began=0.0, ended=3.5, left=None),)
+
+
+def test_where_clocks_disagree_steps_are_cut_so_that_none_overlap(ledger: Ledger, read: Callable[[], Timeline]) -> None:
+    ledger.record(began(0, at=1.0), ())
+    computed(ledger, 0, 0, version=0, since=0.9, until=2.1)
+    computed(ledger, 0, 1, version=0, since=2.0, until=3.0)
+    ledger.record(left(0, "finished", 2.9), ())
+    (lane,) = read().lanes
+    assert lane.computing == (step(1.0, 2.1, 0, on=0), step(2.1, 2.9, 1, on=0))
+    assert lane.waiting == ()
+
+
+def test_times_of_a_step_whose_fact_was_not_written_are_left_out(ledger: Ledger, read: Callable[[], Timeline]) -> None:
+    ledger.record(began(0), ())
+    ledger.step_times(0, 0, StepTimes(0.0, 1.0, 0.0, 0.0, 0.0, 0.0))
+    ledger.record(left(0, "died", 2.0), ())
+    assert read().lanes[0].computing == ()
+
+
+def test_a_ledger_in_which_nothing_has_happened_has_no_lanes(read: Callable[[], Timeline]) -> None:
+    assert read() == Timeline(protocol="", began=0.0, ended=0.0, lanes=(), versions=(), switches=())
+
+
+def test_without_a_ledger_there_is_no_timeline(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no ledger can be read there"):
+        read_timeline(tmp_path / "none.sqlite")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_parts_of_a_stay_follow_each_other_and_sum_to_the_workers_time_in_the_run(
+    protocol: str, seed: int, ledger: Ledger, read: Callable[[], Timeline]
+) -> None:
+    pairs: list[tuple[Fact, tuple[Order, ...]]] = []
+    released: dict[int, float] = {}
+
+    def record(fact: Fact, orders: tuple[Order, ...]) -> None:
+        pairs.append((fact, orders))
+        ledger.record(fact, orders)
+        if isinstance(fact, GradientReady):
+            since = released[fact.worker] + 0.25 * (fact.at - released[fact.worker])
+            ledger.step_times(fact.worker, fact.step, StepTimes(since, fact.at - since, 0.0, 0.0, 0.0, 0.0))
+        released.update((order.worker, fact.at) for order in orders if isinstance(order, Release))
+
+    History(protocol, seed, on_record=record).run()
+    timeline = read()
+    seconds = dict.fromkeys(range(4), 0.0)
+    for fact, _ in pairs:
+        match fact:
+            case TrainingBegan():
+                seconds = dict.fromkeys(seconds, timeline.ended - fact.at)
+            case WorkerLeft():
+                seconds[fact.worker] -= timeline.ended - fact.at
+            case WorkerJoined():
+                seconds[fact.worker] += timeline.ended - fact.at
+    facts = [fact for fact, _ in pairs if isinstance(fact, GradientReady)]
+    for lane in timeline.lanes:
+        inside = parts(lane)
+        assert all(part.ended > part.began for part in inside)
+        assert all(one.ended <= other.began for one, other in pairwise(inside))
+        assert sum(part.ended - part.began for part in inside) == pytest.approx(seconds[lane.worker])
+        assert sum(stay.ended - stay.began for stay in lane.stays) == pytest.approx(seconds[lane.worker])
+        assert [one.step for one in lane.computing] == [fact.step for fact in facts if fact.worker == lane.worker]
+    versions = [order.version for _, orders in pairs for order in orders if isinstance(order, ApplyUpdate)]
+    assert [version.version for version in timeline.versions] == versions
+    assert sum(one.made is not None for lane in timeline.lanes for one in lane.computing) == sum(
+        version.updates for version in timeline.versions
+    )
