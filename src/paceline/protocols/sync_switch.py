@@ -1,0 +1,547 @@
+"""Sync-Switch: one protocol for the first part of the work, another for the rest, switched live.
+
+By default BSP for the first sixteenth, then ASP. The two machines are handed to it; it only decides when. While
+workers are slow for a time it may change over early and come back (`greedy`), or go on without them (`elastic`).
+
+Source: Li, Mangoubi, Xu, Guo, ICDCS 2021 (arXiv 2104.08364), for the two phases and the two straggler policies. From
+the authors' released code and logs: work counts in single workers' batches, so that a BSP step of n workers is n of
+them; ASP has the script's learning rate, BSP n times it; under both policies the planned work of the first phase is
+done in full. How stragglers are found is recalled, not quoted: throughput below mean - standard deviation
+(population) several times in a row. The numbers `window` and `consecutive` are ours, and so is `min_gap`: one
+slightly slow worker of eight is 2.6 standard deviations below the mean, however slight that is.
+
+Counter convention: work is counted in samples of applied updates (updates, where samples are not counted). The first
+phase ends with the update that reaches `switch_at` of the run's work. Lead and staleness are as in the active part.
+
+Deviations: nothing is stopped, saved and started again. From the fact that ends a phase on, no worker begins another
+step under its protocol; what was begun is finished and applied by it; then the next one begins with everybody. From
+BSP that is the same moment: a round has just been applied. A phase that comes back begins with a fresh machine.
+
+Ours:
+- While a phase ends, whoever has nothing under way leaves its machine, so that its rounds shrink instead of waiting.
+  Who joins then waits for the next phase. Who has run out of data is no member of it.
+- `rescale=linear`: as a phase begins in which a version is the mean of a gradient from each worker, learning rates are
+  multiplied by the number of workers; then, before a version, by the number of those whose gradients are in it. A
+  newcomer has the script's own rates.
+- A worker is looked at over its last `window` steps, by samples for each second from when it could begin a step until
+  its gradient was ready: waiting is not in it. There is a look each time as many updates were applied as workers take
+  part. Of fewer than three nobody is a straggler: the slower of two is always exactly one deviation below the mean.
+- `elastic`: a straggler is out from its next release until the next phase, also if it comes back in between. The last
+  one who computes is never sent out. When nobody computes any more but some are out, the next phase begins at once;
+  with `switch_at=1`, where there is none, `first` begins anew with them.
+- With `switch_at=1` and `greedy`, `first` goes on to the end of the data whenever there is no straggler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Literal, assert_never
+
+from paceline.core.choice import check_parameters, parameter
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.machine import Machine as AnyMachine
+from paceline.core.machine import Part, Spec
+from paceline.core.orders import (
+    AdjustTraining,
+    ApplyUpdate,
+    DropUpdate,
+    Hold,
+    Order,
+    Release,
+    StartPull,
+    StartPush,
+    SwitchProtocol,
+    Why,
+)
+from paceline.core.roster import Roster, Seat
+from paceline.errors import ProtocolViolation
+
+NAMED_AT_MOST = 4  # workers that a sentence names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What comes first and what then, when, and what is done about workers that are slow for a time."""
+
+    first: str = parameter("bsp", "the protocol of the first part of the work")
+    then: str = parameter("asp", "the protocol of the rest")
+    switch_at: float = parameter(0.0625, "the share of the run's work after which `then` takes over", least=0, most=1)
+    stragglers: Literal["none", "greedy", "elastic"] = parameter(
+        "none",
+        "what is done about stragglers during the first part: nothing, `then` takes over until there is none, "
+        "they are left out until `then`",
+    )
+    window: int = parameter(10, "latest steps over which a worker's throughput is taken", unit="steps", least=2)
+    consecutive: int = parameter(3, "looks in a row at which a straggler is found slow", unit="looks", least=1)
+    min_gap: float = parameter(
+        0.1, "share of the mean throughput by which a straggler is at least below it", least=0, most=1
+    )
+    rescale: Literal["linear", "none"] = parameter(
+        "linear",
+        "the learning rate while a version is the mean of a gradient from each worker: "
+        "times the number of workers, or as it is",
+    )
+
+    def __post_init__(self) -> None:
+        check_parameters("sync-switch", self)
+
+
+def slow(speeds: Mapping[int, float], min_gap: float) -> list[int]:
+    """Who is slow, of these throughputs by worker, in their unit: below mean - deviation, and `min_gap` below the mean.
+
+    >>> slow({0: 10.0, 1: 10.0, 2: 10.0, 3: 3.0}, 0.1)
+    [3]
+    """
+    if len(speeds) < 3:
+        return []
+    mean = math.fsum(speeds.values()) / len(speeds)
+    deviation = math.sqrt(math.fsum((speed - mean) ** 2 for speed in speeds.values()) / len(speeds))
+    limit = min(mean - deviation, (1 - min_gap) * mean)
+    return [worker for worker, speed in speeds.items() if speed < limit]
+
+
+@dataclass(slots=True)
+class Window:
+    """A worker's latest steps: (samples, seconds) of each, and their sums."""
+
+    steps: list[tuple[int, float]] = field(default_factory=list)
+    samples: int = 0
+    seconds: float = 0.0
+
+    def add(self, samples: int, seconds: float, length: int) -> None:
+        """One more step; the oldest is forgotten beyond `length`."""
+        self.steps.append((samples, seconds))
+        self.samples += samples
+        self.seconds += seconds
+        if len(self.steps) > length:
+            samples, seconds = self.steps.pop(0)
+            self.samples -= samples
+            self.seconds -= seconds
+
+
+@dataclass(slots=True)
+class Machine:
+    """`roster` is the truth: the active part's machine may think of a worker as released that is not.
+
+    A live worker is in exactly one of `members`, `declined` and `parked`; or it declined in an earlier phase.
+    """
+
+    config: Config
+    first: Part
+    then: Part
+    active: Literal["first", "then"] = "first"
+    """Whose machine decides. The other one's is fresh."""
+    version: int = 0
+    work: int | None = None
+    """The run's, as in `TrainingBegan`."""
+    goal: int | None = None
+    """How much of it `first` is to do; None: as long as there is any."""
+    done: int = 0
+    """How much of it `first` has done, in all its phases; beyond the goal it is not counted any more."""
+    roster: Roster = field(default_factory=Roster)
+    hosts: dict[int, str] = field(default_factory=dict)
+    """Of everybody live."""
+    members: dict[int, None] = field(default_factory=dict)
+    """Who takes part in the phase."""
+    declined: dict[int, None] = field(default_factory=dict)
+    """Who took part in it, until there was no data left."""
+    parked: dict[int, None] = field(default_factory=dict)
+    """Who waits for the next phase, and has nothing under way."""
+    unsettled: dict[int, dict[int, int | None]] = field(default_factory=dict)
+    """By worker and step: the samples of updates that are neither applied nor dropped yet, also of those who left."""
+    fetching: dict[int, None] = field(default_factory=dict)
+    """To whom a version is on its way beside its step. A release's own pull has ended when the gradient is ready."""
+    draining: float | None = None
+    """While a phase ends: the time of the fact since which it does."""
+    to: Literal["first", "then"] = "then"
+    """What comes next, while a phase ends."""
+    cause: tuple[str, ...] = ()
+    """The `why` of that."""
+    leaving: dict[int, None] = field(default_factory=dict)
+    """Members that are out, as stragglers, as soon as what they have under way is done."""
+    out: dict[int, None] = field(default_factory=dict)
+    """Whom the phase's machine has seen leave as stragglers, whether they are live or not."""
+    scales: dict[int, int] = field(default_factory=dict)
+    """What workers' learning rates are multiplied by, as far as it was ordered; else 1."""
+    began: dict[int, float] = field(default_factory=dict)
+    """When a worker could begin the step that it is at, as far as anybody asks."""
+    windows: dict[int, Window] = field(default_factory=dict)
+    streaks: dict[int, int] = field(default_factory=dict)
+    """At how many looks in a row up to the latest one a worker was slow; no zeros."""
+    unlooked: int = 0
+    """Updates applied since the latest look."""
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        """See the contract, `core.machine.Machine`."""
+        if isinstance(fact, TrainingBegan):
+            self._expect_work(fact)
+        seat = self.roster.observe(fact)
+        turn = _Turn(fact.at)
+        if isinstance(fact, TrainingBegan):
+            self._begin(fact, turn)
+        elif self._note(fact, seat, turn):
+            self._carry(self.part.machine.handle(fact), turn)
+        self._end(turn)
+        why: Why = ("left-out",) if self.draining is None else ("ending", self.part.name, self._part(self.to).name)
+        holds = [Hold(worker=worker, why=why) for worker in turn.parked if worker in self.parked]
+        return (*turn.orders, *holds)
+
+    @property
+    def part(self) -> Part:
+        """The one that is active."""
+        return self._part(self.active)
+
+    @property
+    def planned(self) -> bool:
+        """Whether `first` has work to do yet."""
+        return self.goal is None or self.done < self.goal
+
+    @property
+    def watching(self) -> bool:
+        """Whether stragglers are looked for."""
+        if self.config.stragglers == "none":
+            return False
+        return self.planned and (self.active == "first" or self.config.stragglers == "greedy")
+
+    @property
+    def stragglers(self) -> list[int]:
+        """Whom the latest looks found slow often enough."""
+        return [worker for worker, looks in self.streaks.items() if looks >= self.config.consecutive]
+
+    def is_idle(self, worker: int) -> bool:
+        """Whether it has nothing under way: no step, no gradient, no transfer."""
+        seat = self.roster.seats[worker]
+        return seat.phase in ("parked", "arrived") and seat.pushing is None and worker not in self.fetching
+
+    def _part(self, which: Literal["first", "then"]) -> Part:
+        return self.first if which == "first" else self.then
+
+    def _expect_work(self, fact: TrainingBegan) -> None:
+        if not self.roster.began and fact.work is None and 0 < self.config.switch_at < 1:
+            raise ProtocolViolation(
+                fact, f"nobody knows how much work there is, and switch_at={self.config.switch_at} is a share of it"
+            )
+
+    # --- facts --------------------------------------------------------------------------------------
+
+    def _begin(self, fact: TrainingBegan, turn: _Turn) -> None:
+        self.version, self.work = fact.version, fact.work
+        self.hosts = {worker: host for worker, host, _ in fact.members}
+        if self.config.switch_at < 1:  # of the share as it is typed: 0.1 of 30 is 3, and not a rounding error more
+            self.goal = math.ceil(Decimal(repr(self.config.switch_at)) * (fact.work or 0))
+        self._enter("first" if self.planned else "then", fact, turn)
+
+    def _note(self, fact: Fact, seat: Seat | None, turn: _Turn) -> bool:
+        """Returns whether the active machine is to hear of it."""
+        assert seat is not None
+        assert not isinstance(fact, TrainingBegan)
+        worker = fact.worker
+        match fact:
+            case WorkerJoined(host=host):
+                self.hosts[worker] = host
+                if self.draining is not None or worker in self.out:
+                    self._park(worker, turn)
+                    return False
+                self.members[worker] = None
+            case WorkerLeft():
+                return self._leave(worker)
+            case GradientReady(step=step, samples=samples, at=at):
+                self.unsettled.setdefault(worker, {})[step] = samples
+                if worker in self.began:
+                    window = self.windows.setdefault(worker, Window())
+                    window.add(_work(samples), at - self.began.pop(worker), self.config.window)
+            case StepDeclined():
+                del self.members[worker]
+                self.declined[worker] = None
+                self.leaving.pop(worker, None)
+                self._forget(worker)
+            case ParametersTaken(version=version, at=at):
+                self.fetching.pop(worker, None)
+                turn.touched.append(worker)
+                if worker in self.began and seat.phase == "computing" and seat.version == version:
+                    self.began[worker] = at
+            case UpdateArrived():
+                turn.touched.append(worker)
+            case _:
+                assert_never(fact)
+        return worker in self.members or worker in self.declined
+
+    def _leave(self, worker: int) -> bool:
+        inside = worker in self.members or worker in self.declined
+        if worker in self.leaving:  # its next step may have been swallowed: the machine's numbers are beyond ours
+            del self.leaving[worker]
+            self.out[worker] = None
+        self.hosts.pop(worker)
+        self.scales.pop(worker, None)
+        for company in (self.members, self.declined, self.parked, self.fetching):
+            company.pop(worker, None)
+        self._forget(worker)
+        return inside
+
+    def _forget(self, worker: int) -> None:
+        """What was known of its pace."""
+        for known in (self.began, self.windows, self.streaks):
+            known.pop(worker, None)
+
+    # --- the active machine's orders ----------------------------------------------------------------
+
+    def _carry(self, orders: tuple[Order, ...], turn: _Turn) -> None:
+        """Pass them on, noted; but no release of somebody who is to begin nothing more under this machine."""
+        for order in orders:
+            match order:
+                case Release(worker=worker):
+                    if self.draining is not None or worker in self.leaving:
+                        turn.touched.append(worker)
+                        continue
+                    self.roster.release(worker, order.version, order.why, order.parameters)
+                    if self.watching:
+                        self.began[worker] = turn.at
+                case StartPush(worker=worker):
+                    seat = self.roster.seats[worker]
+                    if order.step == seat.step:
+                        self.roster.push(worker)
+                    else:  # beside the next step's computation
+                        seat.pushing = order.step
+                case StartPull(worker=worker):
+                    self.roster.pull(worker, order.version, order.why)
+                    self.fetching[worker] = None
+                case DropUpdate(worker=worker):
+                    self._settle(worker, order.step, turn)
+                    dropped = self.roster.seats.get(worker)
+                    if dropped is not None and dropped.phase == "ready" and dropped.step == order.step:
+                        dropped.phase = "parked"  # nothing of it is left
+                case ApplyUpdate():
+                    if self.part.rounds:
+                        self._scale([worker for worker, _, _ in order.contributions], turn)
+                    turn.orders.append(order)
+                    self._applied(order, turn)
+                    continue
+            turn.orders.append(order)
+
+    def _settle(self, worker: int, step: int, turn: _Turn) -> int:
+        """That update is applied or dropped: how much work was in it."""
+        turn.touched.append(worker)
+        updates = self.unsettled[worker]
+        work = _work(updates.pop(step))
+        if not updates:
+            del self.unsettled[worker]
+        return work
+
+    def _applied(self, order: ApplyUpdate, turn: _Turn) -> None:
+        self.version = order.version
+        work = sum(self._settle(worker, step, turn) for worker, step, _ in order.contributions)
+        if self.goal is not None and self.planned and self.active == "first":
+            self.done += work
+            if not self.planned and self.draining is None:
+                self._drain("then", ("planned", str(self.done), str(self.goal)), turn)
+        if self.watching and self.draining is None:
+            self.unlooked += len(order.contributions)
+            if self.unlooked >= len(self.members):
+                self._look(turn)
+
+    def _scale(self, workers: Iterable[int], turn: _Turn) -> None:
+        """The rates for what these workers make: together, or each by itself."""
+        if self.config.rescale == "none":
+            return
+        company = dict.fromkeys(workers)
+        scale = len(company) if self.part.rounds else 1
+        why: Why = ("mean-of", scale) if self.part.rounds else ("one-by-one",)
+        for worker in company:
+            if worker in self.hosts and self.scales.get(worker, 1) != scale:
+                self.scales[worker] = scale
+                turn.orders.append(AdjustTraining(worker=worker, learning_rate_scale=float(scale), why=why))
+
+    # --- stragglers ---------------------------------------------------------------------------------
+
+    def _look(self, turn: _Turn) -> None:
+        """Costs O(n), once in n updates."""
+        self.unlooked = 0
+        found = slow(self._speeds(), self.config.min_gap)
+        self.streaks = {worker: self.streaks.get(worker, 0) + 1 for worker in found}
+        stragglers = self.stragglers
+        if self.config.stragglers == "elastic":
+            for worker in stragglers:
+                if worker not in self.leaving and len(self.members) - len(self.leaving) > 1:
+                    self.leaving[worker] = None
+                    turn.touched.append(worker)
+        elif self.active == "first" and stragglers:
+            some = ", ".join(map(str, stragglers[:NAMED_AT_MOST]))
+            self._drain("then", ("straggler", some), turn)
+        elif self.active == "then" and not stragglers:
+            self._drain("first", ("recovered",), turn)
+
+    def _speeds(self) -> dict[int, float]:
+        """Samples for each second of computing, of those who have made enough steps."""
+        speeds = {}
+        for worker in self.members:
+            window = self.windows.get(worker)
+            if window is not None and len(window.steps) == self.config.window and window.seconds > 0:
+                speeds[worker] = window.samples / window.seconds
+        return speeds
+
+    # --- phases -------------------------------------------------------------------------------------
+
+    def _drain(self, to: Literal["first", "then"], cause: tuple[str, ...], turn: _Turn) -> None:
+        """From here on nobody begins a step in this phase."""
+        self.draining, self.to, self.cause = turn.at, to, cause
+        turn.touched.extend(self.members)
+
+    def _park(self, worker: int, turn: _Turn) -> None:
+        self.parked[worker] = None
+        turn.parked.append(worker)
+
+    def _end(self, turn: _Turn) -> None:
+        """Let go of members as far as that may be now; and change over if that was all."""
+        for worker in turn.touched:  # it grows meanwhile: rounds that no longer wait for somebody end, and so on
+            ends = self.draining is not None or worker in self.leaving
+            if ends and worker in self.members and self.is_idle(worker):
+                self._take_out(worker, turn)
+        if self.members or not self.parked:
+            return
+        if self.draining is None:  # else they would wait for ever
+            self._drain("first" if self.goal is None else "then", ("deserted",), turn)
+        if not self.unsettled:
+            self._switch(turn)
+
+    def _take_out(self, worker: int, turn: _Turn) -> None:
+        """The active machine takes it for one who left. What it has pushed stays in the round that is open."""
+        evicted = worker in self.leaving
+        if evicted:
+            del self.leaving[worker]
+            self.out[worker] = None
+        del self.members[worker]
+        self._park(worker, turn)
+        left = WorkerLeft(worker=worker, reason="evicted" if evicted else "drained", at=turn.at)
+        self._carry(self.part.machine.handle(left), turn)
+
+    def _switch(self, turn: _Turn) -> None:
+        """The next part begins, with everybody who has not run out of data."""
+        assert self.draining is not None
+        seats = self.roster.seats
+        members = tuple((worker, self.hosts[worker], seats[worker].step + 1) for worker in sorted(self.parked))
+        part = self._part(self.to)
+        turn.orders.append(
+            SwitchProtocol(
+                to=part.name, parameters=part.parameters, members=members, since=self.draining, why=self.cause
+            )
+        )
+        self.part.machine = _fresh(self.part.machine)
+        self.draining, self.cause = None, ()
+        self.unlooked = 0
+        began = TrainingBegan(members=members, version=self.version, at=turn.at, work=self.work)
+        self._enter(self.to, began, turn)
+
+    def _enter(self, which: Literal["first", "then"], began: TrainingBegan, turn: _Turn) -> None:
+        self.active = which
+        self.parked, self.declined, self.leaving, self.out = {}, {}, {}, {}
+        self.members = {worker: None for worker, _, _ in began.members}
+        if not self.watching:
+            self.began, self.windows, self.streaks = {}, {}, {}
+        self._scale(self.members, turn)
+        self._carry(self.part.machine.handle(began), turn)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one fact leads to."""
+
+    at: float
+    orders: list[Order] = field(default_factory=list)
+    touched: list[int] = field(default_factory=list)
+    """Of whom something has ended: they may be idle now."""
+    parked: list[int] = field(default_factory=list)
+    """Who began to wait for the next phase."""
+
+
+def _work(samples: int | None) -> int:
+    """Of an update: its samples; one, where samples are not counted."""
+    return 1 if samples is None else samples
+
+
+def _fresh(machine: AnyMachine) -> AnyMachine:
+    return type(machine)(machine.config)  # type: ignore[attr-defined, call-arg]
+
+
+def _is_somewhere(machine: Machine) -> bool:
+    return all(
+        (worker in machine.members) + (worker in machine.parked) + (seat.phase == "declined") == 1
+        for worker, seat in machine.roster.seats.items()
+    )
+
+
+def _agrees(machine: Machine) -> bool:
+    """Of everybody who is not on the way out the active machine knows what is true."""
+    inner: Any = machine.part.machine
+    return machine.draining is not None or all(
+        inner.roster.seats[worker] == machine.roster.seats[worker]
+        for worker in (*machine.members, *machine.declined)
+        if worker not in machine.leaving
+    )
+
+
+def _is_in_no_machine(machine: Machine) -> bool:
+    inner: Any = machine.part.machine
+    return sorted(inner.roster.seats) == sorted((*machine.members, *machine.declined))
+
+
+SPEC = Spec(
+    name="sync-switch",
+    title="Sync-Switch: one protocol, then another",
+    family="parameter-server",
+    paper="Li et al., Sync-Switch: Hybrid Parameter Synchronization for Distributed Deep Learning, ICDCS 2021",
+    config=Config,
+    machine=Machine,
+    rounds=False,
+    parts=("first", "then"),
+    invariants={
+        "everybody takes part, has declined, or waits for the next phase": _is_somewhere,
+        "the machine of the part that is not active has begun nothing": lambda machine: (
+            (machine.then if machine.active == "first" else machine.first).machine
+            == _fresh((machine.then if machine.active == "first" else machine.first).machine)
+        ),
+        "who waits for the next phase is in no machine": _is_in_no_machine,
+        "who waits for the next phase has nothing under way": lambda machine: all(
+            machine.is_idle(worker) for worker in machine.parked
+        ),
+        "while no phase ends, only stragglers wait for the next one, and somebody computes": lambda machine: (
+            machine.draining is not None
+            or not machine.parked
+            or (bool(machine.members) and all(worker in machine.out for worker in machine.parked))
+        ),
+        "while no phase ends, its machine knows the truth": _agrees,
+        "once its planned work is done, the first part is at an end": lambda machine: (
+            machine.planned or machine.active == "then" or machine.draining is not None
+        ),
+        "once the first part's planned work is done, nobody looks for stragglers": lambda machine: (
+            machine.planned or machine.draining is not None or not (machine.began or machine.windows or machine.streaks)
+        ),
+        "whoever is on the way out still takes part": lambda machine: all(
+            worker in machine.members for worker in machine.leaving
+        ),
+        "stragglers are left out only in the first part": lambda machine: (
+            machine.active == "first" or not (machine.leaving or machine.out)
+        ),
+    },
+    reasons={
+        "planned": "the first part has done {0} of the {1} that were planned for it",
+        "straggler": "worker {0} is a straggler",
+        "recovered": "there is no straggler any more, and the first part has work left",
+        "deserted": "nobody computes any more but those who were left out",
+        "ending": "{0} comes to its end: {1} begins when all that was begun is applied",
+        "left-out": "it is a straggler: the others go on without it until the next phase",
+        "mean-of": "a version is the mean of gradients from {0} workers",
+        "one-by-one": "each update is applied by itself",
+    },
+)
