@@ -74,6 +74,7 @@ class Exchange:
         member.step = order.step
         if order.parameters == "pull":
             self.let_go_of_slot(member)
+            self._let_go_of_ahead(member)  # what it was pulled for did not come about
             member.reading = order.version
             self._pull(member, order.version, lambda: self._compute(member, order, None))
             return
@@ -86,8 +87,7 @@ class Exchange:
 
     def start_pull(self, member: Member, order: StartPull) -> None:
         """Transfer a version to it that a later step is to begin with."""
-        if member.ahead is not None:
-            self._stored().unclaim(member.ahead)
+        self._let_go_of_ahead(member)
         member.ahead = order.version
         self._pull(member, order.version, lambda: None)
 
@@ -153,9 +153,7 @@ class Exchange:
             if flow.member is member and self._link is not None:
                 self._link.cancel(number, self._now())
         member.queued = None
-        if member.ahead is not None:
-            self._stored().unclaim(member.ahead)
-            member.ahead = None
+        self._let_go_of_ahead(member)
 
     # --- the link -----------------------------------------------------------------------------------
 
@@ -178,6 +176,11 @@ class Exchange:
         """Seconds until the next transfer ends, if there is one."""
         end = self._link.next_end() if self._link is not None else None
         return None if end is None else max(0.0, end - self._now())
+
+    def _let_go_of_ahead(self, member: Member) -> None:
+        if member.ahead is not None:
+            self._stored().unclaim(member.ahead)
+        member.ahead = None
 
     def _pull(self, member: Member, version: int, then: Callable[[], None]) -> None:
         """Claim the version; when it is whole transfer it, then go on."""

@@ -1,0 +1,33 @@
+"""The pages under docs/protocols/ say what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.core.choice import declared, written
+from paceline.protocols import registry
+
+PAGES = Path(__file__).parents[1] / "docs" / "protocols"
+PUBLISHED = ("dssp", "hsp", "ps-plus", "sync-switch")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_page_s_table_has_every_parameter_with_its_default(name: str) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (PAGES / f"{name}.md").read_text(), re.MULTILINE)
+    told = {parameter: default.strip().strip("`") for parameter, default in rows}
+    assert told == {one.name: written(one.default) for one in declared(registry()[name].config).values()}
+
+
+@pytest.mark.parametrize("name", registry())
+def test_every_protocol_is_in_the_index_and_has_a_picture(name: str) -> None:
+    assert f"`{name}`" in (PAGES / "README.md").read_text()
+    assert (PAGES / f"{name}.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
+    assert [link for link in links if link and not (page.parent / link).exists()] == []
