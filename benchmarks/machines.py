@@ -41,6 +41,7 @@ from paceline.core.orders import (
     ApplyUpdate,
     DropUpdate,
     Hold,
+    LeaveOut,
     Order,
     Release,
     StartPull,
@@ -124,7 +125,7 @@ def play(choice: Choice, workers: int) -> Iterator[tuple[Fact, tuple[Order, ...]
                 return (ParametersTaken(worker=worker, version=version, at=now + PULL),)
             case StartPush(worker=worker, step=step):
                 return (UpdateArrived(worker=worker, step=step, at=now + PUSH),)
-            case Hold() | ApplyUpdate() | DropUpdate() | AdjustTraining() | SwitchProtocol():
+            case Hold() | ApplyUpdate() | DropUpdate() | LeaveOut() | AdjustTraining() | SwitchProtocol():
                 return ()
         raise Failed(f"this benchmark does not know what follows from {type(order).__name__}")
 

@@ -58,6 +58,7 @@ class Job:
     }
     ends: dict[Made, Callable[[Path], int | None]] = field(default_factory=dict)
     """What happens at the end of these runs, once, instead of `completed`."""
+    config: str = "[limits]\nepochs = 2\n"
     begun: list[Made] = field(default_factory=list)
     commands: list[list[str]] = field(default_factory=list)
 
@@ -86,6 +87,7 @@ class Job:
         if code in (None, 4):
             summary["outcome"] = "diverged" if code == 4 else "completed"
             (folder / "summary.json").write_text(json.dumps(summary))
+            (folder / "config.toml").write_text(self.config)
         return code or 0
 
 
@@ -346,6 +348,26 @@ def test_a_search_goes_on_only_with_the_same_settings(
     assert line.startswith(f"paceline: --out search holds another search: {difference}")
     assert line.endswith("; name another folder")
     assert tune("-p", "sync-switch:first=bsp", "-n", "2") == 0, "what is the default may be said"
+
+
+def test_a_search_does_not_go_on_over_a_script_that_has_changed(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    job.ends[ALL[2]] = interrupted
+    assert tune() == 130
+    Path("train.py").write_text("pass  # something else\n")
+    assert tune() == 2
+    assert "script_sha256 was" in capsys.readouterr().err
+
+
+def test_a_metric_that_there_is_not_costs_one_run_which_the_right_name_goes_on_from(job: Job) -> None:
+    assert tune("--metric", "acc") == 2
+    assert tune() == 0
+    assert len(job.begun) == len(set(job.begun)), "no run is made twice"
+
+
+def test_a_script_of_unknown_length_is_refused(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    job.config = "[limits]\n"
+    assert tune() == 2
+    assert "does not say for how many epochs it trains" in capsys.readouterr().err
 
 
 # --- what ends a search

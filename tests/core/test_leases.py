@@ -145,3 +145,36 @@ def test_whatever_happens_every_leased_sample_is_settled_once_skipped_or_left_ov
     assert max(settled.values(), default=1) == 1
     unasked = sum(leases.epochs[number].sizes[i] for number, epoch in leases.epochs.items() for i in epoch.queue)
     assert leases.settled + leases.skipped + leases.left_over() + unasked == total
+
+
+def test_what_is_set_aside_for_one_who_is_left_out_is_anybody_s_until_it_is_back() -> None:
+    leases = Leases("rounds", [0, 1])
+    leases.open(0, [1] * 6, "digest")
+    leases.leave_out(1)
+    assert [leases.take(0, 0, "digest") for _ in range(6)] == [Batch(0, index) for index in (0, 2, 4, 1, 3, 5)]
+    leases.open(1, [1] * 2, "digest")
+    assert leases.take(0, 1, "digest") == Batch(1, 0)
+    assert leases.take(0, 1, "digest") == Batch(1, 1)
+    leases.join(1)
+    leases.open(2, [1] * 2, "digest")
+    assert {leases.take(worker, 2, "digest") for worker in (0, 1)} == {Batch(2, 0), Batch(2, 1)}
+
+
+def test_from_rounds_to_a_queue_what_was_set_aside_is_anybody_s() -> None:
+    leases = Leases("rounds", [0, 1])
+    for epoch in range(2):
+        leases.open(epoch, [1] * 4, "digest")
+    assert leases.take(0, 0, "digest") == Batch(0, 0)
+    leases.deal("queue")
+    rest = [leases.take(0, 1, "digest") for _ in range(7)]
+    assert rest == [*(Batch(1, index) for index in range(4)), *(Batch(0, index) for index in (1, 2, 3))]
+    leases.open(2, [1] * 2, "digest")
+    assert [leases.take(1, 2, "digest") for _ in range(2)] == [Batch(2, 0), Batch(2, 1)]
+
+
+def test_fixed_shares_stay_whatever_decides() -> None:
+    leases = Leases("static", [0, 1])
+    leases.open(0, [1] * 4, "digest")
+    leases.deal("queue")
+    leases.leave_out(1)
+    assert [leases.take(0, 0, "digest") for _ in range(3)] == [Batch(0, 0), Batch(0, 2), None]

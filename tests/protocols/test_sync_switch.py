@@ -21,7 +21,7 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.orders import AdjustTraining, ApplyUpdate, Hold, Order, Release, StartPush, SwitchProtocol
+from paceline.core.orders import AdjustTraining, ApplyUpdate, Hold, LeaveOut, Order, Release, StartPush, SwitchProtocol
 from paceline.core.state import to_plain
 from paceline.errors import ConfigError
 from paceline.protocols import registry, sync_switch
@@ -648,7 +648,17 @@ def test_the_last_one_who_computes_goes_on_however_slow_it_is(monkeypatch: pytes
             *pushed(0, 0, 0, [hold(0)]),
             *pushed(1, 0, 0, [hold(1)]),
             *pushed(
-                2, 0, 0, [apply(1, *((worker, 0, 1 / 3) for worker in range(3))), release(2, 1, 1), hold(0), hold(1)]
+                2,
+                0,
+                0,
+                [
+                    apply(1, *((worker, 0, 1 / 3) for worker in range(3))),
+                    release(2, 1, 1),
+                    LeaveOut(worker=0),
+                    LeaveOut(worker=1),
+                    hold(0),
+                    hold(1),
+                ],
             ),
         ],
     )

@@ -30,6 +30,7 @@ from paceline.core.orders import (
     ApplyUpdate,
     DropUpdate,
     Hold,
+    LeaveOut,
     Order,
     Release,
     StartPull,
@@ -314,6 +315,8 @@ class World:
                     job.phase = "pushing"
             case StartPull(worker=worker, version=version):
                 self._pull(order, self._live(order, worker), version)
+            case LeaveOut(worker=worker):
+                self._live(order, worker, "idle", "arrived")
             case AdjustTraining(worker=worker, learning_rate_scale=scale):
                 self._live(order, worker)
                 if not scale > 0:

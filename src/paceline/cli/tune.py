@@ -7,12 +7,14 @@ search's. After each, `tune.json` has everything that is needed to go on.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -33,6 +35,8 @@ from paceline.version import __version__
 PROTOCOL, PARAMETER = "sync-switch", "switch_at"
 """Whose parameter is searched for."""
 
+JUDGED = ("metric", "lower_is_better", "goal")
+"""Settings that say what a run is judged by, and leave the run itself as it is."""
 STATE = "tune.json"
 
 USAGE, INTERRUPTED = 2, CODES["interrupted"]
@@ -170,6 +174,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     slowness["cluster"].pop("workers", None)  # which are a setting of their own
     return {
         "script": str(checked_script(options.script)),
+        "script_sha256": hashlib.sha256(options.script.read_bytes()).hexdigest(),
         "arguments": options.arguments,
         "protocol": {key: value for key, value in choice.parameters().items() if key != PARAMETER},
         "workers": workers,
@@ -205,13 +210,16 @@ def _opened(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         _finished(state)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{file}: no search can be read there ({error!r}); name another --out") from None
-    changed = [
-        f"{key} was {json.dumps(before.get(key))} and is {json.dumps(settings.get(key))}"
+    changed = {
+        key: f"{key} was {json.dumps(before.get(key))} and is {json.dumps(settings.get(key))}"
         for key in {**before, **settings}
         if before.get(key) != settings.get(key)
-    ]
+    }
+    if not state["trials"] and all(key in JUDGED for key in changed):
+        state["settings"] = settings  # the metric's name was wrong, say: the run that showed it is as good as before
+        return state
     if changed:
-        raise ConfigError(f"--out {folder} holds another search: {', '.join(changed)}; name another folder")
+        raise ConfigError(f"--out {folder} holds another search: {', '.join(changed.values())}; name another folder")
     return state
 
 
@@ -287,6 +295,11 @@ def _value(summary: Summary, metric: str, run: Path) -> float | None:
     if metric not in known:
         has = f"has {', '.join(known)}" if known else "has none, as the script registers no evaluate"
         raise ConfigError(f'--metric is "{metric}", but {run} {has}; name one that prepare(..., evaluate=) returns')
+    if "epochs" not in tomllib.loads((run / "config.toml").read_text())["limits"]:
+        raise ConfigError(
+            f"{run}: the script does not say for how many epochs it trains, so that nobody knows where {PARAMETER} is; "
+            "say it with --epochs N, or in prepare(..., epochs=N)"
+        )
     value: float | None = last[metric]
     return value
 

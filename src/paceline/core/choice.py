@@ -254,7 +254,7 @@ def named(name: str, known: Mapping[str, Spec]) -> Spec:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean "…"?)` if something known is near, else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
     return f' (did you mean "{close[0]}"?)' if close else ""
 
 

@@ -154,6 +154,14 @@ class Leases:
         if worker not in self.members:
             self.members = sorted([*self.members, worker])
 
+    def leave_out(self, worker: int) -> None:
+        """A worker takes no part for a while: what was set aside for it is anybody's. `join` brings it back."""
+        if self.dealing == "static":
+            return
+        self.members = [member for member in self.members if member != worker]
+        for opened in self.epochs.values():
+            opened.queue.extend(opened.shares.pop(worker, deque()))
+
     def leave(self, worker: int, died: bool) -> None:
         """A worker has gone: what it holds returns, and what was set aside for it is anybody's.
 

@@ -80,6 +80,14 @@ class DropUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveOut:
+    """This worker takes no part until the next `SwitchProtocol`: what data is set aside for it is anybody's."""
+
+    worker: int
+    why: Why = field(default=UNSAID, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdjustTraining:
     """Multiply the learning rates of the versions that are ordered from now on, where this worker's rates hold."""
 
@@ -104,4 +112,4 @@ class SwitchProtocol:
     why: Why = field(default=UNSAID, compare=False)
 
 
-Order = Release | Hold | StartPush | StartPull | ApplyUpdate | DropUpdate | AdjustTraining | SwitchProtocol
+Order = Release | Hold | StartPush | StartPull | ApplyUpdate | DropUpdate | LeaveOut | AdjustTraining | SwitchProtocol

@@ -131,6 +131,14 @@ class Scenario:
         A real step can be made longer, never shorter: speeds above 1, and jitter, whose factors lie on both
         sides of 1, need `compute` as the length to pad to. The simulator does without.
         """
+        if self.network is not None and self.network.bandwidth is None:
+            given = [f"message is {self.network.message} B"] if self.network.message is not None else []
+            given += [f"incast is {self.network.incast}"] if self.network.incast != 1 else []
+            if given:
+                raise ConfigError(
+                    f"{self._file}: network: {given[0]}, and there is no bandwidth for it to count on; set "
+                    'network.bandwidth, such as "1Gbit/s", or leave it out'
+                )
         if self.compute is None:
             remedy = "a real step can't be made shorter: set cluster.compute, so that a step can be padded"
             for worker, speed in self.speeds.items():

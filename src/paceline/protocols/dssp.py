@@ -61,7 +61,7 @@ class Config:
         3, "steps that any worker may lead the slowest one and still be released", unit="steps", least=0
     )
     upper: int = parameter(
-        15, "steps that a worker with a grant may lead it; as `lower` or more (the same: ssp)", unit="steps", least=0
+        15, "steps that a worker with a grant may lead it; `lower` or more (equal to it: ssp)", unit="steps", least=0
     )
     cap: bool = parameter(True, "whether nobody is ever released with a lead above `upper`, whatever is granted")
     counting: Literal["corrected", "literal"] = parameter(

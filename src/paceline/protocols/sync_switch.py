@@ -58,6 +58,7 @@ from paceline.core.orders import (
     ApplyUpdate,
     DropUpdate,
     Hold,
+    LeaveOut,
     Order,
     Release,
     StartPull,
@@ -421,6 +422,7 @@ class Machine:
         if evicted:
             del self.leaving[worker]
             self.out[worker] = None
+            turn.orders.append(LeaveOut(worker=worker, why=("left-out",)))
         del self.members[worker]
         self._park(worker, turn)
         left = WorkerLeft(worker=worker, reason="evicted" if evicted else "drained", at=turn.at)

@@ -18,6 +18,7 @@ from paceline.core.orders import (
     ApplyUpdate,
     DropUpdate,
     Hold,
+    LeaveOut,
     Order,
     Release,
     StartPull,
@@ -180,7 +181,11 @@ class Coordinator:
                 self._exchange.dropped(self.members[worker], step)
             case AdjustTraining(worker=worker, learning_rate_scale=scale):
                 self.members[worker].rate_scale = scale
-            case SwitchProtocol(to=name):
+            case LeaveOut(worker=worker):
+                self.leases.leave_out(worker)
+            case SwitchProtocol(to=name, members=members):
+                for worker, _, _ in members:
+                    self.leases.join(worker)
                 part = next(part for part in self.settings.choice.parts if part.spec.name == name)
                 self.leases.deal("rounds" if part.spec.rounds else "queue")
                 self._output.say(f"{name} decides from here on: {self.settings.choice.sentence(order.why)}")

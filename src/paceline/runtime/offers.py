@@ -85,6 +85,11 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
             "an IterableDataset is each worker's own stream: nothing is leased, samples are not counted, and "
             "whether workers see the same ones is up to it (it can ask paceline.worker())"
         )
+    if settings.epochs is not None and offer.epochs is not None and settings.epochs != offer.epochs:
+        yield (
+            f"--epochs {settings.epochs} is taken for the amount of work, though the script says {offer.epochs}; the "
+            "script trains no longer for that"
+        )
     if settings.choice.spec.parts and offer.loads and not (settings.epochs or offer.epochs):
         yield (
             f"the script does not say for how many epochs it trains; {settings.choice.spec.name} assumes one "
