@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.core.counts import Counts
-from paceline.core.facts import Fact, GradientReady, TrainingBegan, UpdateArrived, WorkerLeft
+from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import AdjustTraining, ApplyUpdate, Hold, Order, Release, StartPush, SwitchProtocol
 from paceline.records.ledger import read_facts
 from paceline.training.seeding import epoch_order
@@ -137,12 +137,13 @@ def test_under_bursts_no_worker_of_dssp_leads_by_more_than_its_upper_bound_and_o
                     if isinstance(order, Hold):
                         held += 1
                         assert counts.lead(order.worker) > 1, "nobody is held at a lead of the lower bound or less"
+            case StepDeclined() | WorkerLeft():
+                break  # who has run out of data counts no more
             case _:
-                break  # who runs out of data counts no more
-        if not isinstance(fact, TrainingBegan | UpdateArrived):
-            continue
-    assert most <= 5
-    assert ended.summary["per_worker"][0]["max_lead"] <= 5
+                pass
+    assert held > 0
+    assert 2 <= most <= 5
+    assert all(row["max_lead"] <= 5 for row in ended.summary["per_worker"])
 
 
 # --- HSP --------------------------------------------------------------------------------------------
@@ -293,11 +294,12 @@ def test_the_first_gradients_after_a_switch_are_computed_on_the_last_version_bef
 def test_greedy_goes_to_the_second_protocol_while_somebody_is_slow_and_comes_back(runs: Runs) -> None:
     for name in ("greedy", "death"):
         switches = runs[f"switch {name}"].result().completed().summary["switches"]
-        assert [switch["to"] for switch in switches] == ["asp", "bsp", "asp"], switches
-        assert [switch["why"] for switch in switches][:2] == [
-            "worker 2 is a straggler",
-            "there is no straggler any more, and the first part has work left",
-        ]
+        turns = [switch["to"] for switch in switches]
+        assert turns == (["asp", "bsp"] * len(turns))[: len(turns)]
+        assert turns[-1] == "asp"
+        whys = [switch["why"] for switch in switches]
+        assert "worker 2 is a straggler" in whys
+        assert "there is no straggler any more, and the first part has work left" in whys
 
 
 def test_elastic_goes_on_without_the_straggler_until_the_switch(runs: Runs) -> None:

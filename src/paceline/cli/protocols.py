@@ -93,7 +93,14 @@ def _plain(spec: Spec, parameter: Parameter) -> dict[str, Any]:
     if parameter.kind is bool:
         allowed = (True, False)
     elif parameter.name in spec.parts:
-        kind, allowed = "protocol", tuple(name for name, other in registry().items() if not other.parts)
+        kind, allowed = (
+            "protocol",
+            tuple(
+                name
+                for name, other in registry().items()
+                if not other.parts and (other.family, other.optimizer) == (spec.family, spec.optimizer)
+            ),
+        )
     elif parameter.kind is str:
         kind = "choice"
     limits = {"least": parameter.least, "above": parameter.above, "most": parameter.most}

@@ -164,19 +164,21 @@ class SharedLink:
         way.enter(number, size)
         return number
 
-    def cancel(self, number: int, at: float) -> None:
-        """It is never to end: from `at` on its share is the others'.
+    def cancel(self, number: int, at: float) -> bool:
+        """It is never to end: from `at` on its share is the others'. Returns whether that is so.
 
         Nothing happens if there is no such transfer, if it was reported or cancelled, or if it has ended by then:
         `finish` still reports that one.
         """
         if number not in self.open:
-            return
+            return False
         way = self.ways[self.open[number].direction]
         self._go_on(way, at)
-        if self.open[number].ended > self.moment:
-            way.remove(number)
-            self._close(number)
+        if self.open[number].ended <= self.moment:
+            return False
+        way.remove(number)
+        self._close(number)
+        return True
 
     def next_end(self) -> float | None:
         """When the next transfer ends if nothing else begins; None if there is none."""

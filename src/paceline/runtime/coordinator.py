@@ -445,6 +445,7 @@ class Coordinator:
         if not (member.trains and member.here and member.on_the_way):
             return False
         member.wait("its last update is on the way to the store")
+        member.step = None  # the one that it was released for, and for which there is no data
         self._leaving.append((member, end))
         return True
 
@@ -452,7 +453,8 @@ class Coordinator:
         """Who only waited for its last update leaves now."""
         leaving, self._leaving = self._leaving, []
         for member, end in leaving:
-            end(member)  # or is put off once more
+            if member.here:
+                end(member)  # or is put off once more
 
     def _script_ended(self, member: Member) -> None:
         if self._postponed(member, self._script_ended):
@@ -508,7 +510,7 @@ class Coordinator:
         self._end_look(member)
         self._adoption.lost(member.worker)
         self._go_on_with_adoption()
-        member.stage = "gone"
+        member.stage, member.finishing = "gone", False
         if not ended_well and not self._stopping:
             self._died(member, exit_phrase(status), step)
         if self._evaluations.present is not None and self._evaluations.present[0] is member:
@@ -649,7 +651,8 @@ class Coordinator:
             what = f'the parameter "{parameter}" is NaN or infinite in version {order.version}, made from {steps}'
         else:
             step = next(step for w, step, _ in order.contributions if w == worker)
-            what = f'the gradient of "{parameter}" is NaN or infinite in step {step} of worker {worker}'
+            pushed = "gradient" if self._steps_in_store else "update"
+            what = f'the {pushed} of "{parameter}" is NaN or infinite in step {step} of worker {worker}'
         if self.settings.on_divergence == "continue":
             self._output.say(f"{what}; going on (--on-divergence continue)")
         elif self.outcome == "completed":

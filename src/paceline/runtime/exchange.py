@@ -87,6 +87,8 @@ class Exchange:
 
     def start_pull(self, member: Member, order: StartPull) -> None:
         """Transfer a version to it that a later step is to begin with."""
+        if not member.trains:  # that it has left is the next that the machine hears of it
+            return
         self._let_go_of_ahead(member)
         member.ahead = order.version
         self._pull(member, order.version, lambda: None)
@@ -150,8 +152,8 @@ class Exchange:
     def left(self, member: Member) -> None:
         """It takes part no more: what was on the way to it or from it never ends."""
         for number, flow in list(self._flows.items()):
-            if flow.member is member and self._link is not None:
-                self._link.cancel(number, self._now())
+            if flow.member is member and self._link is not None and self._link.cancel(number, self._now()):
+                del self._flows[number]
         member.queued = None
         self._let_go_of_ahead(member)
 

@@ -90,6 +90,11 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
             f"--epochs {settings.epochs} is taken for the amount of work, though the script says {offer.epochs}; the "
             "script trains no longer for that"
         )
+    if settings.choice.spec.parts and offer.loads and settings.max_steps is not None:
+        yield (
+            f"{settings.choice.spec.name} counts the work in samples, {work(offer, settings)} in all; --max-steps may end "
+            "the run before it switches"
+        )
     if settings.choice.spec.parts and offer.loads and not (settings.epochs or offer.epochs):
         yield (
             f"the script does not say for how many epochs it trains; {settings.choice.spec.name} assumes one "

@@ -67,8 +67,10 @@ class Push:
         gradient = parameter.grad
         if gradient is view or gradient is None or gradient.requires_grad or gradient.layout != torch.strided:
             return
-        if sys.getrefcount(view) > OUR_REFERENCES or _storage_references(view) > self._present.references[number]:
-            view = self._left().gradients[number]
+        del view
+        if self._held_elsewhere(number):
+            self._left()
+        view = self.area.gradients[number]
         with torch.no_grad():
             view.copy_(gradient)
         parameter.grad = view
@@ -110,6 +112,14 @@ class Push:
         for parameter, view in zip(self._parameters, self.area.gradients, strict=True):
             if parameter.grad is view:
                 parameter.grad = view.detach().clone()
+        if any(self._held_elsewhere(number) for number in range(len(self._parameters))):
+            self._left()
+
+    def _held_elsewhere(self, number: int) -> bool:
+        """Whether somebody else holds on to that gradient's view, or to an alias of it."""
+        area = self._present
+        view = area.push.gradients[number]
+        return sys.getrefcount(view) > OUR_REFERENCES or _storage_references(view) > area.references[number]
 
     @property
     def _present(self) -> _Area:
