@@ -92,8 +92,8 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
         )
     if settings.choice.spec.parts and offer.loads and settings.max_steps is not None:
         yield (
-            f"{settings.choice.spec.name} counts the work in samples, {work(offer, settings)} in all; --max-steps may end "
-            "the run before it switches"
+            f"{settings.choice.spec.name} counts the work in samples, {work(offer, settings)} in all; --max-steps may "
+            "end the run before it switches"
         )
     if settings.choice.spec.parts and offer.loads and not (settings.epochs or offer.epochs):
         yield (
