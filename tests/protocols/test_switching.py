@@ -69,10 +69,10 @@ def test_those_runs_switch_there_and_back_and_versions_go_on() -> None:
     ("policy", "first", "workers", "joins"),
     [
         ("greedy", "bsp", 3, 0),
-        ("greedy", "bsp", 2, 1),
+        pytest.param("greedy", "bsp", 2, 1, marks=pytest.mark.long),
         ("elastic", "bsp", 3, 0),
         ("elastic", "bsp", 2, 1),
-        ("elastic", "ssp:bound=1", 2, 1),
+        pytest.param("elastic", "ssp:bound=1", 2, 1, marks=pytest.mark.long),
     ],
 )
 def test_every_straggler_policy_holds_in_every_reachable_state(
