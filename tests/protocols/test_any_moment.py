@@ -48,7 +48,7 @@ def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_machine_restored_at_every_point_gives_the_same_orders_for_the_same_reasons(
     choice: Choice, seed: int
 ) -> None:
@@ -63,7 +63,7 @@ def test_a_machine_restored_at_every_point_gives_the_same_orders_for_the_same_re
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_histories_begin_with_training_and_hold_joins_and_departures(choice: Choice) -> None:
     """What the other tests rest on: that the histories are not empty of what they are to try."""
-    facts = [fact for seed in range(20) for fact, _ in history(choice, seed)]
+    facts = [fact for seed in range(10) for fact, _ in history(choice, seed)]
     kinds = {type(fact).__name__ for fact in facts}
     assert isinstance(facts[0], TrainingBegan)
     assert {"WorkerJoined", "WorkerLeft", "StepDeclined", "ParametersTaken", "UpdateArrived"} <= kinds

@@ -59,9 +59,8 @@ def test_in_every_reachable_state_nobody_is_stuck_and_no_update_is_lost_or_appli
 
 @pytest.mark.parametrize("choice", WALKED, ids=str)
 def test_it_survives_a_join_and_a_departure_in_every_reachable_state(choice: Choice) -> None:
-    """A single step of each where a worker may be at several things at a time: there are many more interleavings."""
-    busy = choice.spec.name in ("ps-plus", "sync-switch") or "always" in choice.parameters().values()
-    assert walk(choice, workers=2, steps=1 if busy else 2, departures=1, joins=1) > 100
+    """A single step of each; larger ones are in the long suite."""
+    assert walk(choice, workers=2, steps=1, departures=1, joins=1) > 50
 
 
 @pytest.mark.long
