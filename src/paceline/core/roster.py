@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,6 +28,20 @@ REASONS = {
 """Sentences of the reasons that these machines share."""
 
 ANY_TIME: Why = ("any-time",)
+
+NAMED_AT_MOST = 4  # workers that a reason names; naming all would cost O(n) for each fact
+
+
+def mean_of(arrived: Mapping[tuple[int, int], int | None]) -> tuple[tuple[int, int, float], ...]:
+    """The contributions that are the mean of these gradients, by (worker, step) with the samples in each.
+
+    In ascending order, weighed by samples; if any are not counted, every gradient weighs the same.
+    """
+    counted = all(arrived.values())
+    parts = [(worker, step, (samples or 1) if counted else 1) for (worker, step), samples in sorted(arrived.items())]
+    total = sum(part for _, _, part in parts)
+    return tuple((worker, step, part / total) for worker, step, part in parts)
+
 
 Phase = Literal["parked", "computing", "ready", "pushing", "arrived", "declined"]
 

@@ -28,9 +28,7 @@ from paceline.core.facts import (
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Hold, Order, Release, Why
-from paceline.core.roster import REASONS, Roster
-
-NAMED_AT_MOST = 4  # workers that a Hold names; naming all would cost O(n) for each fact
+from paceline.core.roster import NAMED_AT_MOST, REASONS, Roster, mean_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +82,13 @@ class Machine:
     def _close_round(self) -> tuple[Order, ...]:
         if self.awaited or not self.arrived:
             return ()
-        round_ = sorted(self.arrived.items())
+        contributions = mean_of(self.arrived)
         self.arrived = {}
         self.version += 1
-        counted = all(samples for _, samples in round_)  # else every gradient weighs the same
-        parts = [(worker, step, (samples or 1) if counted else 1) for (worker, step), samples in round_]
-        total = sum(part for _, _, part in parts)
-        contributions = tuple((worker, step, part / total) for worker, step, part in parts)
-        why: Why = ("round-complete", self.version, len(parts))
+        why: Why = ("round-complete", self.version, len(contributions))
         apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
         seats = self.roster.seats
-        waiting = [worker for worker, step, _ in parts if worker in seats and seats[worker].step == step]
+        waiting = [worker for worker, step, _ in contributions if worker in seats and seats[worker].step == step]
         return (apply, *(self._release(worker, why) for worker in waiting))
 
     def _missing(self) -> Why:

@@ -44,11 +44,10 @@ from paceline.core.facts import (
 )
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush, Why
-from paceline.core.roster import REASONS, Roster, Seat
+from paceline.core.roster import NAMED_AT_MOST, REASONS, Roster, Seat, mean_of
 
 NEWEST_WEIGHS = 0.25  # the share of the newest duration in a moving average; ours
 TOLERANCE = 1e-9  # relative: a tie must not depend on rounding
-NAMED_AT_MOST = 4  # workers that a Hold names; naming all would cost O(n) for each fact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,14 +346,10 @@ class Machine:
         if self.awaited or not self.arrived:
             return ()
         line = list(dict.fromkeys(worker for worker, _ in self.arrived if worker in self.desks))
-        round_ = sorted(self.arrived.items())
+        contributions = mean_of(self.arrived)
         self.arrived = {}
         self.version += 1
-        counted = all(samples for _, samples in round_)  # else every gradient weighs the same
-        parts = [(worker, step, (samples or 1) if counted else 1) for (worker, step), samples in round_]
-        total = sum(part for _, _, part in parts)
-        contributions = tuple((worker, step, part / total) for worker, step, part in parts)
-        why: Why = ("round-complete", self.version, len(parts))
+        why: Why = ("round-complete", self.version, len(contributions))
         apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
         workers = sorted(line)
         self._open_round(workers, at)

@@ -66,10 +66,8 @@ from paceline.core.orders import (
     SwitchProtocol,
     Why,
 )
-from paceline.core.roster import Roster, Seat
+from paceline.core.roster import NAMED_AT_MOST, Roster, Seat
 from paceline.errors import ProtocolViolation
-
-NAMED_AT_MOST = 4  # workers that a sentence names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -481,8 +481,7 @@ class Coordinator:
         self._exchange.left(member)
         # the slot that it shows stays claimed until its process ends: its script may go on with the model
         if member.finished is not None:
-            waited_until = self._at() if member.released_at < member.finished_at else member.released_at
-            self._step_times(member, waited_until - member.finished_at, 0.0)
+            self._step_times(member, member.waited_until(self._at()) - member.finished_at, 0.0)
         self.leases.leave(member.worker, died=reason == "died")
         self._happened.append(WorkerLeft(worker=member.worker, reason=reason, at=self._at()))
 

@@ -138,9 +138,7 @@ class Exchange:
     def exposed(self, member: Member) -> tuple[float, float]:
         """Seconds of its pushes and pulls between its last step's end and the release that followed: it waited."""
         seconds = {"push": 0.0, "pull": 0.0}
-        since, until = member.finished_at, max(member.released_at, member.finished_at)
-        if member.released_at < member.finished_at:
-            until = self._now()
+        since, until = member.finished_at, member.waited_until(self._now())
         for direction, began, ended in sorted(member.transfers, key=lambda transfer: transfer[1]):
             since = max(since, began)
             if min(until, ended) > since:

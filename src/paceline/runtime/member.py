@@ -84,6 +84,10 @@ class Member:
         """Whether what it prints is shown as it comes."""
         return self.printed is not None
 
+    def waited_until(self, now: float) -> float:
+        """When its wait after its last finished step was over: at the release that followed, or not yet."""
+        return now if self.released_at < self.finished_at else self.released_at
+
     def wait(self, sentence: str | None) -> None:
         """It waits for this from now on; None: it goes on."""
         self.waits, self.since = sentence, time.monotonic()
