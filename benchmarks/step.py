@@ -51,6 +51,7 @@ TITLES = {
     "plain-tuned": "no synchronisation, tuned",
     "ddp-tuned": "DDP, Gloo, tuned",
     "bsp": "Paceline bsp",
+    "all-reduce": "Paceline all-reduce",
     "asp": "Paceline asp",
     "ssp": "Paceline ssp",
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.core.choice import Choice, choose
+from paceline.core.choice import Choice, check_fit, choose
 from paceline.core.scenario import Scenario
 from paceline.core.scenario import load as load_scenario
 from paceline.errors import ConfigError
@@ -76,6 +76,7 @@ def call(options: argparse.Namespace) -> int:
     scenario = Scenario() if options.scenario is None else load_scenario(options.scenario)
     workers = options.workers or scenario.workers or 2
     scenario = scenario.checked_for(workers).checked_for_real_run()
+    check_fit(choice, scenario.hosts(workers))
     targets = tuple(Target.parse(text) for text in options.target)
     script = checked_script(options.script)
     folder = _checked_folder(options.out, choice.spec.name)

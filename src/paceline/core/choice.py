@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from decimal import Decimal
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -210,6 +210,13 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
         values[key] = parameters[key].read(name, value)
     config = spec.config(**values)
     return Choice(spec, config, tuple(_part(spec, key, getattr(config, key), known) for key in spec.parts))
+
+
+def check_fit(choice: Choice, hosts: Sequence[str]) -> None:
+    """Raises ConfigError, in one line, if the protocol can't train with one worker on each of these hosts."""
+    why = choice.spec.misfit(choice.config, hosts) if choice.spec.misfit is not None else ""
+    if why:
+        raise ConfigError(f"{choice.spec.name}: {why}")
 
 
 def _settings(text: str, spec: Spec, known: Mapping[str, Spec]) -> list[str]:

@@ -3,6 +3,8 @@
 `at` is in seconds since the run's start, on the coordinator's monotonic clock or the simulator's.
 A step number belongs to one worker and is never used twice. A version counts the updates applied
 to the parameters in the store; the initial parameters are the version that `TrainingBegan` names.
+Where every worker has a replica of its own, a version counts that replica's changes: its own steps, and
+the averages of groups that it was in.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ class TrainingBegan:
     at: float
     work: int | None = None
     """How much the whole run has to do: samples, or steps where samples are not counted; None when nobody knows."""
+    seed: int = 0
+    """What a machine that draws lots begins with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,4 +85,31 @@ class ParametersTaken:
     at: float
 
 
-Fact = TrainingBegan | WorkerJoined | WorkerLeft | GradientReady | StepDeclined | UpdateArrived | ParametersTaken
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceFinished:
+    """A group has averaged: of parameters, every member's replica is the mean; of gradients, the mean is there."""
+
+    group: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceFailed:
+    """A group could not average, and no member's replica has changed. `WorkerLeft` of the lost comes before."""
+
+    group: int
+    lost: tuple[int, ...]
+    at: float
+
+
+Fact = (
+    TrainingBegan
+    | WorkerJoined
+    | WorkerLeft
+    | GradientReady
+    | StepDeclined
+    | UpdateArrived
+    | ParametersTaken
+    | ReduceFinished
+    | ReduceFailed
+)

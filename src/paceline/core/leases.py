@@ -117,6 +117,10 @@ class Leases:
         self._release(worker, batches)
         self.pool.extend(batches)
 
+    def samples(self, worker: int, step: int) -> int:
+        """Samples in the step's update, as long as it is neither settled nor dropped."""
+        return sum(map(self.size, self.bound.get((worker, step), ())))
+
     def settle(self, worker: int, step: int) -> int:
         """The step's update is applied. Returns its samples."""
         samples = sum(map(self.size, self.bound.pop((worker, step), ())))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -61,9 +61,13 @@ class Spec:
     """What holds of the machine after every fact: a sentence, and the test of it."""
     optimizer: Literal["store", "worker"] = "store"
     """Who runs the optimizer: the store, on gradients; or each worker, who pushes what it would subtract."""
+    averages: Literal["parameters", "gradients"] = "parameters"
+    """What groups average, in the decentralized family."""
     parts: tuple[str, ...] = ()
     """Parameters that each name another protocol. A `Part` for each is handed to `machine` after the config, in this
     order: a protocol that is composed of others gets them as arguments, and imports none."""
+    misfit: Callable[[Any, Sequence[str]], str] | None = None
+    """Why this config can't train on these hosts, one for each worker in their order; empty if it can."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Code of a `why` to its sentence, with {0}, {1}, … for the arguments."""
 

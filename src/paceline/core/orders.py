@@ -23,10 +23,11 @@ class Release:
     worker: int
     step: int
     version: int
-    parameters: Literal["pull", "held", "eager"] = "pull"
+    parameters: Literal["pull", "held", "eager", "own"] = "pull"
     """How the worker comes by that version: by a fresh `pull` from the store, which begins now; it has `held` it
-    since an earlier pull; or it was pulled for this step ahead of time (`eager`), and what the worker pushed last,
-    which is not in it, is to be added to it."""
+    since an earlier pull; it was pulled for this step ahead of time (`eager`), and what the worker pushed last,
+    which is not in it, is to be added to it; or it is the worker's `own` replica as it is now, which may change
+    while the worker computes on a copy."""
     why: Why = field(default=UNSAID, compare=False)
 
 
@@ -70,7 +71,7 @@ class ApplyUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropUpdate:
-    """Never apply this step's update."""
+    """Never apply this step's update; or, of a replica that is gone, it is in no other one."""
 
     worker: int
     step: int
@@ -112,4 +113,47 @@ class SwitchProtocol:
     why: Why = field(default=UNSAID, compare=False)
 
 
-Order = Release | Hold | StartPush | StartPull | ApplyUpdate | DropUpdate | LeaveOut | AdjustTraining | SwitchProtocol
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReplica:
+    """Step the worker's own optimizer on its own replica."""
+
+    worker: int
+    step: int
+    version: int
+    """Of the replica, that this makes."""
+    group: int | None = None
+    """With the mean gradient that this group has made; None: with the worker's own gradient of that step."""
+    why: Why = field(default=UNSAID, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduce:
+    """These average: into scratch, and all of them have it or none. Its end is `ReduceFinished` or `ReduceFailed`.
+
+    Between this order and its end no other one touches its members' replicas. A member may compute meanwhile.
+    """
+
+    group: int
+    """Its number, unique in the run."""
+    members: tuple[int, ...]
+    """Ascending: summed in this order."""
+    what: Literal["parameters", "gradients"]
+    """Of parameters, every member's replica becomes the mean; of gradients, the mean waits for `StepReplica`."""
+    contributions: tuple[tuple[int, int, float], ...] = ()
+    """Of gradients, as in `ApplyUpdate`."""
+    why: Why = field(default=UNSAID, compare=False)
+
+
+Order = (
+    Release
+    | Hold
+    | StartPush
+    | StartPull
+    | ApplyUpdate
+    | DropUpdate
+    | LeaveOut
+    | AdjustTraining
+    | SwitchProtocol
+    | StepReplica
+    | Reduce
+)

@@ -10,6 +10,8 @@ from paceline.core.facts import (
     Fact,
     GradientReady,
     ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
@@ -87,6 +89,8 @@ class Roster:
             return None
         if not self.began:
             raise ProtocolViolation(fact, "training has not begun")
+        if isinstance(fact, ReduceFinished | ReduceFailed):
+            raise ProtocolViolation(fact, "there are no groups where a parameter server has the parameters")
         if isinstance(fact, WorkerJoined):
             return self._join(fact)
         seat = self.seats.get(fact.worker)
@@ -116,7 +120,7 @@ class Roster:
         return seat
 
     def release(
-        self, worker: int, version: int, why: Why, parameters: Literal["pull", "held", "eager"] = "pull"
+        self, worker: int, version: int, why: Why, parameters: Literal["pull", "held", "eager", "own"] = "pull"
     ) -> Release:
         """The order that starts the worker's next step, noted. Its last one may still be on its way."""
         seat = self.seats[worker]

@@ -125,6 +125,10 @@ class Scenario:
                 raise ConfigError(f"{self._file}: {key} is {worker}; {allowed}: change it, or ask for more workers")
         return replace(self, workers=workers)
 
+    def hosts(self, workers: int) -> list[str]:
+        """Each worker's node: they are dealt to the nodes in the order of their ranks."""
+        return [f"node-{worker * self.nodes // workers}" for worker in range(workers)]
+
     def checked_for_real_run(self) -> Scenario:
         """This scenario. Raises ConfigError if it asks for steps shorter than the real ones.
 

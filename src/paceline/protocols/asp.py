@@ -12,7 +12,6 @@ Deviations: none known. A push is a full-size step, as there: n workers take n s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import assert_never
 
 from paceline.core.facts import (
     Fact,
@@ -66,8 +65,8 @@ class Machine:
                 return Roster.half_pushed(fact, seat)
             case StepDeclined() | ParametersTaken():
                 return ()
-            case _:
-                assert_never(fact)
+            case _:  # the roster has refused it
+                raise AssertionError(fact)
 
 
 SPEC = Spec(

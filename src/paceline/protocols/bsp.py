@@ -14,7 +14,6 @@ a worker that left after it had arrived stays in its round; nobody waits for one
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import assert_never
 
 from paceline.core.facts import (
     Fact,
@@ -72,8 +71,8 @@ class Machine:
                 return (*Roster.half_pushed(fact, seat), *self._close_round())
             case ParametersTaken():
                 return ()
-            case _:
-                assert_never(fact)
+            case _:  # the roster has refused it
+                raise AssertionError(fact)
 
     def _release(self, worker: int, why: Why) -> Release:
         self.awaited[worker] = None

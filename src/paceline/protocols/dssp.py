@@ -33,7 +33,7 @@ is held at the cap loses what is left of its grant.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, assert_never
+from typing import Literal
 
 from paceline.core.choice import check_parameters, parameter
 from paceline.core.counts import Pace
@@ -145,8 +145,8 @@ class Machine:
                 return (*Roster.half_pushed(fact, seat), *self._released(least))
             case ParametersTaken():
                 return ()
-            case _:
-                assert_never(fact)
+            case _:  # the roster has refused it
+                raise AssertionError(fact)
 
     def _start(self, worker: int, why: Why) -> Order:
         self.pace.enter(worker)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Literal, assert_never
+from typing import Literal
 
 from paceline.core.choice import check_parameters, parameter
 from paceline.core.facts import (
@@ -169,8 +169,8 @@ class Machine:
             case ParametersTaken():
                 assert seat is not None
                 return self._taken(fact, seat)
-            case _:
-                assert_never(fact)
+            case _:  # the roster has refused it
+                raise AssertionError(fact)
 
     def _enter(self, worker: int, why: Why, at: float) -> Release:
         self.desks[worker] = Desk()

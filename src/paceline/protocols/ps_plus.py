@@ -85,7 +85,7 @@ class Config:
                 value = 1 / sqrt(max(1.0, staleness))
             case "progress":
                 value = min(1.0, progress)
-            case _:
+            case _:  # the roster has refused it
                 assert_never(self.modulation)
         return max(FLOOR, value)
 
@@ -148,8 +148,8 @@ class Machine:
                 if seat.phase != "declined":
                     self._leave(worker)
                 return (*Roster.half_pushed(fact, seat), *self._let_in(least))
-            case _:
-                assert_never(fact)
+            case _:  # the roster has refused it
+                raise AssertionError(fact)
 
     def scale(self, worker: int, version: int) -> float:
         """What its ready update is multiplied by, now that it has pulled this version."""
@@ -175,7 +175,7 @@ class Machine:
                 return self._go(worker, seat)
             case Ahead(after="fetch"):  # a gradient says as much as the fetch's end that was not told
                 return (self._pull(worker, ("fetched", seat.version)), Hold(worker=worker, why=self._awaits(worker)))
-            case _:
+            case _:  # the roster has refused it
                 return (Hold(worker=worker, why=self._awaits(worker)),)
 
     def _taken(self, worker: int, seat: Seat, version: int) -> tuple[Order, ...]:

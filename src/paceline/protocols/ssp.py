@@ -16,7 +16,6 @@ not in the table interface of Ho et al. bound=0 lets a worker be one step ahead 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import assert_never
 
 from paceline.core.choice import check_parameters, parameter
 from paceline.core.counts import Counts
@@ -89,8 +88,8 @@ class Machine:
                 return (*Roster.half_pushed(fact, seat), *self._released(least))
             case ParametersTaken():
                 return ()
-            case _:
-                assert_never(fact)
+            case _:  # the roster has refused it
+                raise AssertionError(fact)
 
     def _start(self, worker: int, why: Why) -> Order:
         self.counts.enter(worker)

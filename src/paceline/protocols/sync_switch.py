@@ -38,13 +38,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 from paceline.core.choice import check_parameters, parameter
 from paceline.core.facts import (
     Fact,
     GradientReady,
     ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
@@ -245,7 +247,7 @@ class Machine:
     def _note(self, fact: Fact, seat: Seat | None, turn: _Turn) -> bool:
         """Returns whether the active machine is to hear of it."""
         assert seat is not None
-        assert not isinstance(fact, TrainingBegan)
+        assert not isinstance(fact, TrainingBegan | ReduceFinished | ReduceFailed)
         worker = fact.worker
         match fact:
             case WorkerJoined(host=host):
@@ -273,8 +275,8 @@ class Machine:
                     self.began[worker] = at
             case UpdateArrived():
                 turn.touched.append(worker)
-            case _:
-                assert_never(fact)
+            case _:  # the roster has refused it
+                raise AssertionError(fact)
         return worker in self.members or worker in self.declined
 
     def _leave(self, worker: int) -> bool:

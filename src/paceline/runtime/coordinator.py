@@ -20,9 +20,11 @@ from paceline.core.orders import (
     Hold,
     LeaveOut,
     Order,
+    Reduce,
     Release,
     StartPull,
     StartPush,
+    StepReplica,
     SwitchProtocol,
 )
 from paceline.errors import ConfigError, PeerLost
@@ -41,6 +43,7 @@ from paceline.runtime.offers import (
     dealing,
     difference,
     lack_of_memory,
+    lack_of_memory_for_replicas,
     lack_of_work,
     region_bytes,
     remarks,
@@ -49,7 +52,9 @@ from paceline.runtime.offers import (
 )
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
-from paceline.runtime.recordings import Recordings
+from paceline.runtime.recordings import Made, Recordings
+from paceline.runtime.replica_exchange import AREAS as REPLICA_AREAS
+from paceline.runtime.replica_exchange import ReplicaExchange
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_client import StoreClient
 from paceline.runtime.waits import WaitReports
@@ -86,7 +91,10 @@ class Coordinator:
         self._loop = loop
         self._on_begin = on_begin
         self._spec = settings.choice.spec
-        self._slots = slots_for(settings.workers)
+        decentralized = self._spec.family == "decentralized"
+        self._slots = 0 if decentralized else slots_for(settings.workers)
+        self._areas = REPLICA_AREAS if decentralized else AREAS
+        """Of each worker."""
         self._adoption = Adoption()
         self._origin = time.monotonic()
         """When training began: `at` counts from here, so that imports and loading data count for nobody."""
@@ -105,9 +113,21 @@ class Coordinator:
         self._waits = WaitReports(settings.report_waits)
         self._leaving: list[tuple[Member, Callable[[Member], None]]] = []
         """Who leaves when its last update has arrived, and how."""
-        self._exchange = Exchange(
+        self._transfers = Exchange(
             settings.scenario.network, self.members, journal, self._send, self._happened.append, self._at
         )
+        self._replicas = ReplicaExchange(self.members, self._send, self._happened.append, self._at, self._share)
+        self._exchange: Exchange | ReplicaExchange = self._replicas if decentralized else self._transfers
+        """Whichever of the two the protocol's family needs."""
+        self._samples = 0
+        """In all steps of all replicas."""
+        self._unshared: dict[int, list[int]] = {}
+        """By worker: steps in its replica that are in no other one yet."""
+        self._recording_mean = False
+        self._cut: tuple[list[int], int, Made] = [], 0, self.recordings.newest
+        """The areas of the replicas whose mean is being recorded, that of the mean, and when it was."""
+        self._mean_of: int | None = None
+        """How many steps had been applied when the last mean was recorded."""
 
     def facts(self) -> Iterator[Fact]:
         """Everything that happens, as it happens, until every worker's process has ended."""
@@ -169,9 +189,9 @@ class Coordinator:
             case Release(worker=worker):
                 self._exchange.release(self.members[worker], order)
             case StartPull(worker=worker):
-                self._exchange.start_pull(self.members[worker], order)
+                self._transfers.start_pull(self.members[worker], order)
             case StartPush(worker=worker):
-                self._exchange.start_push(self.members[worker], order)
+                self._transfers.start_push(self.members[worker], order)
             case Hold(worker=worker, why=why):
                 self.members[worker].wait(self.settings.choice.sentence(why))
             case ApplyUpdate():
@@ -179,8 +199,14 @@ class Coordinator:
             case DropUpdate(worker=worker, step=step, samples=samples):
                 self.leases.drop(worker, step, samples)
                 self._exchange.dropped(self.members[worker], step)
+                if step in (unshared := self._unshared.get(worker, [])):
+                    unshared.remove(step)
             case AdjustTraining(worker=worker, learning_rate_scale=scale):
                 self.members[worker].rate_scale = scale
+            case StepReplica():
+                self._step_replica(order)
+            case Reduce():
+                self._replicas.reduce(order)
             case LeaveOut(worker=worker):
                 self.leases.leave_out(worker)
             case SwitchProtocol(to=name, members=members):
@@ -193,9 +219,29 @@ class Coordinator:
     def _apply(self, order: ApplyUpdate) -> None:
         for worker, step, _ in order.contributions:
             self.leases.settle(worker, step)
-        self._applied += len(order.contributions)
         self.recordings.ordered(order.version, self.leases.settled)
-        self._exchange.apply(order)
+        self._transfers.apply(order)
+        self._count_applied(len(order.contributions))
+
+    def _step_replica(self, order: StepReplica) -> None:
+        worker, step = order.worker, order.step
+        if order.group is None:
+            self._unshared.setdefault(worker, []).append(step)
+            self._samples += self.leases.samples(worker, step)
+        else:  # it is in everybody's replica
+            self._samples += self.leases.settle(worker, step)
+        self._replicas.step(self.members[worker], order)
+        self._count_applied(1)
+        if not self._recording_mean and self.recordings.due(self._samples):
+            self._record_mean()
+
+    def _share(self, worker: int) -> None:
+        """What this worker's replica has is in another one, too, or counts for the last mean."""
+        for step in self._unshared.pop(worker, ()):
+            self.leases.settle(worker, step)
+
+    def _count_applied(self, steps: int) -> None:
+        self._applied += steps
         limit = self.settings.max_steps
         if limit is not None and self._applied >= limit and not self._stopping:
             # when the orders that came with this one are carried out: workers and machine then agree
@@ -218,20 +264,18 @@ class Coordinator:
                 self._refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return
         if self._region is None:
-            why = lack_of_work(first, self.settings) or lack_of_memory(
-                first, self.settings.workers, available_bytes(), self._steps_in_store
-            )
+            why = lack_of_work(first, self.settings) or self._lack_of_memory(first)
             if why:
                 self._refuse(why)
                 return
-            self._region = Region.create(region_bytes(first, self._slots, self.settings.workers * AREAS))
+            self._region = Region.create(region_bytes(first, self._slots, self.settings.workers * self._areas))
         ours, theirs = pair()
         channel = Channel(ours, messages.FromStore, "the store")
         self.store = StoreClient(
             channel,
             self._slots,
             idle_cores=self._idle_cores,
-            applied=self._exchange.applied,
+            applied=self._transfers.applied,
             made=self._made,
             written=self._written,
             not_finite=self._not_finite,
@@ -239,7 +283,7 @@ class Coordinator:
         self._loop.watch(channel, self._hear_store)
         self._host = offered[0]
         self._host.wait("the store is being set up")
-        self._send(self._host, messages.ForkStore(self._slots, AREAS), (self._region.descriptor, theirs.fileno()))
+        self._send(self._host, messages.ForkStore(self._slots, self._areas), (self._region.descriptor, theirs.fileno()))
         theirs.close()
 
     def _store_ready(self, process: int) -> None:
@@ -255,18 +299,38 @@ class Coordinator:
         self.leases = Leases(dealing(offer, self.settings), [member.worker for member in offered])
         for member in offered:
             member.stage = "training"
-            self._send(member, messages.Begin(self._slots, AREAS), (self._region.descriptor,))
+            self._begin(member)
         for seconds, worker in self.settings.scenario.kills_by_time():
             self._loop.after(seconds, lambda w=worker: self._kill(self.members[w]))  # type: ignore[misc]
         for line in remarks(offer, self.settings):
             self._output.say(line)
         self._on_begin(offer)
-        self._exchange.begin(self._store(), offer.model_bytes, self._steps_in_store)
+        self._transfers.begin(self._store(), offer.model_bytes, self._steps_in_store)
+        self._replicas.begin([member.worker for member in offered])
         self._origin = time.monotonic()
-        nodes = self.settings.scenario.nodes
-        hosts = {m.worker: f"node-{m.worker * nodes // self.settings.workers}" for m in offered}
+        hosts = self.settings.scenario.hosts(self.settings.workers)
         members = tuple((m.worker, hosts[m.worker], 0) for m in offered)
-        self._happened.append(TrainingBegan(members=members, version=0, at=self._at(), work=work(offer, self.settings)))
+        amount, seed = work(offer, self.settings), self.settings.seed
+        self._happened.append(TrainingBegan(members=members, version=0, at=self._at(), work=amount, seed=seed))
+
+    def _begin(self, member: Member) -> None:
+        """Let it in: with the region, and where replicas are averaged with a socket for that."""
+        assert self._region is not None
+        begin = messages.Begin(self._slots, self._areas)
+        if self._exchange is self._transfers:
+            self._send(member, begin, (self._region.descriptor,))
+            return
+        ours, theirs = pair()
+        member.averager = Channel(ours, messages.FromAverager, f"worker {member.worker}'s averager")
+        self._loop.watch(member.averager, lambda: self._hear_averager(member))
+        self._send(member, begin, (self._region.descriptor, theirs.fileno()))
+        theirs.close()
+
+    def _lack_of_memory(self, offer: messages.Offered) -> str:
+        workers, available = self.settings.workers, available_bytes()
+        if self._exchange is self._replicas:
+            return lack_of_memory_for_replicas(offer, workers, available)
+        return lack_of_memory(offer, workers, available, self._steps_in_store)
 
     @property
     def _steps_in_store(self) -> bool:
@@ -300,6 +364,13 @@ class Coordinator:
                 self._start_if_all_are_here()
             case messages.Refused(message=text):
                 self._refuse(text)
+            case messages.Stepped(step=step, not_finite=not_finite):
+                self._replicas.stepped(member, step)
+                if not_finite is not None:
+                    what = (
+                        f'the parameter "{not_finite}" is NaN or infinite after step {step} of worker {member.worker}'
+                    )
+                    self._diverged(what)
             case messages.Declined():
                 if member.trains and member.step is not None:
                     step, member.step = member.step, None
@@ -329,9 +400,7 @@ class Coordinator:
         if member.finished is not None:
             self._step_times(member, message.waited, message.pulled)
         member.finished, member.finished_at = message, self._at()
-        self._exchange.let_go_of_slot(
-            member
-        )  # the gradient is computed: nobody reads that version's parameters any more
+        self._exchange.gradient_ready(member, message.step)
         if message.scalars is not None:
             member.scalars = message.scalars
         if not member.trains:
@@ -349,7 +418,6 @@ class Coordinator:
             samples = self.leases.bind(worker, step, _batches(message.batches))
             for epoch, index in message.batches:
                 ledger.batch_used(worker, step, epoch, index, "step")
-        member.on_the_way.add(step)
         rates = [float(group.get("lr", 0.0)) for group in member.scalars]
         ledger.pushed(worker, step, rates, samples)
         member.step = None
@@ -360,7 +428,7 @@ class Coordinator:
         done, member.finished = member.finished, None
         assert done is not None
         began = done.began - self._origin
-        pushing, pulling = self._exchange.exposed(member)
+        pushing, pulling = member.exposed(self._at())
         wait = max(0.0, wait - pushing - pulling)
         times = StepTimes(began, done.compute, done.push + pushing, wait, pull + pulling, done.other)
         self.journal.step_times(member.worker, done.step, times)
@@ -390,7 +458,7 @@ class Coordinator:
         store = self._store()
         version = store.slots.newest
         if hold:
-            self._exchange.let_go_of_slot(member)
+            self._transfers.let_go_of_slot(member)
             member.reading = version
         else:
             self._end_look(member)
@@ -412,6 +480,8 @@ class Coordinator:
     def _adopted(self, member: Member, descriptors: list[int]) -> None:
         slot = self._adoption.done(member.worker)
         self._store().adopt(slot, descriptors)
+        if self._exchange is self._replicas:
+            self._replicas.moved(slot)
         self._go_on_with_adoption()
 
     def _go_on_with_adoption(self) -> None:
@@ -422,6 +492,8 @@ class Coordinator:
                 self._refuse(self._adoption.too_late(worker))
                 return
             slot = self._store().slots.free()
+            if self._exchange is self._replicas:
+                slot = self._replicas.free()
             assert slot is not None  # no version but the first is there yet
             self._adoption.writes(worker, slot)
             self._send(self.members[worker], messages.AdoptInto(slot))
@@ -482,6 +554,8 @@ class Coordinator:
         # the slot that it shows stays claimed until its process ends: its script may go on with the model
         if member.finished is not None:
             self._step_times(member, member.waited_until(self._at()) - member.finished_at, 0.0)
+        if reason != "died":
+            self._share(member.worker)
         self.leases.leave(member.worker, died=reason == "died")
         self._happened.append(WorkerLeft(worker=member.worker, reason=reason, at=self._at()))
 
@@ -507,9 +581,12 @@ class Coordinator:
             self._leave(member, "stopped" if self._stopping else "died")
         self._exchange.let_go_of_slot(member)
         self._end_look(member)
+        self._stop_averaging(member)
         self._adoption.lost(member.worker)
         self._go_on_with_adoption()
         member.stage, member.finishing = "gone", False
+        if self._exchange is self._replicas:
+            self._replicas.gone(member)
         if not ended_well and not self._stopping:
             self._died(member, exit_phrase(status), step)
         if self._evaluations.present is not None and self._evaluations.present[0] is member:
@@ -578,12 +655,16 @@ class Coordinator:
         if self._happened or any(member.stage in ("starting", "offered", "training") for member in members):
             return
         if self._offer is not None and not self._store().lost and self.recordings.final is None:
-            if not self._store().idle:
+            if not self._store().idle or self._recording_mean:
                 return
-            if self.recordings.newest.version not in self.recordings.hashes:
+            if self._exchange is self._replicas and self._mean_of != self._applied and self._survivors():
+                self._record_mean()
+                return
+            if self._exchange is self._transfers and self.recordings.newest.version not in self.recordings.hashes:
                 self._record_newest()
                 return
-            self.recordings.conclude()
+            if self.recordings.newest.version in self.recordings.hashes:
+                self.recordings.conclude()
         for member in members:
             if member.finishing:
                 member.finishing = False
@@ -614,6 +695,23 @@ class Coordinator:
         computing = sum(member.trains and member.step is not None for member in self.members.values())
         return len(os.sched_getaffinity(0)) - computing * self.settings.threads
 
+    def _hear_averager(self, member: Member) -> None:
+        assert member.averager is not None
+        try:
+            message, _ = member.averager.receive()
+        except PeerLost:
+            self._loop.unwatch(member.averager)
+            return
+        self._replicas.averaged(member, message.group)
+
+    def _stop_averaging(self, member: Member) -> None:
+        """Its process has ended."""
+        if member.averager is not None:
+            if self._loop.watches(member.averager):
+                self._loop.unwatch(member.averager)
+            member.averager.close()
+            member.averager = None
+
     def _hear_store(self) -> None:
         store = self._store()
         try:
@@ -630,6 +728,9 @@ class Coordinator:
                 self._store_lost(f"the parameter store failed: {error.strip()}")
             case messages.StateReady(worker=worker, error=error):
                 self._pass_state_on(self.members[worker], error, descriptors)
+            case messages.MeanRecorded():
+                self._mean_recorded(message.distance)
+                store.handle(message)
             case messages.Committed() | messages.Recorded():
                 self._exchange.present = self._at()  # whoever waits for the version goes on at the same moment
                 store.handle(message)
@@ -652,12 +753,15 @@ class Coordinator:
             step = next(step for w, step, _ in order.contributions if w == worker)
             pushed = "gradient" if self._steps_in_store else "update"
             what = f'the {pushed} of "{parameter}" is NaN or infinite in step {step} of worker {worker}'
+        self._diverged(what)
+        return False
+
+    def _diverged(self, what: str) -> None:
         if self.settings.on_divergence == "continue":
             self._output.say(f"{what}; going on (--on-divergence continue)")
         elif self.outcome == "completed":
             self.outcome, self.error = "diverged", what
             self._stop(GRACE)
-        return False
 
     def _store_died(self, watch: int) -> None:
         self._loop.unwatch(watch)
@@ -683,9 +787,41 @@ class Coordinator:
                 slot=self._store().slots.where[self.recordings.newest.version],
                 file=self.recordings.begin(),
                 workers=workers or list(self.members),
-                buffers=self._offer.buffers or "mean",
+                buffers=self._buffers(),
             )
         )
+
+    def _survivors(self) -> list[int]:
+        """Those whose replicas count: whoever has not died.
+
+        Where gradients are averaged all replicas are the same, but those of whom the last steps went without.
+        """
+        workers = [worker for worker, member in self.members.items() if member.left != "died" and member.offer]
+        return self._replicas.foremost(workers) if self._spec.averages == "gradients" else workers
+
+    def _record_mean(self) -> None:
+        """The mean of all replicas as they are at this moment is the next version: write it."""
+        recordings, version = self.recordings, self.recordings.newest.version + 1
+        recordings.ordered(version, self._samples)
+        recordings.made(version, self._at())
+        file, made, buffers = recordings.begin(), recordings.newest, self._buffers()
+        self._recording_mean, self._mean_of = True, self._applied
+
+        def record(areas: list[int], target: int) -> None:
+            self._cut = areas, target, made
+            self._store().record_mean(messages.RecordMean(version, areas, target, file, buffers))
+
+        self._replicas.cut(self._survivors(), record)
+
+    def _mean_recorded(self, distance: float) -> None:
+        areas, target, made = self._cut
+        self._recording_mean = False
+        self._replicas.cut_done(areas, target)
+        self.journal.consensus(made.version, made.at, len(areas), distance)
+
+    def _buffers(self) -> str:
+        assert self._offer is not None
+        return self._offer.buffers or "mean"
 
     def _written(self, version: int, sha256: str) -> None:
         counted = self._offer is not None and self._offer.loads

@@ -129,23 +129,17 @@ class Exchange:
 
     # --- workers ------------------------------------------------------------------------------------
 
+    def gradient_ready(self, member: Member, step: int) -> None:
+        """Its step is computed: it reads that version's parameters no more, and its update is about to come."""
+        self.let_go_of_slot(member)
+        if member.trains:
+            member.on_the_way.add(step)
+
     def let_go_of_slot(self, member: Member) -> None:
         """It reads that version no more."""
         if member.reading is not None and self._store is not None:
             self._store.unclaim(member.reading)
         member.reading = None
-
-    def exposed(self, member: Member) -> tuple[float, float]:
-        """Seconds of its pushes and pulls between its last step's end and the release that followed: it waited."""
-        seconds = {"push": 0.0, "pull": 0.0}
-        since, until = member.finished_at, member.waited_until(self._now())
-        for direction, began, ended in sorted(member.transfers, key=lambda transfer: transfer[1]):
-            since = max(since, began)
-            if min(until, ended) > since:
-                seconds[direction] += min(until, ended) - since
-                since = min(until, ended)
-        member.transfers.clear()
-        return seconds["push"], seconds["pull"]
 
     def left(self, member: Member) -> None:
         """It takes part no more: what was on the way to it or from it never ends."""

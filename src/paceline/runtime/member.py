@@ -41,8 +41,10 @@ class Member:
     since: float = field(default_factory=time.monotonic)
     step: int | None = None
     """The step that it was released for last, until its gradient is ready."""
+    averager: Channel | None = None
+    """To its thread that averages, where replicas are averaged."""
     reading: int | None = None
-    """The version whose slot is kept for it."""
+    """The version whose slot is kept for it; the area that it computes on, where it owns a replica."""
     ahead: int | None = None
     """The version that was pulled for a later step, and whose slot is kept for that."""
     areas: dict[int, int] = field(default_factory=dict)
@@ -87,6 +89,18 @@ class Member:
     def waited_until(self, now: float) -> float:
         """When its wait after its last finished step was over: at the release that followed, or not yet."""
         return now if self.released_at < self.finished_at else self.released_at
+
+    def exposed(self, now: float) -> tuple[float, float]:
+        """Seconds of its pushes and pulls between its last step's end and the release that followed: it waited."""
+        seconds = {"push": 0.0, "pull": 0.0}
+        since, until = self.finished_at, self.waited_until(now)
+        for direction, began, ended in sorted(self.transfers, key=lambda transfer: transfer[1]):
+            since = max(since, began)
+            if min(until, ended) > since:
+                seconds[direction] += min(until, ended) - since
+                since = min(until, ended)
+        self.transfers.clear()
+        return seconds["push"], seconds["pull"]
 
     def wait(self, sentence: str | None) -> None:
         """It waits for this from now on; None: it goes on."""

@@ -111,6 +111,14 @@ class FinishWanted(Message):
     """The script waits in `finish()`."""
 
 
+class Stepped(Message):
+    """The worker's replica has made that step."""
+
+    step: int
+    not_finite: str | None
+    """A parameter that is NaN or infinite now."""
+
+
 class Logged(Message):
     """Scalars of a step."""
 
@@ -150,6 +158,7 @@ FromWorker = (
     | AdoptionWanted
     | Adopted
     | FinishWanted
+    | Stepped
     | Logged
     | ScriptEnded
     | Evaluated
@@ -168,7 +177,7 @@ class ForkStore(Message):
 
 
 class Begin(Message):
-    """All are here. The region's descriptor comes along."""
+    """All are here. The region's descriptor comes along; and, where workers average, that of a socket for it."""
 
     slots: int
     areas: int
@@ -182,6 +191,15 @@ class Compute(Message):
     slot: int
     area: int
     ahead: float | None
+
+
+class Step(Message):
+    """Step the replica from one area to another, which may be the same. See `training.link.Step`."""
+
+    step: int
+    source: int
+    target: int
+    gradients: int | None
 
 
 class Stop(Message):
@@ -248,6 +266,7 @@ ToWorker = (
     ForkStore
     | Begin
     | Compute
+    | Step
     | Stop
     | Leased
     | EpochOver
@@ -260,6 +279,31 @@ ToWorker = (
     | Evaluate
     | Exit
 )
+
+
+# the coordinator to the thread of a worker that averages, and back
+
+
+class Average(Message):
+    """Make a share of a group's average. See `training.averages.Averages.share`."""
+
+    group: int
+    sources: list[int]
+    target: int
+    weights: list[float] | None
+    part: int
+    parts: int
+
+
+class Averaged(Message):
+    """The share is made."""
+
+    group: int
+    seconds: float
+
+
+ToAverager = Average
+FromAverager = Averaged
 
 
 # the coordinator to the store, and back
@@ -291,6 +335,16 @@ class Record(Message):
     buffers: str
 
 
+class RecordMean(Message):
+    """Write the mean of these replicas, which is made in the target area, to a file."""
+
+    version: int
+    sources: list[int]
+    target: int
+    file: str
+    buffers: str
+
+
 class Adopt(Message):
     """The fixed part is the adopted one from now on; so is the optimizer's state, if it comes along."""
 
@@ -305,7 +359,7 @@ class Quit(Message):
     """End the process."""
 
 
-ToStore = Commit | Record | Adopt | SendState | Quit
+ToStore = Commit | Record | RecordMean | Adopt | SendState | Quit
 
 
 class StoreReady(Message):
@@ -337,10 +391,19 @@ class Recorded(Message):
     sha256: str
 
 
+class MeanRecorded(Message):
+    """That mean is on disk."""
+
+    version: int
+    sha256: str
+    distance: float
+    """Root mean square of the replicas' Euclidean distances from it."""
+
+
 class StoreFailed(Message):
     """It cannot go on."""
 
     error: str
 
 
-FromStore = StoreReady | Committed | StateReady | Recorded | StoreFailed
+FromStore = StoreReady | Committed | StateReady | Recorded | MeanRecorded | StoreFailed

@@ -54,6 +54,19 @@ def lack_of_memory(offer: Offered, workers: int, available: int, steps_in_store:
     )
 
 
+def lack_of_memory_for_replicas(offer: Offered, workers: int, available: int) -> str:
+    """The same where every worker owns a replica, and each is averaged while it computes."""
+    areas = 3 * workers + 2
+    needed = areas * offer.push_bytes + 2 * offer.fixed_bytes + workers * offer.state_bytes
+    if needed <= available:
+        return ""
+    return (
+        f"training this model with {workers} workers needs {needed:,} bytes of memory ({areas} places for replicas and "
+        f"their averages, of {offer.push_bytes:,} bytes each, and {workers} times the optimizer's state) and there are "
+        f"{available:,}; use fewer workers or a smaller model"
+    )
+
+
 def work(offer: Offered, settings: Settings) -> int | None:
     """Samples in the whole run, or steps where none are counted; None if nobody knows."""
     if offer.epoch_samples is None:
@@ -85,6 +98,11 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
             "an IterableDataset is each worker's own stream: nothing is leased, samples are not counted, and "
             "whether workers see the same ones is up to it (it can ask paceline.worker())"
         )
+    decentralized = settings.choice.spec.family == "decentralized"
+    if decentralized and settings.workers == 1:
+        yield f"{settings.choice.spec.name} with one worker has nothing to average: it trains as the script does alone"
+    if decentralized and settings.scenario.network is not None:
+        yield "the scenario's network is the parameter server's link: averages of groups are not paced"
     if settings.epochs is not None and offer.epochs is not None and settings.epochs != offer.epochs:
         yield (
             f"--epochs {settings.epochs} is taken for the amount of work, though the script says {offer.epochs}; the "

@@ -48,10 +48,14 @@ class Recordings:
 
     def made(self, version: int, at: float) -> bool:
         """That version is whole; whether it is due to be written."""
-        self.newest = made = Made(version, at, self._ordered.pop(version))
-        if self._every is None or made.samples < self._next:
+        self.newest = Made(version, at, self._ordered.pop(version))
+        return self.due(self.newest.samples)
+
+    def due(self, samples: int) -> bool:
+        """Whether another share of an epoch is applied with these; asked once more, it is not."""
+        if self._every is None or samples < self._next:
             return False
-        while self._next <= made.samples:
+        while self._next <= samples:
             self._next += self._every
         return True
 

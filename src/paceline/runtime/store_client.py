@@ -122,8 +122,18 @@ class StoreClient:
             self._writing += 1
             self._send(order)
 
-    def handle(self, message: messages.Committed | messages.Recorded) -> None:
+    def record_mean(self, order: messages.RecordMean) -> None:
+        """Make the mean of these replicas, whose areas are kept meanwhile, and write it."""
+        if not self.lost:
+            self._writing += 1
+            self._send(order)
+
+    def handle(self, message: messages.Committed | messages.Recorded | messages.MeanRecorded) -> None:
         """What the store says."""
+        if isinstance(message, messages.MeanRecorded):
+            self._writing -= 1
+            self._written(message.version, message.sha256)
+            return
         if isinstance(message, messages.Recorded):
             self._writing -= 1
             self._written(message.version, message.sha256)

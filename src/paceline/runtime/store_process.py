@@ -68,6 +68,10 @@ def _serve(store: Store, end: socket.socket) -> int:
                 case messages.Record():
                     tensors = store.tensors(order.slot, order.workers, cast(Policy, order.buffers))
                     recorder.write(store, tensors, order)
+                case messages.RecordMean():
+                    tensors, distance = store.mean(order.sources, order.target, cast(Policy, order.buffers))
+                    sha256 = store.record(tensors, Path(order.file))
+                    recorder.send(messages.MeanRecorded(order.version, sha256, distance))
                 case messages.Quit():
                     recorder.close()
                     return 0

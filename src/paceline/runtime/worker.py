@@ -31,7 +31,8 @@ from paceline.runtime.processes import forks_die_with_me, share_without_files
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
-from paceline.training.link import Evaluate, Finished, Go, Offer, Started
+from paceline.training.averages import Averages
+from paceline.training.link import Evaluate, Finished, Go, Offer, Started, Step
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 
@@ -65,7 +66,10 @@ class WorkerLink:
         self.workers = settings.workers
         self.seed = settings.seed
         self.epochs = settings.epochs
-        self.steps_here = settings.choice.spec.optimizer == "worker"
+        spec = settings.choice.spec
+        self.replicas = spec.family == "decentralized"
+        self.steps_here = spec.optimizer == "worker" and not self.replicas
+        self.pushes = not self.replicas or spec.averages == "gradients"
         self.wants_work = bool(settings.choice.spec.parts)
         self._scenario: Scenario = settings.scenario
         self._channel = channel
@@ -112,6 +116,7 @@ class WorkerLink:
                         raise ConfigError(message) from error
                 case messages.Begin(slots=slots, areas=areas):
                     self._began = time.monotonic()
+                    self._descriptors = descriptors[1:]
                     return Started(region=Region.attach(descriptors[0]), slots=slots, areas=areas)
                 case messages.Stop() | messages.Exit():
                     raise SystemExit(0)
@@ -152,12 +157,24 @@ class WorkerLink:
             )
         )
 
-    def released(self) -> Go | None:
+    def released(self) -> Go | Step | None:
         """See `training.link.Link`."""
-        message = self._await(messages.Compute)
+        message = self._await(messages.Compute, messages.Step)
         if message is None:
             return None
+        if isinstance(message, messages.Step):
+            return Step(step=message.step, source=message.source, target=message.target, gradients=message.gradients)
         return Go(step=message.step, version=message.version, slot=message.slot, area=message.area, ahead=message.ahead)
+
+    def stepped(self, step: int, not_finite: str | None) -> None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.Stepped(step, not_finite))
+
+    def begin_to_average(self, averages: Averages) -> None:
+        """See `training.link.Link`."""
+        end = socket.socket(fileno=self._descriptors.pop())
+        channel = Channel(end, messages.ToAverager, "the coordinator")
+        threading.Thread(target=_average, args=(channel, averages), name="averager", daemon=True).start()
 
     def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
         """See `training.link.Link`."""
@@ -269,6 +286,19 @@ class WorkerLink:
                 raise SystemExit(0)  # loops without batches would only confuse what the script prints of them
         elif not self._stopped:
             raise RunFailed(f"worker {self.worker} was sent {type(message).__name__} out of turn")
+
+
+def _average(channel: Channel, averages: Averages) -> None:
+    """Make this worker's shares of averages until the run ends, whatever its script is at."""
+    torch.set_num_threads(1)
+    try:
+        while True:
+            order, _ = channel.receive()
+            began = time.perf_counter()
+            averages.share(order.sources, order.target, order.weights, order.part, order.parts)
+            channel.send(messages.Averaged(order.group, time.perf_counter() - began))
+    except PeerLost:
+        pass
 
 
 def _pairs(batches: tuple[Batch, ...]) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from paceline.core.leases import Batch
 from paceline.fabric.memory import Region
+from paceline.training.averages import Averages
 from paceline.training.layout import Layout
 from paceline.training.store import Scalars, Store
 
@@ -47,7 +48,7 @@ class Started:
     region: Region
     slots: int
     areas: int
-    """Push areas of each worker."""
+    """Push areas of each worker. Where it owns a replica there are no slots: versions lie in areas, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,17 @@ class Go:
     """If set, the version lacks what this worker pushed last: it is to see so many times that at once."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Step the replica from one area into another, which may be the same."""
+
+    step: int
+    source: int
+    target: int
+    gradients: int | None
+    """The area with the mean gradients to take; None: the script's own."""
+
+
 class Link(Protocol):
     """One worker's end. Every call that waits ends when the run does."""
 
@@ -92,6 +104,10 @@ class Link(Protocol):
     seed: int
     steps_here: bool
     """Whether the optimizer runs in the worker, and what it would subtract is pushed; else gradients are."""
+    replicas: bool
+    """Whether every worker owns a replica, which groups average."""
+    pushes: bool
+    """Whether gradients, or what the optimizer here would subtract, go into push areas."""
     wants_work: bool
     """Whether the protocol needs to know how much work there is."""
     epochs: int | None
@@ -112,8 +128,14 @@ class Link(Protocol):
     def pushed(self, finished: Finished) -> None:
         """Announce a step's gradient."""
 
-    def released(self) -> Go | None:
-        """Wait for the order to go on; None when nothing is left to do."""
+    def released(self) -> Go | Step | None:
+        """Wait for the order to go on, or to step the replica first; None when nothing is left to do."""
+
+    def stepped(self, step: int, not_finite: str | None) -> None:
+        """The replica has made that step. The parameter that is NaN or infinite after it, if one is."""
+
+    def begin_to_average(self, averages: Averages) -> None:
+        """From now on make this worker's shares of the averages of its groups, beside everything else."""
 
     def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
         """The next batch of this epoch; None when nothing is left of it. `order` is asked for if it is new."""

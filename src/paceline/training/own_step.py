@@ -27,7 +27,7 @@ class OwnStep:
         self._optimizer = optimizer
         self._parameters = parameters
         self._slots: dict[int, list[Tensor]] = {}
-        self._step = _bare_step(user_class(optimizer))
+        self._step = bare_step(user_class(optimizer))
 
     @torch.no_grad()
     def install(self, slot: int, pushed: PushArea, ahead: float | None) -> None:
@@ -66,7 +66,7 @@ class OwnStep:
             torch._foreach_sub_(pushed.gradients, self._values)
 
 
-def _bare_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
+def bare_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
     """The class's step without what torch wraps it in: hooks have run by then, and torch._dynamo takes seconds."""
     step: Callable[[torch.optim.Optimizer], Any] = kind.step
     if step.__module__.startswith("torch."):

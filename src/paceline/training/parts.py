@@ -64,6 +64,10 @@ class Piece:
     entry: Entry
     spans: tuple[Span, ...]
 
+    def apart(self) -> list[tuple[int, Entry]]:
+        """Each parameter's elements by themselves, with its number."""
+        return [(s.number, _flat(self.entry, self.entry.offset, s.in_piece, s.count)) for s in self.spans]
+
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
@@ -145,7 +149,7 @@ class Part:
         looked_at = [p for p in parameters if p.grad is not None]
         if type(self.optimizer) not in PASSING_ON:
             looked_at += [p.grad for p in looked_at if p.grad is not None]
-        if all(_finite(tensor) for tensor in looked_at):
+        if all(finite(tensor) for tensor in looked_at):
             return None
         for one in pushed:
             for piece, gradient in zip(self.pieces, self._in(memory, one.start), strict=True):
@@ -161,9 +165,9 @@ class Part:
     def split(self) -> None:
         """From now on each parameter apart: their histories come to differ."""
         pieces = [
-            Piece(_flat(piece.entry, piece.entry.offset, span.in_piece, span.count), (replace(span, in_piece=0),))
+            Piece(entry, (replace(span, in_piece=0),))
             for piece in self.pieces
-            for span in piece.spans
+            for span, (_, entry) in zip(piece.spans, piece.apart(), strict=True)
         ]
         self._become(pieces, {span.number: state for span, state in self.state()})
 
@@ -241,7 +245,7 @@ def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
 
 def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, halves: int = 2) -> list[list[Part]]:
     """The parts of a commit, in so many shares of about the same size that can be worked on at the same time."""
-    ranges = _chunks(layout) if type(optimizer) in ELEMENTWISE else [_whole(layout)]
+    ranges = chunks_of(layout) if type(optimizer) in ELEMENTWISE else [_whole(layout)]
     total = sum(_span_of(pieces) for pieces in ranges)
     shares: list[list[list[Piece]]] = [[] for _ in range(halves)]
     before = 0
@@ -328,7 +332,7 @@ def _own(value: Any) -> Any:
     return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.copy(value)
 
 
-def _finite(tensor: Tensor) -> bool:
+def finite(tensor: Tensor) -> bool:
     """Whether it is free of NaN and infinity; a False may be wrong, a True is not.
 
     A sum costs half of what a look at each element's own does, or a product with the gradient.
@@ -338,7 +342,7 @@ def _finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or math.isfinite(tensor.sum(dtype=wide).item())
 
 
-def _chunks(layout: Layout) -> list[list[Piece]]:
+def chunks_of(layout: Layout) -> list[list[Piece]]:
     """Every arena in pieces of CHUNK elements or less: slices of large parameters, runs of small ones."""
     chunks: list[list[Piece]] = []
     ordered = sorted((entry.offset, number) for number, entry in enumerate(layout.moving) if entry.count)

@@ -86,11 +86,18 @@ def prepare(
         return (model, optimizer) if loader is None else (model, optimizer, loader)
 
     layout = Layout.of(model, optimizer)
+    if link.replicas:
+        layout = layout.for_replicas()
     workers, epochs = link.workers, link.epochs or epochs
     leased = checked_loader is not None and not isinstance(checked_loader.dataset, IterableDataset)
 
     def make_store(region: Region, slots: int, areas: int) -> Store:
-        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas), steps=not link.steps_here)
+        return Store.of(
+            model,
+            optimizer,
+            Places(layout, region, slots, workers, areas),
+            steps=not (link.steps_here or link.replicas),
+        )
 
     started = link.start(
         Offer(
@@ -132,8 +139,12 @@ def finish() -> None:
     session.done_computing()
     file = session.link.finish()
     if file is not None:
-        session.hold_newest()  # the last one: its parameters need not be read from the file
-        _install(dict(session.model.named_buffers()), file)
+        held = dict(session.model.named_buffers())
+        if session.link.replicas:
+            held |= dict(session.model.named_parameters())
+        else:
+            session.hold_newest()  # the last one: its parameters need not be read from the file
+        _install(held, file)
         session.live = False
 
 

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
 from paceline.fabric.memory import keep_freed_memory
+from paceline.training.averages import Averages
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Finished, Go, Link, Started
+from paceline.training.link import Finished, Go, Link, Started, Step
 from paceline.training.own_step import OwnStep
 from paceline.training.packing import packed, unpacked
 from paceline.training.parts import State, user_class
 from paceline.training.push import Push
+from paceline.training.replica import Replica
 from paceline.training.seeding import seed_step
 from paceline.training.shown import Shown
 from paceline.training.store import Scalars, scalars_of
@@ -59,7 +61,9 @@ class Session:
         self.sent: Scalars = scalars_of(optimizer)
         self.batches_in_step = 0
         self._own: OwnStep | None = None
-        """Where the optimizer runs in this worker."""
+        """Where the optimizer runs in this worker, and the store has the parameters."""
+        self._replica: Replica | None = None
+        """Where this worker owns a replica."""
         self._waited = self._pulled = 0.0
         """Seconds, for the present step's release and its version."""
         self._began = self._released_at = 0.0
@@ -77,15 +81,20 @@ class Session:
         self.parameters: list[Tensor] = [named[entry.name] for entry in self.layout.moving]
         others = [entry for entry in self.layout.fixed if entry.name in named]
         self._push = Push(self.places, self.model, self.parameters, self.refuse)
-        self._push.use(self.link.worker)
+        if not self.link.replicas:
+            self._push.use(self.link.worker)
         region = started.region
+        on_cpu = all(parameter.device.type == "cpu" for parameter in self.parameters)
+        if (self.link.steps_here or self.link.replicas) and not on_cpu:
+            self.refuse(
+                "this protocol runs the optimizer in the workers, which is not there yet for parameters on a GPU"
+            )
         if self.link.steps_here:
-            if any(parameter.device.type != "cpu" for parameter in self.parameters):
-                self.refuse(
-                    "this protocol runs the optimizer in the workers, which is not there yet for parameters on a GPU"
-                )
             self._own = OwnStep(self.places, self.optimizer, self.parameters)
             region = self._own.region
+        elif self.link.replicas:
+            self._replica = Replica(self.places, self.model, self.optimizer, self.parameters)
+            self.link.begin_to_average(Averages(self.places))
         else:
             self.optimizer.state.clear()  # the store has it
         self._moving = Shown(region, self.layout.slot_bytes, self.layout.moving, self.parameters)
@@ -112,7 +121,8 @@ class Session:
         self._see_to_changes()
         self.steps += 1
         if self._own is None:
-            self._push.fill()
+            if self.link.pushes:
+                self._push.fill()
         else:
             self._own.step(self._push.area)
             self._push.flag([True] * len(self.parameters))
@@ -185,12 +195,19 @@ class Session:
             self.link.done_computing()
 
     def hold_newest(self) -> None:
-        """Show the newest version, and go on showing it: nothing moves this worker's parameters any more."""
-        self._install(self.link.hold())
+        """Show the newest version, and go on showing it: nothing moves this worker's parameters any more.
+
+        A replica of its own is what it shows already.
+        """
+        if self._replica is None:
+            self._install(self.link.hold())
 
     @contextmanager
     def newest(self) -> Iterator[dict[str, Tensor]]:
-        """The newest version's parameters by name; views, valid inside the block only."""
+        """The newest version's parameters by name; views, valid inside the block only. A replica is its own."""
+        if self._replica is not None:
+            yield {entry.name: shown for entry, shown in zip(self.layout.moving, self.parameters, strict=True)}
+            return
         version, slot = self.link.snapshot()
         try:
             yield {entry.name: view for entry, view in zip(self.layout.moving, self.places.slot(slot), strict=True)}
@@ -200,7 +217,7 @@ class Session:
     @property
     def has_state(self) -> bool:
         """Whether the optimizer's state is in the script's own object, rather than with the store."""
-        return self.state_loaded or self._own is not None
+        return self.state_loaded or self._steps_here
 
     def optimizer_state(self) -> State:
         """The optimizer's state of the newest version, by the parameter's number."""
@@ -212,15 +229,22 @@ class Session:
         raise ConfigError(message)
 
     def _await_release(self, since: float) -> None:
-        self.go = self.link.released()
+        order = self.link.released()
+        while isinstance(order, Step):
+            assert self._replica is not None
+            self.link.stepped(order.step, self._replica.step(order.source, order.target, order.gradients))
+            order = self.link.released()
+        self.go = order
         granted = time.monotonic()
         if self.go is None:
-            self._push.let_go()  # the store may still be at the last one
+            if self.link.pushes:
+                self._push.let_go()  # the store may still be at the last one
             self.hold_newest()
             return
         if self.steps or self.go.slot:
             self._install(self.go.slot, self.go.ahead)
-        self._push.use(self.go.area)
+        if self.link.pushes:
+            self._push.use(self.go.area)
         self._released_at = self._began = time.monotonic()
         self._waited, self._pulled = granted - since, self._released_at - granted
         self._fetching, self.batches_in_step = 0.0, 0
@@ -244,7 +268,7 @@ class Session:
         def take(_: Tensor) -> None:
             self.backward_seen = True
             self.untouched.clear()
-            if self.go is not None and self._own is None:
+            if self.go is not None and self._own is None and self.link.pushes:
                 self._push.take(number)
 
         return take
@@ -267,7 +291,7 @@ class Session:
                 "the script called optimizer.load_state_dict() after the first step; the store has the optimizer's "
                 "state: load it before the first step"
             )
-        if self._own is None and (attributes := _attributes(self.optimizer)) != self._attributes:
+        if not self._steps_here and (attributes := _attributes(self.optimizer)) != self._attributes:
             name = next(n for n in attributes.keys() | self._attributes if attributes.get(n) != self._attributes.get(n))
             self.refuse(
                 f'the script changed the optimizer\'s attribute "{name}", which does not reach the store; keep what '
@@ -294,12 +318,15 @@ class Session:
             with torch.no_grad():
                 for view, tensor in zip(self.places.slot(slot), self._moving.tensors, strict=True):
                     view.copy_(tensor)
+                if self._replica is not None:
+                    for name, view in self.places.push_area(slot).buffers.items():
+                        view.copy_(self.buffers[name])
                 fixed = self.places.fixed(adopted=True)
                 for name, value in self.places.fixed().items():  # buffers too
                     fixed[name].copy_(value)
                 for entry, tensor in zip(self._fixed.entries, self._fixed.tensors, strict=True):
                     fixed[entry.name].copy_(tensor)
-            self.link.adopted(b"" if self._own else state)
+            self.link.adopted(b"" if self._steps_here else state)
         self._moving.place_again()
         if self._own is not None:
             self._own.adopt()
@@ -307,8 +334,12 @@ class Session:
         self._fixed.place_again()
         self._fixed.show(self.places.fixed_start(adopted=True))
         self.state_loaded = False
-        if self._own is None:
+        if not self._steps_here:
             self.optimizer.state.clear()
+
+    @property
+    def _steps_here(self) -> bool:
+        return self._own is not None or self._replica is not None
 
     def numbered_state(self) -> State:
         """The state that the script's optimizer object itself has, by the parameter's number."""

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from paceline.training.averages import Averages
 from paceline.training.buffers import Policy, merged
 from paceline.training.layout import Places, parameters_sha256
 from paceline.training.parts import NotFinite, Part, Pushed, State, parts_of, state_of
@@ -48,6 +49,7 @@ class Store:
         """Each worker's, as of its last applied update."""
         self.adopted = False
         """Whether the fixed part is the one that was adopted."""
+        self._averages: Averages | None = None
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
         self._large = layout.slot_bytes > WORTH_TWO_THREADS * 4
         self._helper: ThreadPoolExecutor | None = None
@@ -66,6 +68,9 @@ class Store:
         for entry, view in zip(store.layout.moving, places.slot(0), strict=True):
             view.copy_(present[entry.name].detach())
         held = {**present, **dict(model.named_buffers())}
+        if not places.slots:  # replicas: the first of them has buffers, too
+            for name, view in store.pushes[0].buffers.items():
+                view.copy_(held[name].detach())
         for name, view in places.fixed().items():
             view.copy_(held[name].detach())
         return store
@@ -138,6 +143,18 @@ class Store:
         copies = [self.buffers[worker] for worker in sorted(workers) if worker in self.buffers]
         buffers = merged(copies, policy) if copies else {}
         return {**self.places.fixed(self.adopted), **moving, **buffers}
+
+    def mean(self, replicas: list[int], target: int, policy: Policy) -> tuple[dict[str, Tensor], float]:
+        """The mean of the replicas in these areas, made in the area `target`, as `tensors` gives a version.
+
+        Also their distance from it: root mean square over the replicas, Euclidean over the parameters.
+        """
+        if self._averages is None:
+            self._averages = Averages(self.places)
+        distance = self._averages.mean(replicas, target)
+        parameters = dict(zip(self.names, self.pushes[target].gradients, strict=True))
+        buffers = merged([self.pushes[area].buffers for area in replicas], policy)
+        return {**self.places.fixed(self.adopted), **parameters, **buffers}, distance
 
     def record(self, tensors: dict[str, Tensor], file: Path) -> str:
         """Write them as safetensors, whole or not at all; returns the SHA-256 of the parameters."""

@@ -1,0 +1,243 @@
+"""AD-PSGD: a worker computes its gradient on a copy while its replica is averaged with a random neighbour's.
+
+Half of the workers are active, half passive, and every edge of the topology joins an active with a passive one.
+With each step an active worker asks one neighbour for an exchange: the two replicas become their mean, atomically.
+A gradient is computed on the replica before the average and applied after it.
+
+Source: Lian, Zhang, Zhang, Liu, ICML 2018 (arXiv 1710.06952): the gradient that is taken before the average and
+applied after it, the atomic average of a pair, the bipartite roles against deadlock. Its full text was not at
+hand; what is done where our sources say nothing is ours, below.
+
+Counter convention: a replica's version counts its own steps and its averages; a gradient is as stale as the
+replica's changes between the `Release` and the `StepReplica` of its step.
+
+Ours:
+- The worker at an even position among those that begin is active, at an odd one passive.
+- An active worker makes one exchange in each step. It asks as the step begins; a neighbour at another exchange
+  serves those who ask in turn (a conflict; the reason of the `Reduce` says so), and the active one steps only when
+  its exchange is done. A passive one waits for nothing but the end of an exchange that is running.
+- In a ring of an odd number the first and the last are both active: that edge is left out.
+- Who has left, or has no data left, is asked no more; in a ring the next passive one in that direction is. An
+  active worker without a passive one to ask, and a passive one whom nobody asks, train alone.
+- An exchange that fails is not made up for: the survivor steps without it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.core.choice import check_parameters, parameter
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ReduceFailed,
+    ReduceFinished,
+    StepDeclined,
+    TrainingBegan,
+    WorkerLeft,
+)
+from paceline.core.lots import Lots
+from paceline.core.machine import Spec
+from paceline.core.orders import Hold, Order, Reduce, Why
+from paceline.core.replicas import REASONS, Replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Who is whose neighbour."""
+
+    topology: Literal["bipartite-ring", "bipartite-complete"] = parameter(
+        "bipartite-ring",
+        "whom an active worker averages with: one of the two passive workers beside it in the ring of all, or any one",
+    )
+
+    def __post_init__(self) -> None:
+        check_parameters("ad-psgd", self)
+
+
+@dataclass(slots=True)
+class Machine:
+    """Those who have data left: `actives` with the neighbour in whose queue each is, and `passives`."""
+
+    config: Config
+    replicas: Replicas = field(default_factory=Replicas)
+    lots: Lots = field(default_factory=Lots)
+    closed: bool = True
+    """Whether the ring's last and first are neighbours: an even number began."""
+    actives: dict[int, int | None] = field(default_factory=dict)
+    passives: list[int] = field(default_factory=list)
+    """Ascending."""
+    queues: dict[int, dict[int, None]] = field(default_factory=dict)
+    """By passive worker: who waits for an exchange with it, in the order in which they asked."""
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        """See the contract, `core.machine.Machine`."""
+        ended = isinstance(fact, ReduceFinished | ReduceFailed) and self.replicas.groups.get(fact.group)
+        seat = self.replicas.observe(fact)
+        match fact:
+            case TrainingBegan(members=members, seed=seed):
+                return self._begin([worker for worker, _, _ in members], seed)
+            case GradientReady(worker=worker):
+                assert seat is not None
+                if seat.group is not None or self.actives.get(worker) is not None:
+                    return (self._hold(worker),)
+                return self._step(worker)
+            case StepDeclined(worker=worker):
+                return self._retire(worker)
+            case WorkerLeft(worker=worker):
+                assert seat is not None
+                return (*Replicas.lost_with(fact, seat), *self._retire(worker))
+            case ReduceFinished() | ReduceFailed():
+                assert ended
+                return self._go_on(ended)
+            case _:  # the roster has refused it
+                raise AssertionError(fact)
+
+    def neighbours(self, active: int) -> list[int]:
+        """The passive workers that it may ask now. O(log n)."""
+        if self.config.topology == "bipartite-complete" or not self.passives:
+            return self.passives
+        place = bisect_left(self.passives, active)
+        if not self.closed:
+            return self.passives[max(place - 1, 0) : place + 1]
+        left, right = self.passives[place - 1], self.passives[place % len(self.passives)]
+        return [left] if left == right else [left, right]
+
+    def _begin(self, workers: list[int], seed: int) -> tuple[Order, ...]:
+        self.lots = Lots(seed)
+        self.closed = len(workers) % 2 == 0
+        self.actives = dict.fromkeys(workers[::2])
+        self.passives = workers[1::2]
+        self.queues = {worker: {} for worker in self.passives}
+        releases = [self.replicas.release(worker, ("began",)) for worker in workers]
+        return (*releases, *(order for worker in self.actives for order in self._ask(worker)))
+
+    def _step(self, worker: int) -> tuple[Order, ...]:
+        """Its gradient goes into its replica, as that is now, and it computes on; an active one asks once more."""
+        why: Why = ("own-gradient", self.replicas.seats[worker].step)
+        orders = (self.replicas.apply(worker, why), self.replicas.release(worker, why))
+        return (*orders, *self._ask(worker)) if worker in self.actives else orders
+
+    def _ask(self, active: int, queued: bool = False) -> tuple[Order, ...]:
+        """A neighbour is drawn: the exchange begins if that is free, else it has to be waited for in turn."""
+        neighbours = self.neighbours(active)
+        if not neighbours:
+            return ()
+        passive = neighbours[self.lots.below(len(neighbours)) if len(neighbours) > 1 else 0]
+        if self.replicas.seats[passive].group is None:
+            return (self._exchange(active, passive, queued),)
+        self.queues[passive][active] = None
+        self.actives[active] = passive
+        return ()
+
+    def _exchange(self, active: int, passive: int, queued: bool) -> Reduce:
+        pair = (min(active, passive), max(active, passive))
+        return self.replicas.reduce(pair, ("in-turn" if queued else "free", active, passive))
+
+    def _go_on(self, ended: Reduce) -> tuple[Order, ...]:
+        """The exchange is over: the passive one serves the next before the active one may ask it again."""
+        orders: list[Order] = []
+        for worker in sorted(ended.members, key=lambda worker: worker in self.actives):
+            seat = self.replicas.seats.get(worker)
+            if seat is not None and seat.phase == "ready":
+                orders += self._step(worker)
+            if queue := self.queues.get(worker):
+                active = next(iter(queue))
+                self._leave_queue(active)
+                orders.append(self._exchange(active, worker, queued=True))
+        return tuple(orders)
+
+    def _retire(self, worker: int) -> tuple[Order, ...]:
+        """It has no data left, or is gone: it asks no more, and is asked no more."""
+        if worker in self.actives:
+            self._leave_queue(worker)
+            del self.actives[worker]
+        if worker not in self.queues:
+            return ()
+        del self.passives[bisect_left(self.passives, worker)]  # moves n pointers, once for each worker
+        stranded = list(self.queues[worker])
+        for active in stranded:
+            self._leave_queue(active)
+        del self.queues[worker]
+        return tuple(order for active in stranded for order in self._ask_another(active))
+
+    def _leave_queue(self, active: int) -> None:
+        passive = self.actives[active]
+        if passive is not None:
+            del self.queues[passive][active]
+            self.actives[active] = None
+
+    def _ask_another(self, active: int) -> tuple[Order, ...]:
+        """In place of the one in whose queue it was; without any, it goes on alone."""
+        orders = self._ask(active, queued=True)
+        if orders or self.replicas.seats[active].phase != "ready":
+            return orders
+        return self._step(active) if self.actives[active] is None else (self._hold(active),)
+
+    def _hold(self, worker: int) -> Hold:
+        group = self.replicas.seats[worker].group
+        if group is None:
+            return Hold(worker=worker, why=("queued", self.actives[worker] or 0))
+        first, second = self.replicas.groups[group].members
+        return Hold(worker=worker, why=("averaging", first + second - worker, group))
+
+
+def _queues_agree(machine: Machine) -> bool:
+    asked = {active: passive for active, passive in machine.actives.items() if passive is not None}
+    queued = {active: passive for passive, queue in machine.queues.items() for active in queue}
+    return asked == queued and sum(map(len, machine.queues.values())) == len(queued)
+
+
+SPEC = Spec(
+    name="ad-psgd",
+    title="AD-PSGD: asynchronous decentralized parallel SGD",
+    family="decentralized",
+    paper="Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018",
+    config=Config,
+    machine=Machine,
+    rounds=False,
+    optimizer="worker",
+    invariants={
+        "nobody is in two groups": lambda machine: all(
+            machine.replicas.seats[worker].group == group
+            for group, order in machine.replicas.groups.items()
+            for worker in order.members
+            if worker in machine.replicas.seats
+        ),
+        "of a pair at most one is active, and at most one passive": lambda machine: all(
+            sum(worker in machine.actives for worker in order.members) <= 1
+            and sum(worker in machine.queues for worker in order.members) <= 1
+            for order in machine.replicas.groups.values()
+        ),
+        "whoever is in a queue is in one, and in no group": lambda machine: (
+            _queues_agree(machine)
+            and all(
+                machine.replicas.seats[active].group is None
+                for active, passive in machine.actives.items()
+                if passive is not None
+            )
+        ),
+        "a queue is at a passive worker that is at an exchange": lambda machine: all(
+            machine.replicas.seats[passive].group is not None for passive, queue in machine.queues.items() if queue
+        ),
+        "a gradient waits only for an exchange that runs or is queued": lambda machine: all(
+            seat.group is not None or machine.actives.get(worker) is not None
+            for worker, seat in machine.replicas.seats.items()
+            if seat.phase == "ready"
+        ),
+        "whoever has data left is active or passive": lambda machine: (
+            sorted([*machine.actives, *machine.passives])
+            == sorted(worker for worker, seat in machine.replicas.seats.items() if seat.phase != "declined")
+            and machine.passives == sorted(machine.queues)
+        ),
+    },
+    reasons={
+        **REASONS,
+        "free": "worker {0} asks worker {1}, which is free",
+        "in-turn": "worker {0} had to wait for an exchange: now it is its turn with worker {1}",
+        "queued": "worker {0} is at another exchange, and this one's turn is to come",
+        "averaging": "its replica is being averaged with that of worker {0}, in group {1}",
+    },
+)

@@ -1,0 +1,168 @@
+"""All-Reduce: every worker has a replica, and the mean gradient of all of them steps each one, round by round.
+
+The gradients of a round are averaged by one group of everybody who has one, in ascending order of worker, weighed
+by samples; then each steps its own replica with the mean. All replicas stay the same.
+
+Source: the usual synchronous baseline, as in PyTorch's DistributedDataParallel or Horovod. Weights by samples are
+ours.
+
+Counter convention: round r is one step of each worker, whatever those steps' numbers.
+
+Deviations: membership may change. A worker that has no data left leaves the rounds: its replica stays as it is
+from then on, behind those of the workers that go on. If a worker is lost while the gradients are averaged, they are
+averaged again without its own; if the average comes about all the same, the lost one's gradient stays in it.
+A single worker averages nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ReduceFailed,
+    ReduceFinished,
+    StepDeclined,
+    TrainingBegan,
+    WorkerLeft,
+)
+from paceline.core.machine import Spec
+from paceline.core.orders import DropUpdate, Hold, Order, Release, StepReplica, Why
+from paceline.core.replicas import REASONS, Replicas, Seat
+from paceline.core.roster import NAMED_AT_MOST, mean_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All-Reduce has no parameters."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """`awaited` and `ready` are the open round: who still owes a gradient, and which are there."""
+
+    config: Config
+    round: int = 0
+    replicas: Replicas = field(default_factory=Replicas)
+    awaited: dict[int, None] = field(default_factory=dict)
+    ready: dict[tuple[int, int], int | None] = field(default_factory=dict)
+    """By (worker, step): the samples in it. They stay until the round ends."""
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        """See the contract, `core.machine.Machine`."""
+        seat = self.replicas.observe(fact)
+        match fact:
+            case TrainingBegan(members=members):
+                return tuple(self._release(worker, ("began",)) for worker, _, _ in members)
+            case GradientReady(worker=worker, step=step, samples=samples):
+                self.ready[worker, step] = samples
+                del self.awaited[worker]
+                return self._average() or (Hold(worker=worker, why=self._missing()),)
+            case StepDeclined(worker=worker):
+                del self.awaited[worker]
+                return self._average()
+            case WorkerLeft():
+                assert seat is not None
+                return self._left(fact, seat)
+            case ReduceFinished(group=group):
+                return self._close_round(("averaged", self.round, group), group)
+            case ReduceFailed():
+                return (*self._drop_lost(), *self._average())
+            case _:  # the roster has refused it
+                raise AssertionError(fact)
+
+    def _release(self, worker: int, why: Why) -> Release:
+        self.awaited[worker] = None
+        return self.replicas.release(worker, why)
+
+    def _average(self) -> tuple[Order, ...]:
+        """If nobody is awaited any more: the average of the gradients, or, with a single one, the step itself."""
+        if self.awaited or not self.ready or self.replicas.groups:
+            return ()
+        if len(self.ready) == 1:
+            return self._close_round(("nobody-else", self.round))
+        members = tuple(worker for worker, _ in sorted(self.ready))
+        why: Why = ("round-complete", self.round, len(members))
+        return (self.replicas.reduce(members, why, mean_of(self.ready)),)
+
+    def _close_round(self, why: Why, group: int | None = None) -> tuple[Order, ...]:
+        here = sorted(worker for worker, _ in self.ready if worker in self.replicas.seats)
+        self.ready = {}
+        self.round += 1
+        steps: list[StepReplica] = [self.replicas.apply(worker, why, group) for worker in here]
+        return (*steps, *(self._release(worker, why) for worker in here))
+
+    def _left(self, fact: WorkerLeft, seat: Seat) -> tuple[Order, ...]:
+        """Nobody waits for it. A gradient of it that is being averaged is lost only if the average is."""
+        self.awaited.pop(fact.worker, None)
+        if seat.group is None:
+            self.ready.pop((fact.worker, seat.step), None)
+            return (*Replicas.lost_with(fact, seat), *self._average())
+        if any(worker in self.replicas.seats for worker in self.replicas.groups[seat.group].members):
+            return ()
+        return self._drop_lost()  # nobody is left whom the mean could step
+
+    def _drop_lost(self) -> tuple[DropUpdate, ...]:
+        lost = sorted(key for key in self.ready if key[0] not in self.replicas.seats)
+        for key in lost:
+            del self.ready[key]
+        return tuple(
+            DropUpdate(worker=worker, step=step, samples="return", why=("not-averaged", worker))
+            for worker, step in lost
+        )
+
+    def _missing(self) -> Why:
+        if len(self.awaited) > NAMED_AT_MOST:
+            return ("round-open-many", self.round, len(self.awaited))
+        return ("round-open", self.round, ", ".join(map(str, self.awaited)))
+
+
+def _in_phase(machine: Machine, *phases: str) -> list[int]:
+    return sorted(worker for worker, seat in machine.replicas.seats.items() if seat.phase in phases)
+
+
+SPEC = Spec(
+    name="all-reduce",
+    title="All-Reduce",
+    family="decentralized",
+    paper="the usual synchronous baseline; as in PyTorch's DistributedDataParallel and Horovod",
+    config=Config,
+    machine=Machine,
+    rounds=True,
+    averages="gradients",
+    optimizer="worker",
+    invariants={
+        "the replicas of all who have data left have changed equally often": lambda machine: (
+            len({seat.version for seat in machine.replicas.seats.values() if seat.phase != "declined"}) <= 1
+        ),
+        "everybody computes on the replica as it is": lambda machine: all(
+            seat.computed_on == seat.version
+            for seat in machine.replicas.seats.values()
+            if seat.phase in ("computing", "ready")
+        ),
+        "whoever computes is awaited, and nobody else": lambda machine: (
+            sorted(machine.awaited) == _in_phase(machine, "computing")
+        ),
+        "a gradient is in the open round until it is applied": lambda machine: (
+            set(_in_phase(machine, "ready")) <= {worker for worker, _ in machine.ready}
+        ),
+        "while a group averages, nobody computes, and the round's gradients are those of its members": lambda machine: (
+            len(machine.replicas.groups) <= 1
+            and all(
+                not machine.awaited
+                and (not machine.ready or [worker for worker, _ in sorted(machine.ready)] == list(order.members))
+                for order in machine.replicas.groups.values()
+            )
+        ),
+    },
+    reasons={
+        **REASONS,
+        "round-complete": "round {0} has all its {1} gradients",
+        "round-open": "round {0} waits for worker {1}",
+        "round-open-many": "round {0} waits for {1} workers",
+        "averaged": "group {1} has averaged the gradients of round {0}",
+        "nobody-else": "no other worker has a gradient in round {0}: there is nothing to average",
+        "not-averaged": "worker {0} left before its gradient was averaged",
+    },
+)

@@ -1,0 +1,215 @@
+"""A group's average, over memory that all of its members map.
+
+Everybody works through the areas chunk by chunk, so that what is summed stays in a cache. A chunk belongs to one
+share: shares can be made at the same time, by whom ever, and add up to the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.training.buffers import merged
+from paceline.training.layout import Entry, Places, PushArea
+from paceline.training.parts import Piece, chunks_of
+
+NARROW = (torch.bfloat16, torch.float16)
+"""Averaged in float32; a sum of weighted gradients is made as it is in a commit: in their own type."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The chunks that one member works on, each by its flat pieces."""
+
+    runs: list[Entry]
+    """Runs of parameters, or slices of large ones."""
+    apart: list[list[tuple[int, Entry]]]
+    """By run: the same elements by parameter, as (its number, its slice)."""
+    first: bool
+    """Whether it has the buffers and the flags, too."""
+
+
+class Averages:
+    """Averages of push areas, into others. An area's padding is averaged along."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._pieces = [piece for chunk in chunks_of(places.layout) for piece in chunk]
+        self._shares: dict[tuple[int, int], _Share] = {}
+        self._views: dict[tuple[int, int], Tensor] = {}
+        """By area and first byte of the entry, and number of elements."""
+        self._areas: dict[int, PushArea] = {}
+        self._scratch: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def share(
+        self, sources: Sequence[int], target: int, weights: Sequence[float] | None, part: int, parts: int
+    ) -> None:
+        """Write share `part` of `parts` of the average of the areas `sources`, summed in that order, into `target`.
+
+        Without weights: the mean of parameters and buffers, and all flags are set. With weights: of each parameter
+        the weighted sum over the sources whose flag for it is 1, bit for bit as a commit makes it; where nobody has
+        one, the target's flag is 0 and its value untouched. Buffers are averaged either way, as `buffers.merged`
+        has it. The first share makes buffers and flags. Raises ValueError if the target is one of the sources.
+        """
+        _check(sources, target)
+        mine = self._share(part, parts)
+        if weights is None:
+            for entry in mine.runs:
+                self._plain_mean([self._in(area, entry) for area in sources], self._in(target, entry))
+        else:
+            present = [self._area(area).present.tolist() for area in sources]
+            weighted = list(zip(sources, weights, present, strict=True))
+            for run, apart in zip(mine.runs, mine.apart, strict=True):
+                whole = all(flags[number] for flags in present for number, _ in apart)
+                # of narrow types kernels treat the last few elements apart: which they are must be as in a commit
+                if whole and run.dtype not in NARROW:
+                    self._sum([(area, weight) for area, weight, _ in weighted], target, run)
+                    continue
+                for number, entry in apart:
+                    self._sum([(area, weight) for area, weight, flags in weighted if flags[number]], target, entry)
+        if mine.first:
+            own = self._area(target)
+            for name, value in merged([self._area(area).buffers for area in sources], "mean").items():
+                own.buffers[name].copy_(value)
+            if weights is None:
+                own.present.fill_(1)
+            else:
+                own.present.copy_(torch.tensor(present, dtype=torch.uint8).reshape(len(sources), -1).amax(dim=0))
+
+    def mean(self, sources: Sequence[int], target: int) -> float:
+        """Write the mean of these replicas into `target`: x₀ + Σ(xₖ − x₀)/n, so exact where all are equal.
+
+        Returns the consensus distance: the root mean square, over the replicas, of the Euclidean distance of their
+        parameters from the mean. Raises ValueError if the target is one of the sources.
+        """
+        _check(sources, target)
+        squares = 0.0
+        for piece in self._pieces:
+            entry = piece.entry
+            squares += self._centre([self._in(area, entry) for area in sources], self._in(target, entry))
+        own = self._area(target)
+        for name, buffer in own.buffers.items():
+            self._centre([self._area(area).buffers[name] for area in sources], buffer)
+        own.present.fill_(1)
+        return math.sqrt(squares / len(sources))
+
+    def _plain_mean(self, values: list[Tensor], target: Tensor) -> None:
+        """(x₀ + x₁ + …)/n; of whole numbers, the largest one."""
+        if not _continuous(target):
+            _discrete(values, target)
+            return
+        total = self._like(target, "total") if target.dtype in NARROW else target
+        if len(values) == 1:
+            target.copy_(values[0])
+            return
+        if total is target:
+            torch.add(values[0], values[1], out=total)
+        else:
+            total.copy_(values[0]).add_(values[1])
+        for value in values[2:]:
+            total.add_(value)
+        total.div_(len(values))
+        if total is not target:
+            target.copy_(total)
+
+    def _sum(self, terms: list[tuple[int, float]], target: int, entry: Entry) -> None:
+        """Σ weight · x, of areas and their weights. None: the target stays."""
+        if not terms:
+            return
+        total, first = self._in(target, entry), self._in(terms[0][0], entry)
+        if len(terms) == 1 and terms[0][1] == 1.0:
+            total.copy_(first)
+            return
+        torch.mul(first, terms[0][1], out=total)
+        for area, weight in terms[1:]:
+            total.add_(self._in(area, entry), alpha=weight)
+
+    def _centre(self, values: list[Tensor], target: Tensor) -> float:
+        """The mean as x₀ + Σ(xₖ − x₀)/n; returns the sum of squared distances from it."""
+        if not _continuous(target):
+            _discrete(values, target)
+            return 0.0
+        mean, apart = self._like(target, "total"), self._like(target, "apart")
+        mean.zero_()
+        for value in values[1:]:
+            mean.add_(self._less(value, values[0], apart))
+        mean.div_(len(values)).add_(values[0])
+        target.copy_(mean)
+        squares = 0.0
+        for value in values:
+            distance = self._less(value, mean, apart)
+            squares += _square(distance)
+        return squares
+
+    def _less(self, value: Tensor, centre: Tensor, out: Tensor) -> Tensor:
+        return out.copy_(value).sub_(centre) if value.dtype in NARROW else torch.sub(value, centre, out=out)
+
+    def _like(self, target: Tensor, name: str) -> Tensor:
+        """Scratch of the target's form; wide, if that is narrow."""
+        dtype = torch.float32 if target.dtype in NARROW else target.dtype
+        found = self._scratch.get((name, dtype))
+        if found is None or found.numel() < target.numel():
+            found = self._scratch[name, dtype] = torch.empty(target.numel(), dtype=dtype)
+        return found[: target.numel()].as_strided(target.shape, target.stride())
+
+    def _share(self, part: int, parts: int) -> _Share:
+        """Chunks one after another, so that shares are of about the same size; of a small model, all in the first."""
+        found = self._shares.get((part, parts))
+        if found is None:
+            total, before = sum(_bytes(piece) for piece in self._pieces), 0
+            mine: list[Piece] = []
+            for piece in self._pieces:
+                if before * parts // total == part:
+                    mine.append(piece)
+                before += _bytes(piece)
+            runs, apart = [piece.entry for piece in mine], [piece.apart() for piece in mine]
+            found = self._shares[part, parts] = _Share(runs, apart, part == 0)
+        return found
+
+    def _in(self, area: int, entry: Entry) -> Tensor:
+        """That part of the area."""
+        start = self._places.push_start(area) + entry.offset
+        found = self._views.get((start, entry.count))
+        if found is None:
+            found = entry.over(self._places.region.memory, start - entry.offset)
+            self._views[start, entry.count] = found
+        return found
+
+    def _area(self, area: int) -> PushArea:
+        found = self._areas.get(area)
+        if found is None:
+            found = self._areas[area] = self._places.push_area(area)
+        return found
+
+
+def _check(sources: Sequence[int], target: int) -> None:
+    if target in sources:
+        raise ValueError(f"area {target} is averaged, so the average can't be written there")
+
+
+def _continuous(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _discrete(values: list[Tensor], target: Tensor) -> None:
+    """What whole numbers and truth values average to, as in `buffers`."""
+    target.copy_(values[0])
+    if target.dtype != torch.bool:
+        for value in values[1:]:
+            torch.maximum(target, value, out=target)
+
+
+def _square(tensor: Tensor) -> float:
+    """Its squared norm."""
+    if tensor.dtype == torch.float32 and tensor.ndim == 1:  # a chunk's is accurate enough, at a tenth of the cost
+        return float(torch.dot(tensor, tensor).item())
+    double = torch.complex128 if tensor.is_complex() else torch.float64
+    return float(torch.linalg.vector_norm(tensor, dtype=double).item()) ** 2
+
+
+def _bytes(piece: Piece) -> int:
+    return piece.entry.stop - piece.entry.offset
