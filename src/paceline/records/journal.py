@@ -37,3 +37,8 @@ class Journal:
         """What the script's `evaluate` said of a recorded version."""
         self.ledger.evaluated(version, metrics)
         self.tally.evaluated(version, metrics)
+
+    def consensus(self, version: int, at: float, replicas: int, distance: float) -> None:
+        """How far so many replicas were from their mean, which is that recorded version; as `Tally.consensus` says."""
+        self.ledger.consensus(version, at, replicas, distance)
+        self.tally.consensus(version, at, distance)

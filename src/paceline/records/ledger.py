@@ -26,7 +26,7 @@ from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import StepTimes, TransferTimes
 
-SCHEMA = 2
+SCHEMA = 3
 """The schema's number, in `PRAGMA user_version`."""
 
 TABLES = """
@@ -77,10 +77,17 @@ CREATE TABLE versions (      -- the recorded ones
     sha256 TEXT, file TEXT
 );
 CREATE TABLE evaluations (version INTEGER, metric TEXT, value REAL);
+CREATE TABLE consensus (     -- where every worker has a replica: how far they are from their mean, a recorded version
+    version INTEGER, at REAL,
+    replicas INTEGER,        -- how many
+    distance REAL            -- root mean square of their Euclidean distances from it
+);
 CREATE TABLE scalars (worker INTEGER, step INTEGER, at REAL, name TEXT, value REAL);
 
--- One row for each update in each version. LIMIT -1 limits nothing: where the view is joined, SQLite
--- then computes it once, and the casts let it be indexed. Else 60,000 updates take minutes.
+-- One row for each update in each version. Where every worker has a replica: for each step in its own, without those
+-- that were lost with it, and for each gradient in a mean that replicas were stepped with; `version` is a replica's.
+-- LIMIT -1 limits nothing: where the view is joined, SQLite then computes it once, and the casts let it be indexed.
+-- Else 60,000 updates take minutes.
 CREATE VIEW applied_updates AS
     SELECT orders.version AS version, part.key AS position,
         CAST(json_extract(part.value, '$[0]') AS INTEGER) AS worker,
@@ -88,6 +95,28 @@ CREATE VIEW applied_updates AS
         json_extract(part.value, '$[2]') AS weight
     FROM orders, json_each(orders.body, '$.contributions') AS part
     WHERE orders.kind = 'ApplyUpdate'
+    UNION ALL
+    SELECT stepped.version, part.key,
+        CAST(json_extract(part.value, '$[0]') AS INTEGER),
+        CAST(json_extract(part.value, '$[1]') AS INTEGER),
+        json_extract(part.value, '$[2]')
+    FROM orders
+    CROSS JOIN (
+        SELECT CAST(json_extract(body, '$.group') AS INTEGER) AS number, min(version) AS version
+        FROM orders
+        WHERE kind = 'StepReplica'
+        GROUP BY number
+    ) AS stepped ON stepped.number = CAST(json_extract(orders.body, '$.group') AS INTEGER)
+    CROSS JOIN json_each(orders.body, '$.contributions') AS part
+    WHERE orders.kind = 'Reduce'
+    UNION ALL
+    SELECT orders.version, 0, CAST(orders.worker AS INTEGER), CAST(orders.step AS INTEGER), 1.0
+    FROM orders
+    LEFT JOIN (SELECT DISTINCT worker, step FROM orders WHERE kind = 'DropUpdate') AS dropped
+        ON dropped.worker = orders.worker AND dropped.step = orders.step
+    WHERE orders.kind = 'StepReplica'
+        AND json_extract(orders.body, '$.group') IS NULL
+        AND dropped.step IS NULL
     LIMIT -1;
 
 -- One row for each time that a sample was applied: exactly one for each, if all went well.
@@ -101,6 +130,25 @@ CREATE VIEW applied_samples AS
     CROSS JOIN applied_updates AS applied
         ON applied.worker = uses.worker AND applied.step = uses.step
     CROSS JOIN json_each(batch.value) AS sample;
+
+-- One row for each average. LIMIT -1: as above.
+CREATE VIEW groups AS
+    SELECT CAST(json_extract(orders.body, '$.group') AS INTEGER) AS number,
+        json_extract(orders.body, '$.members') AS members,  -- JSON: workers, ascending
+        json_extract(orders.body, '$.what') AS what,        -- parameters or gradients
+        began.at AS ordered, over.at AS ended,
+        over.outcome AS outcome,                            -- finished or failed; NULL: it has not ended
+        orders.why AS why                                   -- JSON: [code, argument, ...]
+    FROM orders
+    JOIN facts AS began ON began.id = orders.fact
+    LEFT JOIN (
+        SELECT CAST(json_extract(body, '$.group') AS INTEGER) AS number, at,
+            iif(kind = 'ReduceFinished', 'finished', 'failed') AS outcome
+        FROM facts
+        WHERE kind IN ('ReduceFinished', 'ReduceFailed')
+        LIMIT -1
+    ) AS over ON over.number = CAST(json_extract(orders.body, '$.group') AS INTEGER)
+    WHERE orders.kind = 'Reduce';
 """
 
 GATHER = 0.1  # seconds that a transaction waits for company
@@ -168,6 +216,13 @@ class Ledger:
         """What the script's `evaluate` said of a recorded version."""
         for metric, value in metrics.items():
             self._queue.put(("evaluations", version, metric, value))
+
+    def consensus(self, version: int, at: float, replicas: int, distance: float) -> None:
+        """How far so many replicas were from their mean, which is that recorded version.
+
+        The root mean square of their Euclidean distances from it, `at` seconds since the run's start.
+        """
+        self._queue.put(("consensus", version, at, replicas, distance))
 
     def logged(self, worker: int, step: int, at: float, name: str, value: float) -> None:
         """A scalar that the script logged, `at` seconds since the run's start."""

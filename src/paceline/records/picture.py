@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from paceline.errors import ConfigError
-from paceline.records.timeline import Computing, Lane, Stay, Switch, Timeline, Transfer
+from paceline.records.timeline import Averaging, Computing, Lane, Stay, Switch, Timeline, Transfer
 
 WIDTH = 900
 LEFT, RIGHT = 78, 20  # margins beside the lanes
 HEAD = 104  # what is above the lanes: the title, the legend, the versions' numbers
 LANE = 46  # from one lane to the next
 BAR = 20  # height of a bar of computing
-THIN = 6  # height of a push or a pull
+THIN = 6  # height of a push, a pull or an average
 GAP = 2  # between a bar and a thin one
 FOOT = 48  # what is below the lanes: the axis
 
@@ -32,6 +32,8 @@ STALE = (
 """From that many versions on: how it is called, the bar's fill, what is written in it."""
 NEVER = ("never applied", "#d0d0d0", "#444444")
 PUSH, PULL = "#d9641e", "#3f9b45"
+AVERAGES = ("#7b3fb5", "#c2378f", "#8a7a12", "#0f8b8d")
+"""Group by group in turn, so that those at the same time can be told apart."""
 VERSION, SWITCH = "#7d8590", "#b3202c"
 INK, FAINT = "#24292f", "#57606a"
 CAPITAL = 0.36  # of a text's size: from its middle down to its base
@@ -74,9 +76,10 @@ def draw(timeline: Timeline, title: str = "", began: float | None = None, ended:
         f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{bottom + FOOT - 1}" rx="8" fill="#ffffff" '
         'stroke="#d0d7de"/>',
         _text(16, 27, title or timeline.protocol, 15, weight="bold"),
-        *_legend(),
+        *_legend(averages=any(lane.averaging for lane in timeline.lanes)),
         *_axis(scale, bottom),
         *_versions(timeline, scale, bottom),
+        *_joined(timeline, scale),
     ]
     for place, lane in enumerate(timeline.lanes):
         lines += ["<g>", *_lane(lane, HEAD + LANE * place, scale), "</g>"]
@@ -86,7 +89,8 @@ def draw(timeline: Timeline, title: str = "", began: float | None = None, ended:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _legend() -> Iterator[str]:
+def _legend(averages: bool) -> Iterator[str]:
+    """Without a store there are averages, else pushes, pulls and versions."""
     x, y = 16.0, 50
     yield _text(x, y, "computing; the update will be stale by", 12, fill=FAINT)
     x += 230
@@ -95,6 +99,12 @@ def _legend() -> Iterator[str]:
         yield _text(x + 18, y, name, 12, fill=FAINT)
         x += 34 + 0.5 * 12 * len(name)
     x += 8
+    if averages:
+        for fill in AVERAGES:
+            yield _box(x, y - 3, 6, THIN, fill)
+            x += 8
+        yield _text(x + 3, y, "average, and its group's number", 12, fill=FAINT)
+        return
     for name, fill in (("push", PUSH), ("pull", PULL)):
         yield _box(x, y - 3, 18, THIN, fill)
         yield _text(x + 23, y, name, 12, fill=FAINT)
@@ -141,6 +151,10 @@ def _lane(lane: Lane, top: int, scale: _Scale) -> Iterator[str]:
     for transfer in lane.transfers:
         if scale.shows(transfer.began, transfer.ended):
             yield _transfer(transfer, bar, scale)
+    starts = [scale.x(one.began) for one in lane.averaging]
+    for one, free in zip(lane.averaging, [*starts[1:], float(WIDTH - RIGHT)], strict=False):
+        if scale.shows(one.began, one.ended):
+            yield from _averaging(one, bar, scale, free)
 
 
 def _stay(stay: Stay, bar: int, scale: _Scale) -> Iterator[str]:
@@ -183,6 +197,37 @@ def _transfer(transfer: Transfer, bar: int, scale: _Scale) -> str:
         f'<rect x="{x:.1f}" y="{y}" width="{end - x:.1f}" height="{THIN}" fill="{fill}" stroke="#ffffff" '
         f'stroke-width="0.6"><title>{escape(about)}</title></rect>'
     )
+
+
+def _averaging(one: Averaging, bar: int, scale: _Scale, free: float) -> Iterator[str]:
+    """A bar wide enough to be seen; and its group's number, if there is room up to `free`."""
+    x, y, fill = scale.x(one.began), bar + BAR + GAP, _color(one)
+    end = min(max(scale.x(one.ended), x + len(AVERAGES)), WIDTH - RIGHT)
+    workers = ", ".join(str(worker) for worker in one.members)
+    about = f"group {one.group} averages {one.what} of workers {workers}: {one.outcome or 'not ended'}"
+    paint = f'fill="#ffffff" stroke="{fill}"' if one.outcome == "failed" else f'fill="{fill}"'
+    yield (
+        f'<rect x="{x:.1f}" y="{y}" width="{end - x:.1f}" height="{THIN}" {paint}><title>{escape(about)}</title></rect>'
+    )
+    if end + 2 + LETTER * 9 * len(str(one.group)) <= free:
+        yield _text(end + 2, y + THIN / 2, str(one.group), 9, fill=fill)
+
+
+def _joined(timeline: Timeline, scale: _Scale) -> Iterator[str]:
+    """A line for each group, from its first member's average down to its last one's; what is in between hides it."""
+    places = {lane.worker: place for place, lane in enumerate(timeline.lanes)}
+    groups = {one.group: one for lane in timeline.lanes for one in lane.averaging}
+    for one in groups.values():
+        if len(one.members) > 1 and scale.shows(one.began, one.ended):
+            top, bottom = (
+                HEAD + LANE * places[worker] + (LANE + BAR) // 2 + GAP for worker in (one.members[0], one.members[-1])
+            )
+            x = scale.x(one.began) + 0.5 + one.group % len(AVERAGES)  # lines of different colours stay side by side
+            yield _line(x, top, bottom + THIN, _color(one), 1)
+
+
+def _color(one: Averaging) -> str:
+    return AVERAGES[one.group % len(AVERAGES)]
 
 
 def _switch(switch: Switch, scale: _Scale, bottom: int) -> Iterator[str]:

@@ -23,13 +23,15 @@ from paceline.core.facts import (
     Fact,
     GradientReady,
     ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, SwitchProtocol, Why
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol, Why
 from paceline.errors import ConfigError
 from paceline.records.times import StepTimes
 from paceline.version import __version__
@@ -127,12 +129,22 @@ class Tally:
     shares: dict[int, Share] = field(default_factory=dict)
     ready: dict[tuple[int, int], tuple[int, int | None]] = field(default_factory=dict)
     """Of each (worker, step) neither applied nor dropped yet: its version, and the samples in it."""
+    alone: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    """Of each worker with a replica: its steps since that was last averaged, which are lost if it dies; for each
+    the samples in it, and how stale it was."""
+    averaging: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Members of each group of several that is averaging replicas."""
+    gathered: dict[int, tuple[tuple[int, int, float], ...]] = field(default_factory=dict)
+    """Of each group whose mean gradient no replica was stepped with yet: what is in that."""
     versions: int = 0
+    """Made in the store."""
     staleness: Counter[int] = field(default_factory=Counter)
     counted: bool = True
     """Whether every gradient so far said how many samples are in it."""
     recorded_versions: dict[int, tuple[float, int | None]] = field(default_factory=dict)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    distances: list[tuple[int, float, float]] = field(default_factory=list)
+    """(version, at, distance), as `consensus` was told."""
     switches: list[Switch] = field(default_factory=list)
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
@@ -143,10 +155,7 @@ class Tally:
                 self.ready[fact.worker, fact.step] = (fact.version, fact.samples)
                 self.counted = self.counted and fact.samples is not None
             case UpdateArrived(worker=worker):
-                if worker in self.counts.finished:  # else it has declined a step meanwhile
-                    self.counts.advance(worker)
-                    share = self.shares[worker]
-                    share.max_lead = max(share.max_lead, self.counts.lead(worker))
+                self._advance([worker])
             case TrainingBegan(members=members):
                 self.began = fact.at if self.began is None else self.began
                 self.counts = Counts()
@@ -165,14 +174,28 @@ class Tally:
                 self._resumed(worker, None)
             case ParametersTaken(worker=worker):
                 self._resumed(worker, fact.at)
+            case ReduceFinished(group=group):
+                for worker in self.averaging.pop(group, ()):
+                    self.alone.pop(worker, None)
+            case ReduceFailed(group=group):
+                self.averaging.pop(group, None)
+                self.gathered.pop(group, None)
         for order in orders:
             if isinstance(order, ApplyUpdate):
                 self._apply(order)
+            elif isinstance(order, StepReplica):
+                self._step(order)
+            elif isinstance(order, Reduce):
+                if order.what == "gradients":
+                    self.gathered[order.group] = order.contributions
+                elif len(order.members) > 1:
+                    self.averaging[order.group] = order.members
             elif isinstance(order, DropUpdate):
-                self.ready.pop((order.worker, order.step), None)
+                self._drop(order)
             elif isinstance(order, SwitchProtocol):
                 waiting = {worker for worker, _, _ in order.members}
                 self.switches.append(Switch(order.to, fact.at, order.why, order.since, waiting, fact.at - order.since))
+        self._advance([order.worker for order in orders if isinstance(order, StepReplica)])
 
     def step_times(self, worker: int, times: StepTimes) -> None:
         """Where a finished step's time went; `other` is worked out anew in the summary."""
@@ -188,6 +211,13 @@ class Tally:
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
         """What the script's `evaluate` said of a recorded version."""
         self.metrics.setdefault(version, {}).update(metrics)
+
+    def consensus(self, version: int, at: float, distance: float) -> None:
+        """How far the replicas were from their mean, which is that recorded version, `at` seconds.
+
+        `distance` is the root mean square, over the replicas, of each one's Euclidean distance from the mean.
+        """
+        self.distances.append((version, at, distance))
 
     def summary(
         self,
@@ -209,7 +239,8 @@ class Tally:
         the rates count from when training began until then; before it began both are 0. A worker still
         here stays until then. `samples_missed` is what `Leases.left_over` says. Numbers of samples are
         None once any gradient came without one; the staleness of no updates is None. What JSON cannot
-        write (NaN, infinity) is None, too.
+        write (NaN, infinity) is None, too. The versions of a decentralized run are the recorded means of
+        its replicas; its steps are those applied to a replica, without those that died with it unshared.
         """
         ended = self.latest if ended is None else ended
         wall = 0.0 if self.began is None else ended - self.began
@@ -228,7 +259,7 @@ class Tally:
             "steps": steps,
             "samples": samples,
             "samples_missed": self._if_counted(samples_missed),
-            "versions": self.versions,
+            "versions": len(self.recorded_versions) if protocol.spec.family == "decentralized" else self.versions,
             "steps_per_second": steps / wall if wall else 0.0,
             "samples_per_second": None if samples is None else samples / wall if wall else 0.0,
             "per_worker": [self._row(worker, ended) for worker in sorted(self.shares)],
@@ -238,7 +269,9 @@ class Tally:
                 "histogram": {str(stale): times for stale, times in sorted(self.staleness.items())},
             },
             "switches": self._switches(protocol),
-            "consensus": [],
+            "consensus": [
+                {"version": version, "at_seconds": at, "distance": distance} for version, at, distance in self.distances
+            ],
             "final_parameters_sha256": final_parameters_sha256,
             "evaluations": [
                 {**self._moment(version), **self.metrics[version], **self._moment(version)}
@@ -278,14 +311,50 @@ class Tally:
             for before, switch in zip(names, self.switches, strict=False)
         ]
 
+    def _advance(self, workers: Sequence[int]) -> None:
+        """These have finished a step, at once; who has declined one meanwhile leads nobody."""
+        here = [worker for worker in workers if worker in self.counts.finished]
+        for worker in here:
+            self.counts.advance(worker)
+        for worker in here:
+            share = self.shares[worker]
+            share.max_lead = max(share.max_lead, self.counts.lead(worker))
+
     def _apply(self, order: ApplyUpdate) -> None:
         self.versions += 1
         for worker, step, _ in order.contributions:
-            version, samples = self.ready.pop((worker, step))
-            share = self.shares[worker]
-            share.steps += 1
-            share.samples += samples or 0
-            self.staleness[order.version - 1 - version] += 1
+            self._applied(worker, step, order.version)
+
+    def _step(self, order: StepReplica) -> None:
+        if order.group is None:
+            applied = self._applied(order.worker, order.step, order.version)
+            self.alone.setdefault(order.worker, {})[order.step] = applied
+        else:  # once for all members; one whose gradient is in the mean may be gone
+            for worker, step, _ in self.gathered.pop(order.group, ()):
+                self._applied(worker, step, order.version)
+
+    def _applied(self, worker: int, step: int, version: int) -> tuple[int, int]:
+        """The step made that version. Returns the samples in it, and how stale it was."""
+        on, samples = self.ready.pop((worker, step))
+        stale = version - 1 - on
+        self._count(worker, 1, samples or 0, stale)
+        return samples or 0, stale
+
+    def _drop(self, order: DropUpdate) -> None:
+        """It was not applied; or it was, to a replica that died with it, and is taken back."""
+        self.ready.pop((order.worker, order.step), None)
+        lost = self.alone.get(order.worker, {}).pop(order.step, None)
+        if lost is not None:
+            samples, stale = lost
+            self._count(order.worker, -1, -samples, stale)
+
+    def _count(self, worker: int, steps: int, samples: int, stale: int) -> None:
+        share = self.shares[worker]
+        share.steps += steps
+        share.samples += samples
+        self.staleness[stale] += steps
+        if not self.staleness[stale]:
+            del self.staleness[stale]
 
     def _if_counted(self, samples: int | None) -> int | None:
         return samples if self.counted else None

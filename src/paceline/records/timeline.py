@@ -1,7 +1,7 @@
 """What each worker did when, read from a run's ledger: for whoever draws it or adds it up.
 
-A worker's stay in the training is parted, without gap or overlap, into computing and waiting; its pushes and pulls
-go on beside these. All times are seconds since the run's start.
+A worker's stay in the training is parted, without gap or overlap, into computing and waiting; its pushes and pulls,
+and the averages that its replica takes part in, go on beside these. All times are seconds since the run's start.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined, WorkerLeft
-from paceline.core.orders import ApplyUpdate, Order, SwitchProtocol
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ReduceFailed,
+    ReduceFinished,
+    TrainingBegan,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol
 from paceline.records.ledger import connect, read_facts
 
 
@@ -29,7 +37,8 @@ class Computing:
     version: int
     """That it was computed on."""
     made: int | None
-    """The version that its update went into; None if it never was applied."""
+    """The version that its update went into, of the store or of the worker's replica; None if it was never applied,
+    or was lost with the replica."""
 
     @property
     def staleness(self) -> int | None:
@@ -51,8 +60,23 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Averaging:
+    """A group's average, from its order to its end; the same in the lane of each member."""
+
+    began: float
+    ended: float
+    """The last fact's time if it had not ended by then."""
+    group: int
+    members: tuple[int, ...]
+    """Ascending."""
+    what: Literal["parameters", "gradients"]
+    outcome: Literal["finished", "failed"] | None
+    """None if it had not ended by the last fact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Between two steps: for others, for its transfers, for data; or at a step that it never finished."""
+    """Between two steps: for others, for its transfers or averages, for data; or at a step that it never finished."""
 
     began: float
     ended: float
@@ -77,6 +101,7 @@ class Lane:
     computing: tuple[Computing, ...]
     waiting: tuple[Waiting, ...]
     transfers: tuple[Transfer, ...]
+    averaging: tuple[Averaging, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +181,12 @@ class _Notes:
         """By worker and step: the version that its gradient was computed on."""
         self.made: dict[tuple[int, int], int] = {}
         """The same: the version that it went into."""
+        self.groups: dict[int, Averaging] = {}
+        """By number."""
+        self.joined: dict[int, list[int]] = {}
+        """By worker: the groups that it was in."""
+        self.gathered: dict[int, tuple[tuple[int, int, float], ...]] = {}
+        """By group: what is in its mean gradient, until a replica was stepped with that."""
         self.computing: dict[int, list[Computing]] = {}
         self.transfers: dict[int, list[Transfer]] = {}
         self.versions: list[Version] = []
@@ -174,6 +205,10 @@ class _Notes:
                 self._ends(worker, at, reason)
             case GradientReady(worker=worker, step=step, version=version):
                 self.on[worker, step] = version
+            case ReduceFinished(group=group, at=at):
+                self.groups[group] = replace(self.groups[group], ended=at, outcome="finished")
+            case ReduceFailed(group=group, at=at):
+                self.groups[group] = replace(self.groups[group], ended=at, outcome="failed")
 
     def order(self, order: Order, at: float) -> None:
         match order:
@@ -181,6 +216,21 @@ class _Notes:
                 self.versions.append(Version(version=version, at=at, updates=len(contributions)))
                 for worker, step, _ in contributions:
                     self.made[worker, step] = version
+            case StepReplica(worker=worker, step=step, version=version, group=None):
+                self.made[worker, step] = version
+            case StepReplica(version=version, group=int(group)):
+                for worker, step, _ in self.gathered.pop(group, ()):
+                    self.made[worker, step] = version
+            case DropUpdate(worker=worker, step=step):
+                self.made.pop((worker, step), None)
+            case Reduce(group=group, members=members, what=what, contributions=contributions):
+                if contributions:
+                    self.gathered[group] = contributions
+                self.groups[group] = Averaging(
+                    began=at, ended=at, group=group, members=members, what=what, outcome=None
+                )
+                for worker in members:
+                    self.joined.setdefault(worker, []).append(group)
             case SwitchProtocol(to=to, since=since):
                 self.switches.append(Switch(to=to, since=since, at=at))
 
@@ -201,12 +251,14 @@ class _Notes:
             self._ends(worker, self.latest, None)
         stays = tuple(self.stays[worker])
         computing, waiting = _parted(stays, self.computing.get(worker, ()))
+        averaging = (self.groups[group] for group in self.joined.get(worker, ()))
         return Lane(
             worker=worker,
             stays=stays,
             computing=tuple(computing),
             waiting=tuple(waiting),
             transfers=tuple(self.transfers.get(worker, ())),
+            averaging=tuple(one if one.outcome else replace(one, ended=self.latest) for one in averaging),
         )
 
     def _ends(self, worker: int, at: float, left: str | None) -> None:

@@ -1,0 +1,277 @@
+"""What the books say of a run in which every worker owns a replica."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+import pytest
+
+from paceline.core.choice import choose
+from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan, WorkerLeft
+from paceline.core.orders import DropUpdate, Order, Reduce, StepReplica
+from paceline.protocols import registry
+from paceline.records.journal import Journal
+from paceline.records.ledger import Ledger, connect, read_facts
+from paceline.records.picture import AVERAGES, draw
+from paceline.records.summary import Summary, Tally
+from paceline.records.timeline import Averaging, Timeline, read_timeline
+from paceline.records.times import StepTimes
+
+Pair = tuple[Fact, tuple[Order, ...]]
+
+
+def began(*workers: int) -> Pair:
+    return TrainingBegan(members=tuple((worker, "here", 0) for worker in workers), version=0, at=0.0), ()
+
+
+def own(worker: int, step: int, on: int, makes: int, at: float = 1.0, samples: int = 8) -> Pair:
+    """A gradient that goes into its worker's replica at once."""
+    fact = GradientReady(worker=worker, step=step, version=on, samples=samples, at=at)
+    return fact, (StepReplica(worker=worker, step=step, version=makes),)
+
+
+def ready(worker: int, step: int, on: int, *orders: Order, at: float = 1.0) -> Pair:
+    return GradientReady(worker=worker, step=step, version=on, samples=8, at=at), orders
+
+
+def average(group: int, *members: int) -> Reduce:
+    return Reduce(group=group, members=members, what="parameters", why=("drawn", group))
+
+
+def mean_gradient(group: int, *steps: tuple[int, int]) -> Reduce:
+    members = tuple(worker for worker, _ in steps)
+    contributions = tuple((worker, step, 1 / len(steps)) for worker, step in steps)
+    return Reduce(group=group, members=members, what="gradients", contributions=contributions)
+
+
+def finished(group: int, *orders: Order, at: float = 2.0) -> Pair:
+    return ReduceFinished(group=group, at=at), orders
+
+
+def died(worker: int, *steps: int, at: float = 3.0) -> Pair:
+    """And these steps of it are lost."""
+    drops = tuple(DropUpdate(worker=worker, step=step, samples="return") for step in steps)
+    return WorkerLeft(worker=worker, reason="died", at=at), drops
+
+
+def told(pairs: Sequence[Pair]) -> Tally:
+    tally = Tally()
+    for pair in pairs:
+        tally.record(*pair)
+    return tally
+
+
+def summed_up(tally: Tally, family: Literal["parameter-server", "decentralized"] = "decentralized") -> Summary:
+    choice = choose("asp", registry())
+    choice = replace(choice, spec=replace(choice.spec, family=family))
+    return tally.summary(protocol=choice, workers=2, threads=1, seed=0, outcome="completed")
+
+
+def shares(tally: Tally) -> list[tuple[int, int]]:
+    return [(row["steps"], row["samples"]) for row in summed_up(tally)["per_worker"]]
+
+
+def written(path: Path, pairs: Sequence[Pair], computed: bool = False) -> Path:
+    with closing(Ledger(path)) as ledger:
+        for fact, orders in pairs:
+            ledger.record(fact, orders)
+            if computed and isinstance(fact, GradientReady):
+                ledger.step_times(fact.worker, fact.step, StepTimes(fact.at - 0.5, 0.5, 0.0, 0.0, 0.0, 0.0))
+    return path
+
+
+def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(connect(path)) as database:
+        return database.execute(query).fetchall()
+
+
+# Worker 1 dies: its step 0 was averaged, step 1 was not; the average in which it was failed.
+PAIRS: list[Pair] = [
+    began(0, 1),
+    own(0, 0, on=0, makes=1, at=1.0),
+    (own(1, 0, on=0, makes=1)[0], (*own(1, 0, on=0, makes=1)[1], average(0, 0, 1))),
+    finished(0, at=2.0),
+    own(0, 1, on=1, makes=3, at=2.5),
+    (own(1, 1, on=0, makes=3, at=3.0)[0], (*own(1, 1, on=0, makes=3)[1], average(1, 0, 1))),
+    died(1, 1, at=3.5),
+    (ReduceFailed(group=1, lost=(1,), at=4.0), ()),
+    own(0, 2, on=3, makes=4, at=5.0),
+]
+# Worker 1 dies while the mean of round 0 is made; that has its gradient. Round 1 comes to nothing.
+ROUNDS: list[Pair] = [
+    began(0, 1),
+    ready(0, 0, 0),
+    ready(1, 0, 0, mean_gradient(0, (0, 0), (1, 0))),
+    died(1, at=1.5),
+    finished(0, StepReplica(worker=0, step=0, version=1, group=0)),
+    ready(0, 1, 1, mean_gradient(1, (0, 1)), at=2.5),
+]
+
+
+def test_a_step_in_a_replica_is_applied_and_as_stale_as_the_replica_had_changed() -> None:
+    tally = told([began(0), own(0, 0, on=0, makes=1), own(0, 1, on=0, makes=3, samples=4)])
+    assert shares(tally) == [(2, 12)]
+    assert summed_up(tally)["staleness"] == {"mean": 1.0, "max": 2, "histogram": {"0": 1, "2": 1}}
+    assert not tally.ready
+
+
+def test_a_step_that_died_with_its_replica_is_taken_back() -> None:
+    tally = told(PAIRS[:6])
+    assert summed_up(tally)["staleness"]["histogram"] == {"0": 2, "1": 1, "2": 1}
+    tally = told(PAIRS)
+    assert shares(tally) == [(3, 24), (1, 8)]
+    assert summed_up(tally)["staleness"] == {"mean": 0.25, "max": 1, "histogram": {"0": 3, "1": 1}}
+
+
+@pytest.mark.parametrize(
+    ("order", "end", "remembered"),
+    [
+        (average(0, 0, 1), ReduceFinished(group=0, at=2.0), set()),
+        (average(0, 0, 1), ReduceFailed(group=0, lost=(1,), at=2.0), {0, 1}),
+        (average(0, 0), ReduceFinished(group=0, at=2.0), {0, 1}),
+        (mean_gradient(0, (0, 9), (1, 9)), ReduceFinished(group=0, at=2.0), {0, 1}),
+    ],
+)
+def test_only_steps_since_the_replica_was_averaged_with_another_are_remembered(
+    order: Reduce, end: Fact, remembered: set[int]
+) -> None:
+    tally = told([began(0, 1), own(0, 0, 0, 1), own(0, 1, 1, 2), ready(1, 0, 0, order), (end, ())])
+    assert set(tally.alone.get(0, {})) == remembered
+    assert not tally.averaging
+
+
+def test_each_gradient_in_a_mean_that_was_stepped_with_counts_once_even_if_its_worker_is_gone() -> None:
+    steps = [StepReplica(worker=worker, step=0, version=1, group=0) for worker in (0, 1)]
+    both = told([*ROUNDS[:3], finished(0, *steps)])
+    assert shares(both) == [(1, 8), (1, 8)]
+    assert shares(told(ROUNDS)) == [(1, 8), (1, 8)]
+    for tally in (both, told(ROUNDS)):
+        assert summed_up(tally)["staleness"]["histogram"] == {"0": 2}
+        assert not tally.alone
+
+
+def test_a_lead_is_in_steps_of_the_own_replica_and_nobody_leads_where_all_step_at_once() -> None:
+    alone = told([began(0, 1), own(0, 0, 0, 1), own(0, 1, 1, 2), own(1, 0, 0, 1)])
+    assert [row["max_lead"] for row in summed_up(alone)["per_worker"]] == [2, 0]
+    steps = [StepReplica(worker=worker, step=0, version=1, group=0) for worker in (0, 1)]
+    together = told([*ROUNDS[:3], finished(0, *steps)])
+    assert [row["max_lead"] for row in summed_up(together)["per_worker"]] == [0, 0]
+
+
+def test_versions_of_a_decentralized_run_are_its_recorded_means() -> None:
+    tally = told(PAIRS)
+    for version in (0, 3, 7):
+        tally.recorded(version, 1.0, 8)
+    assert summed_up(tally)["versions"] == 3
+    assert summed_up(tally, "parameter-server")["versions"] == 0
+
+
+def test_consensus_is_in_the_summary_and_in_the_ledger(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        journal = Journal(ledger)
+        journal.consensus(0, 0.5, 4, 0.0)
+        journal.consensus(7, 1.5, 3, 0.25)
+    assert summed_up(journal.tally)["consensus"] == [
+        {"version": 0, "at_seconds": 0.5, "distance": 0.0},
+        {"version": 7, "at_seconds": 1.5, "distance": 0.25},
+    ]
+    assert rows(tmp_path / "ledger.sqlite", "SELECT * FROM consensus") == [(0, 0.5, 4, 0.0), (7, 1.5, 3, 0.25)]
+    journal.tally.consensus(8, 2.0, math.inf)
+    assert summed_up(journal.tally)["consensus"][-1]["distance"] is None
+
+
+@pytest.mark.parametrize("pairs", [PAIRS, ROUNDS])
+def test_facts_and_orders_of_groups_are_read_back_equal(pairs: list[Pair], tmp_path: Path) -> None:
+    path = written(tmp_path / "ledger.sqlite", pairs)
+    assert list(read_facts(path)) == pairs
+
+
+def test_applied_updates_are_those_in_replicas_that_were_not_lost_and_in_means_that_were_used(tmp_path: Path) -> None:
+    query = "SELECT worker, step, version, weight FROM applied_updates ORDER BY worker, step"
+    path = written(tmp_path / "pairs.sqlite", PAIRS)
+    assert rows(path, query) == [(0, 0, 1, 1.0), (0, 1, 3, 1.0), (0, 2, 4, 1.0), (1, 0, 1, 1.0)]
+    path = written(tmp_path / "rounds.sqlite", ROUNDS)
+    assert rows(path, query) == [(0, 0, 1, 0.5), (1, 0, 1, 0.5)]
+
+
+def test_applied_samples_leave_out_what_a_replica_took_with_it(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        for pair in PAIRS:
+            ledger.record(*pair)
+        ledger.epoch_opened(0, [[10], [11], [12]], "digest")
+        for batch, (worker, step) in enumerate([(1, 0), (1, 1), (0, 2)]):
+            ledger.batch_used(worker, step, 0, batch, "step")
+    assert rows(tmp_path / "ledger.sqlite", "SELECT sample FROM applied_samples ORDER BY sample") == [(10,), (12,)]
+
+
+def test_each_average_has_its_row(tmp_path: Path) -> None:
+    path = written(tmp_path / "pairs.sqlite", PAIRS)
+    assert rows(path, "SELECT * FROM groups ORDER BY number") == [
+        (0, "[0,1]", "parameters", 1.0, 2.0, "finished", '["drawn",0]'),
+        (1, "[0,1]", "parameters", 3.0, 4.0, "failed", '["drawn",1]'),
+    ]
+    path = written(tmp_path / "rounds.sqlite", ROUNDS)
+    assert rows(path, "SELECT number, what, ended, outcome FROM groups ORDER BY number") == [
+        (0, "gradients", 2.0, "finished"),
+        (1, "gradients", None, None),
+    ]
+
+
+def read(path: Path, pairs: Sequence[Pair]) -> Timeline:
+    return read_timeline(written(path, pairs, computed=True))
+
+
+def test_a_lane_says_what_each_step_made_of_the_replica_and_nothing_of_a_lost_one(tmp_path: Path) -> None:
+    zero, one = read(tmp_path / "pairs.sqlite", PAIRS).lanes
+    assert [(step.version, step.made, step.staleness) for step in zero.computing] == [(0, 1, 0), (1, 3, 1), (3, 4, 0)]
+    assert [(step.version, step.made) for step in one.computing] == [(0, 1), (0, None)]
+    zero, one = read(tmp_path / "rounds.sqlite", ROUNDS).lanes
+    assert [step.made for step in zero.computing] == [1, None]
+    assert [step.made for step in one.computing] == [1]
+
+
+def test_an_average_is_in_each_members_lane_from_its_order_to_its_end(tmp_path: Path) -> None:
+    zero, one = read(tmp_path / "pairs.sqlite", PAIRS).lanes
+    first = Averaging(began=1.0, ended=2.0, group=0, members=(0, 1), what="parameters", outcome="finished")
+    second = Averaging(began=3.0, ended=4.0, group=1, members=(0, 1), what="parameters", outcome="failed")
+    assert zero.averaging == one.averaging == (first, second)
+    zero, one = read(tmp_path / "rounds.sqlite", [*ROUNDS, died(0, at=6.0)]).lanes
+    open_ = Averaging(began=2.5, ended=6.0, group=1, members=(0,), what="gradients", outcome=None)
+    assert (zero.averaging[1:], len(one.averaging)) == ((open_,), 1)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(picture: str, element: str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(picture).iter(SVG + element))
+
+
+def test_a_picture_shows_who_averaged_in_which_group_and_joins_them(tmp_path: Path) -> None:
+    picture = draw(read(tmp_path / "pairs.sqlite", PAIRS))
+    titles = [bar.findtext(f"{SVG}title") for bar in drawn(picture, "rect")]
+    for said in ("group 0 averages parameters of workers 0, 1: finished", "workers 0, 1: failed"):
+        assert sum(said in (title or "") for title in titles) == 2
+    for group in (0, 1):
+        lines = [line for line in drawn(picture, "path") if line.get("stroke") == AVERAGES[group]]
+        assert len(lines) == 1
+        numbers = [text for text in drawn(picture, "text") if text.get("fill") == AVERAGES[group]]
+        assert [text.text for text in numbers] == [str(group)] * 2
+    bars = [bar for bar in drawn(picture, "rect") if "group 0" in (bar.findtext(f"{SVG}title") or "")]
+    top, bottom = (float(bar.attrib["y"]) for bar in bars)
+    (line,) = [line for line in drawn(picture, "path") if line.get("stroke") == AVERAGES[0]]
+    assert line.attrib["d"].endswith(f" {top:.1f}V{bottom + 6:.1f}")
+
+
+def test_the_legend_is_of_averages_where_there_are_any(tmp_path: Path) -> None:
+    with_ = read(tmp_path / "pairs.sqlite", PAIRS)
+    without = replace(with_, lanes=tuple(replace(lane, averaging=()) for lane in with_.lanes))
+    said = [{text.text for text in drawn(draw(one), "text")} for one in (with_, without)]
+    assert ["average, and its group's number" in texts for texts in said] == [True, False]
+    assert ["push" in texts for texts in said] == [False, True]
