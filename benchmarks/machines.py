@@ -35,7 +35,7 @@ from typing import Any
 from step import Failed, machine, print_table
 
 from paceline.core.choice import Choice, choose
-from paceline.core.facts import Fact, GradientReady, ParametersTaken, TrainingBegan, UpdateArrived
+from paceline.core.facts import Fact, GradientReady, ParametersTaken, ReduceFinished, TrainingBegan, UpdateArrived
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
@@ -43,9 +43,11 @@ from paceline.core.orders import (
     Hold,
     LeaveOut,
     Order,
+    Reduce,
     Release,
     StartPull,
     StartPush,
+    StepReplica,
     SwitchProtocol,
 )
 from paceline.protocols import registry
@@ -54,7 +56,8 @@ from paceline.records.ledger import Ledger
 from paceline.records.times import StepTimes
 
 FACTS, QUICK_FACTS = 300_000, 60_000  # in a history
-COMPUTE, PULL, PUSH = 0.020, 0.001, 0.001  # seconds of the world, the first more or less by a quarter
+COMPUTE, PULL, PUSH, AVERAGE = 0.020, 0.001, 0.001, 0.001  # seconds of the world, the first more or less by a quarter
+NODE = 4  # workers on one
 SLOW_SHARE, SLOW_FACTOR = 0.1, 4.0
 SAMPLES = 32  # in a step
 
@@ -125,11 +128,15 @@ def play(choice: Choice, workers: int) -> Iterator[tuple[Fact, tuple[Order, ...]
                 return (ParametersTaken(worker=worker, version=version, at=now + PULL),)
             case StartPush(worker=worker, step=step):
                 return (UpdateArrived(worker=worker, step=step, at=now + PUSH),)
-            case Hold() | ApplyUpdate() | DropUpdate() | LeaveOut() | AdjustTraining() | SwitchProtocol():
+            case Reduce(group=group):
+                return (ReduceFinished(group=group, at=now + AVERAGE),)
+            case (
+                Hold() | ApplyUpdate() | DropUpdate() | LeaveOut() | AdjustTraining() | SwitchProtocol() | StepReplica()
+            ):
                 return ()
         raise Failed(f"this benchmark does not know what follows from {type(order).__name__}")
 
-    members = tuple((worker, "host", 0) for worker in range(workers))
+    members = tuple((worker, f"node-{worker // NODE}", 0) for worker in range(workers))
     work = workers * SAMPLES * 200  # a protocol that switches does so after a few steps of each
     heappush(coming, (0.0, next(numbers), TrainingBegan(members=members, version=0, at=0.0, work=work)))
     while coming:
@@ -194,13 +201,17 @@ def _steps_to_tell(choice: Choice, journal: Journal, steps: int) -> list[list[Ca
     calls: list[Call] = []
     finished: dict[int, int] = {}
     batches = count()
-    arrived = 0
+    made = 0
     for fact, orders in play(choice, RECORDED_WORKERS):
         match fact:
             case TrainingBegan():
                 journal.record(fact, orders)
                 continue
             case GradientReady(worker=worker, step=step, at=at):
+                made += 1
+                if worker in finished:  # of a replica nothing is pulled
+                    parts = (COMPUTE, PUSH, 0.0, PULL, 0.0)
+                    calls.append((journal.step_times, (worker, finished.pop(worker), StepTimes(at, *parts))))
                 calls.append((journal.ledger.logged, (worker, step, at, "loss", 0.5)))
                 calls.append((journal.ledger.batch_used, (worker, step, 0, next(batches), "step")))
                 calls.append((journal.ledger.pushed, (worker, step, [1e-3], SAMPLES)))
@@ -208,12 +219,10 @@ def _steps_to_tell(choice: Choice, journal: Journal, steps: int) -> list[list[Ca
             case ParametersTaken(worker=worker, at=at) if worker in finished:
                 parts = (COMPUTE, PUSH, 0.0, PULL, 0.0)
                 calls.append((journal.step_times, (worker, finished.pop(worker), StepTimes(at, *parts))))
-            case UpdateArrived():
-                arrived += 1
         calls.append((journal.record, (fact, orders)))
-        if arrived == RECORDED_WORKERS:
+        if made == RECORDED_WORKERS:
             told.append(calls)
-            calls, arrived = [], 0
+            calls, made = [], 0
             if len(told) == steps:
                 return told
     raise AssertionError("play has no end")

@@ -9,9 +9,11 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Machine
 from paceline.core.orders import StartPull
 from paceline.protocols import registry
-from support.tables import arrived, began, declined, joined, left, ready, refuses, taken
+from support.tables import arrived, averaged, began, declined, failed, joined, left, ready, refuses, taken
 
 CHOICES = [choose(name, registry()) for name in registry()]
+SERVED = [choice for choice in CHOICES if choice.spec.family == "parameter-server"]
+REPLICATED = [choice for choice in CHOICES if choice.spec.family == "decentralized"]
 
 
 def at_work(choice: Choice) -> Machine:
@@ -31,6 +33,14 @@ def at_work(choice: Choice) -> Machine:
         for order in machine.handle(fact):
             if isinstance(order, StartPull):
                 machine.handle(taken(order.worker, order.version))
+    return machine
+
+
+def with_replicas(choice: Choice) -> Machine:
+    """0 and 2 compute, 1 has had its gradient ready, 3 has declined, 4 died computing."""
+    machine = choice.machine()
+    for fact in (began(0, 1, 2, 3, 4, steps={0: 7}), ready(1, 0, 0), declined(3, 0), left(4)):
+        machine.handle(fact)
     return machine
 
 
@@ -66,6 +76,31 @@ AT_WORK: dict[str, Fact] = {
     "a pull of another version": taken(1, 2),
     "a pull twice": taken(0, 3),
     "a pull of one that left": taken(4, 3),
+    "a group averages": averaged(0),
+    "a group fails": failed(0, 4),
+}
+
+WITH_REPLICAS: dict[str, Fact] = {
+    "training begins twice": began(0, 1),
+    "a worker joins": joined(5),
+    "one that left comes back": joined(4, 1),
+    "a stranger leaves": left(9),
+    "a worker leaves twice": left(4),
+    "a gradient of a stranger": ready(9, 0, 0),
+    "a gradient of a step not released yet": ready(0, 8, 0),
+    "a gradient of a step before": ready(0, 6, 0),
+    "a gradient on another version": ready(0, 7, 1),
+    "a gradient twice": ready(1, 0, 0),
+    "a gradient of a declined step": ready(3, 0, 0),
+    "a gradient of one that left": ready(4, 0, 0),
+    "a stranger declines": declined(9, 0),
+    "a step not released yet is declined": declined(0, 8),
+    "a step is declined whose gradient was ready": declined(1, 0),
+    "a step is declined twice": declined(3, 0),
+    "an update arrives": arrived(1, 0),
+    "a pull ends": taken(0, 0),
+    "a group averages that never was": averaged(99),
+    "a group fails that never was": failed(99, 4),
 }
 
 BEFORE_TRAINING: dict[str, Fact] = {
@@ -75,15 +110,24 @@ BEFORE_TRAINING: dict[str, Fact] = {
     "a declined step": declined(0, 0),
     "an update": arrived(0, 0),
     "a pull": taken(0, 0),
+    "an average": averaged(0),
+    "a failed average": failed(0, 0),
     "members out of order": began(1, 0),
     "a member twice": began(0, 0),
 }
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("choice", SERVED, ids=str)
 @pytest.mark.parametrize("fact", AT_WORK.values(), ids=AT_WORK)
 def test_it_is_refused_and_changes_nothing(choice: Choice, fact: Fact) -> None:
     refuses(at_work(choice), fact)
+
+
+@pytest.mark.parametrize("choice", REPLICATED, ids=str)
+@pytest.mark.parametrize("fact", WITH_REPLICAS.values(), ids=WITH_REPLICAS)
+def test_it_is_refused_where_every_worker_owns_a_replica(choice: Choice, fact: Fact) -> None:
+    """What cannot be true of groups at work is told to them in every reachable state, by the walks."""
+    refuses(with_replicas(choice), fact)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)

@@ -678,12 +678,12 @@ def test_the_last_ones_are_never_left_out() -> None:
 # --- reasons, parameters, cost ----------------------------------------------------------------------
 
 
-def test_no_two_protocols_give_one_code_two_sentences() -> None:
-    """Orders keep the reasons of the part that gave them."""
-    said: dict[str, dict[str, list[str]]] = {}
+def test_no_two_protocols_of_a_family_give_one_code_two_sentences() -> None:
+    """Orders keep the reasons of the part that gave them, and parts are of the whole's family."""
+    said: dict[tuple[str, str], dict[str, list[str]]] = {}
     for spec in registry().values():
         for code, text in spec.reasons.items():
-            said.setdefault(code, {}).setdefault(text, []).append(spec.name)
+            said.setdefault((spec.family, code), {}).setdefault(text, []).append(spec.name)
     assert {code: texts for code, texts in said.items() if len(texts) > 1} == {}
 
 

@@ -18,6 +18,8 @@ from paceline.core.facts import (
     Fact,
     GradientReady,
     ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
@@ -25,7 +27,18 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.machine import Machine, Spec
-from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPull, StartPush, Why
+from paceline.core.orders import (
+    ApplyUpdate,
+    DropUpdate,
+    Hold,
+    Order,
+    Reduce,
+    Release,
+    StartPull,
+    StartPush,
+    StepReplica,
+    Why,
+)
 from paceline.core.state import to_plain
 from paceline.errors import ProtocolViolation
 from paceline.protocols import registry
@@ -77,7 +90,7 @@ def reasons(machine: Machine, fact: Fact) -> list[str]:
 
 
 def sentence(machine: Machine, why: Why) -> str:
-    """`why` written out, whether it is the protocol's own or a part's: no two give one code two sentences."""
+    """`why` written out, its own or a part's: no two protocols of a family give one code two sentences."""
     cards = (spec_of(machine), *registry().values())
     return next((card for card in cards if why[0] in card.reasons), cards[0]).sentence(why)
 
@@ -119,6 +132,14 @@ def taken(worker: int, version: int, at: float = 0.0) -> ParametersTaken:
     return ParametersTaken(worker=worker, version=version, at=at)
 
 
+def averaged(group: int, at: float = 0.0) -> ReduceFinished:
+    return ReduceFinished(group=group, at=at)
+
+
+def failed(group: int, *lost: int, at: float = 0.0) -> ReduceFailed:
+    return ReduceFailed(group=group, lost=lost, at=at)
+
+
 def pushed(worker: int, step: int, version: int, orders: Iterable[Order], samples: int | None = 8) -> list[Row]:
     """Two rows: the gradient is ready and pushed at once; its arrival causes `orders`."""
     return [
@@ -129,6 +150,26 @@ def pushed(worker: int, step: int, version: int, orders: Iterable[Order], sample
 
 def release(worker: int, step: int, version: int, parameters: Literal["pull", "held", "eager"] = "pull") -> Release:
     return Release(worker=worker, step=step, version=version, parameters=parameters)
+
+
+def own(worker: int, step: int, version: int) -> Release:
+    """Released on its own replica."""
+    return Release(worker=worker, step=step, version=version, parameters="own")
+
+
+def stepped(worker: int, step: int, version: int, group: int | None = None) -> StepReplica:
+    return StepReplica(worker=worker, step=step, version=version, group=group)
+
+
+def average(group: int, *members: int) -> Reduce:
+    """Of replicas."""
+    return Reduce(group=group, members=members, what="parameters")
+
+
+def mean(group: int, *contributions: tuple[int, int, float]) -> Reduce:
+    """Of gradients."""
+    members = tuple(worker for worker, _, _ in contributions)
+    return Reduce(group=group, members=members, what="gradients", contributions=contributions)
 
 
 def hold(worker: int) -> Hold:

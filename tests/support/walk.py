@@ -1,7 +1,8 @@
-"""The world outside a parameter-server machine: what can happen next, and what no order may do.
+"""The world outside a machine: what can happen next, and what no order may do.
 
-`World` obeys a machine's orders and fails at the first that breaks a rule of the vocabulary. `walk` takes it
-through every interleaving of a small instance, `wander` through one random history of a larger one.
+`World` is that of a parameter server; `support.replica_walk` has the one of replicas. A world obeys a machine's
+orders and fails at the first that breaks a rule of the vocabulary. `walk` takes it through every interleaving of a
+small instance, `wander` through one random history of a larger one.
 """
 
 from __future__ import annotations
@@ -104,14 +105,25 @@ class World:
 
     @classmethod
     def of(cls, choice: Choice, workers: int, steps: int, **settings: Any) -> World:
-        """The world before anything has happened in it, around a fresh machine; all know how much there is to do."""
+        """The world before anything has happened in it, around a fresh machine; all know how much there is to do.
+
+        It is of the kind that the protocol's family needs.
+        """
+        from support.replica_walk import ReplicaWorld  # which builds on this module
+
         settings = {"work": workers * steps, **settings}
-        return cls(choice=choice, machine=choice.machine(), workers=workers, steps=steps, **settings)
+        kind = ReplicaWorld if choice.spec.family == "decentralized" else cls
+        return kind(choice=choice, machine=choice.machine(), workers=workers, steps=steps, **settings)
 
     @property
     def spec(self) -> Spec:
         """The protocol's card."""
         return self.choice.spec
+
+    @property
+    def here(self) -> dict[int, int]:
+        """Everyone who is here, and the step that each is at."""
+        return {worker: job.step for worker, job in self.jobs.items()}
 
     def fork(self) -> World:
         """A copy that shares nothing that changes."""
@@ -123,9 +135,7 @@ class World:
         self._happen(fact)
         for order in orders:
             self._obey(order)
-        for (worker, step), has_arrived in self.unsettled.items():
-            if not has_arrived and worker not in self.jobs:
-                raise Broken(f"step {step} of worker {worker}, who left, can never arrive and was not dropped")
+        self._expect_settled()
         for sentence, holds in self.spec.invariants.items():
             if not holds(self.machine):
                 raise Broken(f"invariant: {sentence}")
@@ -208,14 +218,14 @@ class World:
 
     def refuse_the_impossible(self) -> None:
         """Fail unless the machine raises ProtocolViolation for each of these, and is then as before."""
-        before = _frozen(self.machine, 0)
+        before = frozen(self.machine)
         for fact in self.impossible():
             try:
                 self.machine.handle(fact)
             except ProtocolViolation:
                 continue
             raise Broken(f"accepted {fact}")
-        if _frozen(self.machine, 0) != before:
+        if frozen(self.machine) != before:
             raise Broken("an illegal fact was refused, but changed the machine")
 
     def expect_the_end(self) -> None:
@@ -234,14 +244,20 @@ class World:
         """
         newest = self.version + FAR_BEHIND if self.spec.optimizer == "worker" else self.version
         return (
-            _frozen(self.machine, newest),
-            _frozen(dict(sorted(self.jobs.items())), newest),
+            frozen(self.machine, newest),
+            frozen(dict(sorted(self.jobs.items())), newest),
             tuple(sorted(self.gone.items())),
             tuple(sorted(self.unsettled.items())),
             self.departures,
             self.joins,
             self.began,
         )
+
+    def _expect_settled(self) -> None:
+        """What those who left had announced is dropped."""
+        for (worker, step), has_arrived in self.unsettled.items():
+            if not has_arrived and worker not in self.jobs:
+                raise Broken(f"step {step} of worker {worker}, who left, can never arrive and was not dropped")
 
     def _happen(self, fact: Fact) -> None:
         match fact:
@@ -276,6 +292,9 @@ class World:
     def _obey(self, order: Order) -> None:
         if order.why[0] not in self.choice.reasons or not self.choice.sentence(order.why):
             raise Broken(f"no sentence says why: {order}")
+        self._do(order)
+
+    def _do(self, order: Order) -> None:
         match order:
             case Release(worker=worker, step=step, version=version, parameters="pull"):
                 job = self._live(order, worker, "idle", "arrived")
@@ -348,7 +367,7 @@ class World:
                 if dropped is not None and dropped.phase == "ready" and dropped.step == step:
                     dropped.phase = "idle"
             case _:
-                raise Broken(f"tests/support/walk.py does not know what this does: {order}")
+                raise Broken(f"there is no such order where a parameter server has the parameters: {order}")
 
     def _live(self, order: Order, worker: int, *phases: str) -> Job:
         job = self.jobs.get(worker)
@@ -445,13 +464,13 @@ def history(choice: Choice, seed: int) -> History:
         raise Broken(f"{choice}, history {seed}: {broken}") from broken
 
 
-def _frozen(value: Any, newest: int) -> Any:
+def frozen(value: Any, newest: int = 0) -> Any:
     """A machine's state as a hashable value, its versions counted back from the newest (from 0: as they are)."""
     kind = type(value)
     if kind is dict:
-        return tuple([(key, item if type(item) in LEAVES else _frozen(item, newest)) for key, item in value.items()])
+        return tuple([(key, item if type(item) in LEAVES else frozen(item, newest)) for key, item in value.items()])
     if kind is tuple or kind is list:
-        return tuple([item if type(item) in LEAVES else _frozen(item, newest) for item in value])
+        return tuple([item if type(item) in LEAVES else frozen(item, newest) for item in value])
     names = _mutable(kind)
     if names is None:
         return value
@@ -461,7 +480,7 @@ def _frozen(value: Any, newest: int) -> Any:
             min(newest - part, FAR_BEHIND) if name in VERSIONS and part is not None else part
             for name, part in zip(names, parts, strict=True)
         ]
-    return tuple([part if type(part) in LEAVES else _frozen(part, newest) for part in parts])
+    return tuple([part if type(part) in LEAVES else frozen(part, newest) for part in parts])
 
 
 def _copied(value: Any) -> Any:

@@ -66,7 +66,7 @@ class Machine:
                 assert seat is not None
                 return self._left(fact, seat)
             case ReduceFinished(group=group):
-                return self._close_round(("averaged", self.round, group), group)
+                return self._close_round(("mean-made", self.round, group), group)
             case ReduceFailed():
                 return (*self._drop_lost(), *self._average())
             case _:  # the roster has refused it
@@ -83,7 +83,7 @@ class Machine:
         if len(self.ready) == 1:
             return self._close_round(("nobody-else", self.round))
         members = tuple(worker for worker, _ in sorted(self.ready))
-        why: Why = ("round-complete", self.round, len(members))
+        why: Why = ("all-ready", self.round, len(members))
         return (self.replicas.reduce(members, why, mean_of(self.ready)),)
 
     def _close_round(self, why: Why, group: int | None = None) -> tuple[Order, ...]:
@@ -114,8 +114,8 @@ class Machine:
 
     def _missing(self) -> Why:
         if len(self.awaited) > NAMED_AT_MOST:
-            return ("round-open-many", self.round, len(self.awaited))
-        return ("round-open", self.round, ", ".join(map(str, self.awaited)))
+            return ("awaits-gradients", self.round, len(self.awaited))
+        return ("awaits-gradients-of", self.round, ", ".join(map(str, self.awaited)))
 
 
 def _in_phase(machine: Machine, *phases: str) -> list[int]:
@@ -158,10 +158,10 @@ SPEC = Spec(
     },
     reasons={
         **REASONS,
-        "round-complete": "round {0} has all its {1} gradients",
-        "round-open": "round {0} waits for worker {1}",
-        "round-open-many": "round {0} waits for {1} workers",
-        "averaged": "group {1} has averaged the gradients of round {0}",
+        "all-ready": "round {0} has all its {1} gradients",
+        "awaits-gradients-of": "round {0} waits for worker {1}",
+        "awaits-gradients": "round {0} waits for {1} workers",
+        "mean-made": "group {1} has averaged the gradients of round {0}",
         "nobody-else": "no other worker has a gradient in round {0}: there is nothing to average",
         "not-averaged": "worker {0} left before its gradient was averaged",
     },

@@ -225,6 +225,8 @@ class Coordinator:
 
     def _step_replica(self, order: StepReplica) -> None:
         worker, step = order.worker, order.step
+        if order.group is None and not self.members[worker].trains:
+            return  # it will not be made: that its worker has left is the next that the machine hears of it
         if order.group is None:
             self._unshared.setdefault(worker, []).append(step)
             self._samples += self.leases.samples(worker, step)

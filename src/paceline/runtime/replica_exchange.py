@@ -68,10 +68,10 @@ class ReplicaExchange:
         self._claims: dict[int, int] = {}
         """By area: how many need it; no zeros."""
         self._averages: dict[int, _Average] = {}
-        self._means: dict[int, tuple[int, int]] = {}
-        """By group: the area of its mean gradient, and how many are to step with it yet."""
-        self._stepping: dict[tuple[int, int], tuple[int, int | None]] = {}
-        """By (worker, step): the area that it steps from, and the group whose mean it takes."""
+        self._means: dict[int, tuple[int, set[int]]] = {}
+        """By group: the area of its mean gradient, and who is still to be told to step with it."""
+        self._stepping: dict[tuple[int, int], list[int]] = {}
+        """By (worker, step): the areas that it reads for that."""
         self._ordered = dict.fromkeys(members, 0)
         self._made = dict.fromkeys(members, 0)
         """Steps of each worker's replica."""
@@ -111,19 +111,20 @@ class ReplicaExchange:
 
     def step(self, member: Member, order: StepReplica) -> None:
         """Have its replica stepped: in place, if nobody else needs it as it was."""
-        worker, gradients = member.worker, None
+        worker = member.worker
+        gradients = self._means[order.group][0] if order.group in self._means else None
+        if not member.trains:  # that it has left is the next that the machine hears of it
+            return
         source = target = self.replicas[worker]
-        if order.group is not None:
-            gradients = self._means[order.group][0]
         if self._claims[source] > 1 + (member.reading == source):
             target = self.free()
-        self._claim(source)  # until it is made
+        reads = [source] if gradients is None else [source, gradients]
+        for area in reads:
+            self._claim(area)  # until it is made
         self._place(worker, target)
-        if not member.here:
-            self._done_with(source, order.group)
-            return
         self._ordered[worker] += 1
-        self._stepping[worker, order.step] = source, order.group
+        self._stepping[worker, order.step] = reads
+        self._needs_no_mean(worker, order.group)
         self._send(member, messages.Step(order.step, source, target, gradients))
 
     def reduce(self, order: Reduce) -> None:
@@ -164,9 +165,9 @@ class ReplicaExchange:
 
     def stepped(self, member: Member, step: int) -> None:
         """Its replica has made that step."""
-        source, group = self._stepping.pop((member.worker, step))
+        for area in self._stepping.pop((member.worker, step)):
+            self._unclaim(area)
         self._made[member.worker] += 1
-        self._done_with(source, group)
         self._go_on()
 
     def averaged(self, member: Member, group: int) -> None:
@@ -177,12 +178,15 @@ class ReplicaExchange:
 
     def left(self, member: Member) -> None:
         """It trains no more. Its process may still be there, and make the shares that it owes."""
+        for group in list(self._means):
+            self._needs_no_mean(member.worker, group)
 
     def gone(self, member: Member) -> None:
         """Its process has ended: what waited for it goes on without."""
         worker = member.worker
         for key in [key for key in self._stepping if key[0] == worker]:
-            self._done_with(*self._stepping.pop(key))
+            for area in self._stepping.pop(key):
+                self._unclaim(area)
         self._made[worker] = self._ordered[worker]
         for average in list(self._averages.values()):
             if worker in average.awaited:
@@ -260,7 +264,10 @@ class ReplicaExchange:
                 self._shared(worker)
             self._unclaim(average.target)
         else:
-            self._means[order.group] = average.target, len(order.members)
+            self._means[order.group] = average.target, set(order.members)
+            for worker in order.members:
+                if not self._members[worker].trains:
+                    self._needs_no_mean(worker, order.group)
         ended = self._now()
         for worker in order.members:
             self._members[worker].transfers.append(("pull", average.began, ended))
@@ -273,14 +280,13 @@ class ReplicaExchange:
         lost = tuple(worker for worker in order.members if not self._members[worker].here)
         self._happened(ReduceFailed(group=order.group, lost=lost, at=self._now()))
 
-    def _done_with(self, source: int, group: int | None) -> None:
-        """One step from that area, with that group's mean, is made or will never be."""
-        self._unclaim(source)
-        if group is not None:
-            area, left = self._means.pop(group)
-            if left > 1:
-                self._means[group] = area, left - 1
-            else:
+    def _needs_no_mean(self, worker: int, group: int | None) -> None:
+        """It has been told to step with that group's mean, or never will be."""
+        if group in self._means:
+            area, waiting = self._means[group]
+            waiting.discard(worker)
+            if not waiting:
+                del self._means[group]
                 self._unclaim(area)
 
     def _place(self, worker: int, area: int) -> None:

@@ -1,0 +1,269 @@
+"""The world outside a decentralized machine: replicas, groups that average them, and what no order may do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.orders import DropUpdate, Hold, Order, Reduce, Release, StepReplica
+from support.walk import STRANGER, Broken, World, frozen
+
+
+@dataclass(slots=True)
+class Task:
+    """What a live worker is at, and its replica, seen from outside."""
+
+    step: int
+    phase: str = "idle"
+    """idle → released → ready → applied → released …; or declined."""
+    version: int = 0
+    """Of the replica."""
+    computed_on: int = -1
+    group: int | None = None
+    """The one that it is in now."""
+    mean: int | None = None
+    """The group whose mean gradient it has, and has not been stepped with."""
+    alone: dict[int, None] = field(default_factory=dict)
+    """Steps in its replica that no average has been made of."""
+
+
+@dataclass(slots=True)
+class ReplicaWorld(World):
+    """Workers with a replica each. Nobody joins, and there is no store: `unsettled` is what is in no replica.
+
+    That is gradients; and of a worker that has died, all of its steps that its replica alone had.
+    """
+
+    tasks: dict[int, Task] = field(default_factory=dict)
+    groups: dict[int, Reduce] = field(default_factory=dict)
+    """Those at work."""
+    means: dict[int, Reduce] = field(default_factory=dict)
+    """Those whose mean gradient is there, and with which not all have been stepped."""
+    used: int = 0
+    """Group numbers below this one are taken."""
+
+    @property
+    def here(self) -> dict[int, int]:
+        return {worker: task.step for worker, task in self.tasks.items()}
+
+    def possible(self, samples: int | None = None) -> list[Fact]:
+        """Every fact that could come next but deaths. Raises Broken if none can, and work remains."""
+        at = self.now
+        if not self.began:
+            members = tuple((worker, f"host{worker % 2}", 0) for worker in range(self.workers))
+            return [TrainingBegan(members=members, version=self.version, at=at, work=self.work)]
+        facts: list[Fact] = []
+        for worker, task in self.tasks.items():
+            if task.phase != "released":
+                continue
+            if task.step < self.steps:
+                facts.append(
+                    GradientReady(worker=worker, step=task.step, version=task.computed_on, samples=samples, at=at)
+                )
+            else:
+                facts.append(StepDeclined(worker=worker, step=task.step, at=at))
+                facts.append(WorkerLeft(worker=worker, reason="finished", at=at))
+        for group, order in self.groups.items():
+            facts.append(ReduceFinished(group=group, at=at))
+            if lost := tuple(worker for worker in order.members if worker not in self.tasks):
+                facts.append(ReduceFailed(group=group, lost=lost, at=at))
+        if not facts:
+            self.expect_the_end()
+        return facts
+
+    def membership(self) -> list[Fact]:
+        """Every death that could come next, and every departure of one that has declined."""
+        if not self.began or self.departures <= 0:
+            return []
+        facts: list[Fact] = [WorkerLeft(worker=worker, reason="died", at=self.now) for worker in self.tasks]
+        declined = [worker for worker, task in self.tasks.items() if task.phase == "declined"]
+        return facts + [WorkerLeft(worker=worker, reason="finished", at=self.now) for worker in declined]
+
+    def impossible(self) -> Iterator[Fact]:
+        """Facts that cannot be true now: a few of each kind for every worker and group."""
+        at = self.now
+        yield ReduceFinished(group=self.used, at=at)
+        yield WorkerJoined(worker=STRANGER, host="host", step=0, at=at)
+        if self.began:
+            yield TrainingBegan(members=((0, "host", 0),), version=self.version, at=at)
+        else:
+            for members in (((1, "host", 0), (0, "host", 0)), ((0, "host", 0), (0, "host", 0))):
+                yield TrainingBegan(members=members, version=self.version, at=at)
+        for worker, task in self.tasks.items():
+            step, version = task.step, task.computed_on
+            yield ParametersTaken(worker=worker, version=version, at=at)
+            yield UpdateArrived(worker=worker, step=step, at=at)
+            if task.phase == "released":
+                yield GradientReady(worker=worker, step=step, version=version + 1, samples=1, at=at)
+                yield GradientReady(worker=worker, step=step + 1, version=version, samples=1, at=at)
+                yield StepDeclined(worker=worker, step=step + 1, at=at)
+            else:
+                yield GradientReady(worker=worker, step=step, version=version, samples=1, at=at)
+                yield StepDeclined(worker=worker, step=step, at=at)
+        for worker, step in ((STRANGER, 0), *self.gone.items()):
+            yield WorkerLeft(worker=worker, reason="died", at=at)
+            yield GradientReady(worker=worker, step=step, version=0, samples=1, at=at)
+        for group, order in self.groups.items():
+            yield ReduceFailed(group=group, lost=(), at=at)
+            yield ReduceFailed(group=group, lost=(STRANGER,), at=at)
+            for worker in order.members:
+                if worker in self.tasks:
+                    yield ReduceFailed(group=group, lost=(worker,), at=at)
+
+    def expect_the_end(self) -> None:
+        """Called when nothing can happen any more: is all work done?"""
+        stuck = [worker for worker, task in self.tasks.items() if task.phase != "declined"]
+        if stuck:
+            raise Broken(f"stuck: workers {stuck} wait, and nothing can happen")
+        if self.unsettled:
+            raise Broken(f"lost: {list(self.unsettled)} were neither applied nor dropped")
+
+    def key(self) -> Any:
+        """Equal for states with the same future."""
+        return (
+            frozen(self.machine),
+            frozen(dict(sorted(self.tasks.items()))),
+            tuple(self.groups.values()),
+            tuple(sorted(self.gone.items())),
+            tuple(sorted(self.unsettled)),
+            self.departures,
+            self.began,
+        )
+
+    def _happen(self, fact: Fact) -> None:
+        match fact:
+            case TrainingBegan(members=members):
+                self.began = True
+                self.tasks = {worker: Task(step - 1) for worker, _, step in members}
+            case WorkerLeft(worker=worker, reason=reason):
+                task = self.tasks.pop(worker)
+                self.departures -= reason == "died" or task.phase == "declined"
+                self.gone[worker] = task.step
+                if reason == "died":
+                    self.unsettled.update({(worker, step): False for step in task.alone})
+            case GradientReady(worker=worker, step=step):
+                self.tasks[worker].phase = "ready"
+                self.unsettled[worker, step] = False
+            case StepDeclined(worker=worker):
+                self.tasks[worker].phase = "declined"
+            case ReduceFinished(group=group) | ReduceFailed(group=group):
+                self._end(self.groups.pop(group), isinstance(fact, ReduceFinished))
+
+    def _end(self, order: Reduce, finished: bool) -> None:
+        here = [self.tasks[worker] for worker in order.members if worker in self.tasks]
+        for task in here:
+            task.group = None
+            if finished and order.what == "parameters":
+                task.version += 1
+                task.alone.clear()
+            elif finished:
+                task.mean = order.group
+                self.means[order.group] = order
+
+    def _expect_settled(self) -> None:
+        """What those who left had ready is dropped, unless a group with somebody left averages it."""
+        averaged = self._averaged(self.groups) | self._averaged(self.means)
+        for worker, step in self.unsettled:
+            if worker not in self.tasks and (worker, step) not in averaged:
+                raise Broken(f"step {step} of worker {worker}, who left, is in no replica and was not dropped")
+
+    def _averaged(self, groups: dict[int, Reduce]) -> set[tuple[int, int]]:
+        """The gradients that these groups average, as far as a member is here whom the mean could step."""
+        return {
+            (worker, step)
+            for order in groups.values()
+            if any(member in self.tasks for member in order.members)
+            for worker, step, _ in order.contributions
+        }
+
+    def _do(self, order: Order) -> None:
+        match order:
+            case Release(worker=worker, step=step, version=version, parameters=parameters):
+                task = self._free(order, worker, "idle", "applied")
+                if parameters != "own" or version != task.version:
+                    raise Broken(f"its own replica's version is {task.version}: {order}")
+                if step != task.step + 1:
+                    raise Broken(f"step numbers grow by one, and {task.step} was the last: {order}")
+                task.step, task.phase, task.computed_on = step, "released", version
+            case Hold(worker=worker):
+                self._at(order, worker, "idle", "ready", "applied")
+            case StepReplica(worker=worker, step=step, version=version, group=group):
+                task = self._free(order, worker, "ready")
+                if (step, version) != (task.step, task.version + 1):
+                    raise Broken(f"its step is {task.step}, its replica's version {task.version}: {order}")
+                if task.mean != group:
+                    raise Broken(f"the mean gradient that it has is of group {task.mean}: {order}")
+                if group is None:
+                    del self.unsettled[worker, step]
+                    task.alone[step] = None
+                else:
+                    self._use(self.means[group])
+                task.version, task.phase, task.mean = version, "applied", None
+                if group is not None and all(one.mean != group for one in self.tasks.values()):
+                    del self.means[group]
+            case Reduce():
+                self._reduce(order)
+            case DropUpdate(worker=worker, step=step):
+                if worker in self.tasks:
+                    raise Broken(f"its worker is here: {order}")
+                if self.unsettled.pop((worker, step), None) is None:
+                    raise Broken(f"there is no such gradient, or it is settled: {order}")
+                if (worker, step) in self._averaged(self.groups):
+                    raise Broken(f"it is being averaged: {order}")
+            case _:
+                raise Broken(f"there is no such order where every worker owns a replica: {order}")
+
+    def _use(self, order: Reduce) -> None:
+        """One more of the group is stepped with its mean: all that is in the mean is in a replica now."""
+        for worker, step, _ in order.contributions:
+            self.unsettled.pop((worker, step), None)
+
+    def _reduce(self, order: Reduce) -> None:
+        if order.group < self.used:
+            raise Broken(f"this number is used: {order}")
+        if len(order.members) < 2 or list(order.members) != sorted(set(order.members)):
+            raise Broken(f"two or more, in ascending order, average: {order}")
+        for worker in order.members:
+            self._free(order, worker).group = order.group
+        if order.what == "gradients":
+            contributed = [(worker, self.tasks[worker].step) for worker in order.members]
+            if [(worker, step) for worker, step, _ in order.contributions] != contributed:
+                raise Broken(f"the members' gradients are {contributed}: {order}")
+            for worker, _ in contributed:
+                if self._at(order, worker, "ready").mean is not None:
+                    raise Broken(f"the gradient of worker {worker} is in a mean already: {order}")
+            weights = [weight for _, _, weight in order.contributions]
+            if abs(sum(weights) - 1) > 1e-12 or min(weights) <= 0:
+                raise Broken(f"the weights must be above 0 and sum to 1: {order}")
+        elif order.contributions:
+            raise Broken(f"parameters are not weighed: {order}")
+        self.used = order.group + 1
+        self.groups[order.group] = order
+
+    def _at(self, order: Order, worker: int, *phases: str) -> Task:
+        task = self.tasks.get(worker)
+        if task is None:
+            raise Broken(f"worker {worker} is not here: {order}")
+        if phases and task.phase not in phases:
+            raise Broken(f"worker {worker} is {task.phase}: {order}")
+        return task
+
+    def _free(self, order: Order, worker: int, *phases: str) -> Task:
+        """Its replica may be touched: no group is at it."""
+        task = self._at(order, worker, *phases)
+        if task.group is not None:
+            raise Broken(f"group {task.group} averages worker {worker}: {order}")
+        return task
