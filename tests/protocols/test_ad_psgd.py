@@ -119,7 +119,7 @@ def test_an_exchange_that_fails_is_not_made_up_for_and_changes_no_version() -> N
 
 
 def test_the_survivor_of_an_exchange_goes_on_to_the_next_in_turn() -> None:
-    check(three(), [(left(0), []), (averaged(0), [average(1, 1, 2)])])
+    check(three(), [(left(0), []), (failed(0, 0), [average(1, 1, 2)])])
 
 
 def test_what_died_unshared_is_dropped() -> None:
@@ -144,9 +144,7 @@ def test_an_active_one_that_dies_in_the_queue_takes_its_request_back_and_its_gra
     check(three(), [(ready(2, 0, 0), [hold(2)]), (left(2), [returned(2, 0)]), (averaged(0), [])])
 
 
-@pytest.mark.parametrize(
-    "departure", [declined(1, 0), left(1), left(1, "finished")], ids=["declines", "dies", "finishes"]
-)
+@pytest.mark.parametrize("departure", [declined(1, 0), left(1, "finished")], ids=["declines", "finishes"])
 def test_without_any_passive_one_left_the_active_ones_train_alone(departure: object) -> None:
     check(
         three(),

@@ -116,11 +116,11 @@ def test_a_gradient_that_waits_is_dropped_with_its_worker() -> None:
     check(begun(3), [(ready(0, 0, 0), [hold(0)]), (left(0), [returned(0, 0)])])
 
 
-def test_an_average_that_comes_about_keeps_the_gradient_of_one_that_died_meanwhile() -> None:
+def test_an_average_that_comes_about_keeps_the_gradient_of_one_that_was_stopped_meanwhile() -> None:
     check(
         averaging(),
         [
-            (left(1), []),
+            (left(1, "stopped"), []),
             (averaged(0), [stepped(0, 0, 1, group=0), stepped(2, 0, 1, group=0), own(0, 1, 1), own(2, 1, 1)]),
         ],
     )
@@ -145,7 +145,7 @@ def test_when_all_whose_gradients_are_averaged_are_gone_all_of_them_are_dropped(
             (left(0), []),
             (left(2), []),
             (left(1), [returned(0, 0), returned(1, 0), returned(2, 0)]),
-            (averaged(0), []),
+            (failed(0, 0, 1, 2), []),
         ],
     )
 

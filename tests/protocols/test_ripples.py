@@ -375,10 +375,10 @@ def test_of_a_group_that_lost_all_but_one_that_one_goes_on() -> None:
     assert machine.handle(ReduceFailed(group=order.group, lost=(1, 2), at=0.0)) == (released(0, 1, 1),)
 
 
-def test_a_group_that_finished_before_its_loss_was_noticed_has_averaged() -> None:
+def test_a_group_of_which_a_member_was_only_stopped_has_averaged() -> None:
     machine = begun(["host"] * 3, schedule="random")
     order = trio(machine)
-    left(machine, 1)
+    machine.handle(WorkerLeft(worker=1, reason="stopped", at=0.0))
     assert finish(machine, order.group) == (released(0, 1, 2), released(2, 1, 2))
 
 
@@ -387,7 +387,8 @@ def test_a_group_whose_members_are_all_gone_ends_with_nobody() -> None:
     order = trio(machine)
     for worker in range(3):
         left(machine, worker)
-    assert finish(machine, order.group) == ()
+    refuses(machine, ReduceFinished(group=order.group, at=0.0))
+    assert machine.handle(ReduceFailed(group=order.group, lost=(0, 1, 2), at=0.0)) == ()
     assert machine.groups == {}
 
 

@@ -52,6 +52,8 @@ class ReplicaWorld(World):
     """Those at work."""
     means: dict[int, Reduce] = field(default_factory=dict)
     """Those whose mean gradient is there, and with which not all have been stepped."""
+    broken: dict[int, None] = field(default_factory=dict)
+    """Groups at work that a member has died in: they can only fail."""
     used: int = 0
     """Group numbers below this one are taken."""
 
@@ -77,7 +79,8 @@ class ReplicaWorld(World):
                 facts.append(StepDeclined(worker=worker, step=task.step, at=at))
                 facts.append(WorkerLeft(worker=worker, reason="finished", at=at))
         for group, order in self.groups.items():
-            facts.append(ReduceFinished(group=group, at=at))
+            if group not in self.broken:
+                facts.append(ReduceFinished(group=group, at=at))
             if lost := tuple(worker for worker in order.members if worker not in self.tasks):
                 facts.append(ReduceFailed(group=group, lost=lost, at=at))
         if not facts:
@@ -116,6 +119,8 @@ class ReplicaWorld(World):
         for worker, step in ((STRANGER, 0), *self.gone.items()):
             yield WorkerLeft(worker=worker, reason="died", at=at)
             yield GradientReady(worker=worker, step=step, version=0, samples=1, at=at)
+        for group in self.broken:
+            yield ReduceFinished(group=group, at=at)
         for group, order in self.groups.items():
             yield ReduceFailed(group=group, lost=(), at=at)
             yield ReduceFailed(group=group, lost=(STRANGER,), at=at)
@@ -137,6 +142,7 @@ class ReplicaWorld(World):
             frozen(self.machine),
             frozen(dict(sorted(self.tasks.items()))),
             tuple(self.groups.values()),
+            tuple(self.broken),
             tuple(sorted(self.gone.items())),
             tuple(sorted(self.unsettled)),
             self.departures,
@@ -152,6 +158,8 @@ class ReplicaWorld(World):
                 task = self.tasks.pop(worker)
                 self.departures -= reason == "died" or task.phase == "declined"
                 self.gone[worker] = task.step
+                if reason == "died" and task.group is not None:
+                    self.broken[task.group] = None
                 if reason == "died":
                     self.unsettled.update({(worker, step): False for step in task.alone})
             case GradientReady(worker=worker, step=step):
@@ -160,6 +168,7 @@ class ReplicaWorld(World):
             case StepDeclined(worker=worker):
                 self.tasks[worker].phase = "declined"
             case ReduceFinished(group=group) | ReduceFailed(group=group):
+                self.broken.pop(group, None)
                 self._end(self.groups.pop(group), isinstance(fact, ReduceFinished))
 
     def _end(self, order: Reduce, finished: bool) -> None:

@@ -216,7 +216,7 @@ def check_fit(choice: Choice, hosts: Sequence[str]) -> None:
     """Raises ConfigError, in one line, if the protocol can't train with one worker on each of these hosts."""
     why = choice.spec.misfit(choice.config, hosts) if choice.spec.misfit is not None else ""
     if why:
-        raise ConfigError(f"{choice.spec.name}: {why}")
+        raise ConfigError(why)
 
 
 def _settings(text: str, spec: Spec, known: Mapping[str, Spec]) -> list[str]:

@@ -87,7 +87,10 @@ class ParametersTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceFinished:
-    """A group has averaged: of parameters, every member's replica is the mean; of gradients, the mean is there."""
+    """A group has averaged, and no member has died meanwhile.
+
+    Of parameters, every member's replica is the mean; of gradients, the mean is there.
+    """
 
     group: int
     at: float

@@ -64,6 +64,8 @@ class Replicas:
     """Of those who take part."""
     groups: dict[int, Reduce] = field(default_factory=dict)
     """Those that are at it."""
+    broken: dict[int, None] = field(default_factory=dict)
+    """Those of them of which a member has died: what it had may be in no replica, so they can only fail."""
     made: int = 0
     """Groups ordered so far: the next one's number."""
     began: bool = False
@@ -71,7 +73,8 @@ class Replicas:
     def observe(self, fact: Fact) -> Seat | None:
         """Check `fact`, note it, and return the seat that it is about, if it is about one.
 
-        Of a worker that left, the seat as it was; a group that it is in goes on until its end is told. Raises
+        Of a worker that left, the seat as it was; a group that it is in goes on until its end is told, and has failed
+        if the worker died. Raises
         ProtocolViolation with nothing changed.
         """
         if isinstance(fact, TrainingBegan):
@@ -152,6 +155,8 @@ class Replicas:
             raise ProtocolViolation(fact, f"worker {fact.worker} is not here")
         if isinstance(fact, WorkerLeft):
             del self.seats[fact.worker], self.hosts[fact.worker]
+            if fact.reason == "died" and seat.group is not None:
+                self.broken[seat.group] = None
             return seat
         if seat.phase != "computing" or seat.step != fact.step:
             raise ProtocolViolation(fact, f"its worker is {seat.phase} at step {seat.step}")
@@ -167,11 +172,14 @@ class Replicas:
         order = self.groups.get(fact.group)
         if order is None:
             raise ProtocolViolation(fact, f"group {fact.group} is not at work")
+        if isinstance(fact, ReduceFinished) and fact.group in self.broken:
+            raise ProtocolViolation(fact, f"a member of group {fact.group} has died, so it can't have averaged")
         if isinstance(fact, ReduceFailed):
             here = [worker for worker in fact.lost if worker in self.seats]
             if here or not fact.lost or not set(fact.lost) <= set(order.members):
                 raise ProtocolViolation(fact, "those whom a group lost are members of it who have left")
         del self.groups[fact.group]
+        self.broken.pop(fact.group, None)
         averaged = isinstance(fact, ReduceFinished) and order.what == "parameters"
         for worker in order.members:
             if worker in self.seats:

@@ -10,7 +10,7 @@ Counter convention: round r is one step of each worker, whatever those steps' nu
 
 Deviations: membership may change. A worker that has no data left leaves the rounds: its replica stays as it is
 from then on, behind those of the workers that go on. If a worker is lost while the gradients are averaged, they are
-averaged again without its own; if the average comes about all the same, the lost one's gradient stays in it.
+averaged again without its own.
 A single worker averages nothing.
 """
 
