@@ -4,8 +4,9 @@
     python benchmarks/timelines.py dssp hsp --out pictures       # these, into that folder
     python benchmarks/timelines.py --keep runs/timelines         # the runs' folders stay there
 
-Each run is `paceline run -p PROTOCOL --scenario examples/scenarios/contended.toml examples/digits.py --epochs 2`. The
-picture is of the first seconds; where the protocol switches, of those around the first switch.
+Each run is `paceline run -p PROTOCOL --scenario SCENARIO examples/digits.py --epochs 2`, with `contended.toml` where
+there is a store and `two_nodes.toml` where workers own replicas. The picture is of the first seconds; where the
+protocol switches, of those around the first switch.
 """
 
 from __future__ import annotations
@@ -16,27 +17,34 @@ import sys
 import tempfile
 from pathlib import Path
 
+from paceline.core.choice import choose
+from paceline.protocols import registry
 from paceline.records.picture import draw
 from paceline.records.timeline import Timeline, read_timeline
 
 ROOT = Path(__file__).parent.parent
-SCENARIO = Path("examples") / "scenarios" / "contended.toml"
+FAMILIES = {"parameter-server": ("contended.toml", 2.4), "decentralized": ("two_nodes.toml", 1.2)}
+"""A protocol's family: the scenario of its run, and the seconds of it that the picture shows."""
 SCRIPT = ("examples/digits.py", "--epochs", "2")
 PROTOCOLS = {
+    "ad-psgd": "ad-psgd",
+    "all-reduce": "all-reduce",
     "asp": "asp",
     "bsp": "bsp",
     "dssp": "dssp:lower=1,upper=4",
     "hsp": "hsp",
     "ps-plus": "ps-plus",
+    "ripples": "ripples",
     "ssp": "ssp:bound=1",
     "sync-switch": "sync-switch:switch_at=0.3",
 }
 """A picture's name: the protocol as it is written for `-p`."""
 
 
-def train(protocol: str, folder: Path) -> Timeline:
+def train(protocol: str, scenario: str, folder: Path) -> Timeline:
     """The timeline of one run, which leaves its folder there."""
-    command = [sys.executable, "-m", "paceline", "run", "-p", protocol, "--scenario", str(SCENARIO), "--tee", "none"]
+    path = Path("examples") / "scenarios" / scenario
+    command = [sys.executable, "-m", "paceline", "run", "-p", protocol, "--scenario", str(path), "--tee", "none"]
     command += ["--record", "0", "--out", str(folder.absolute()), *SCRIPT]
     finished = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     if finished.returncode != 0:
@@ -54,7 +62,7 @@ def window(timeline: Timeline, seconds: float) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROTOCOLS)} (default: all)")
-    parser.add_argument("--seconds", type=float, default=2.4, help="how much of the run a picture shows")
+    parser.add_argument("--seconds", type=float, help="how much of the run a picture shows")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "protocols", help="where the pictures go")
     parser.add_argument("--keep", type=Path, help="where the runs' folders go, each by its picture's name")
     args = parser.parse_args()
@@ -65,8 +73,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="paceline-timelines-") as temporary:
         for name in args.names or PROTOCOLS:
-            timeline = train(PROTOCOLS[name], (args.keep or Path(temporary)) / name)
-            began, ended = window(timeline, args.seconds)
+            scenario, seconds = FAMILIES[choose(PROTOCOLS[name], registry()).spec.family]
+            timeline = train(PROTOCOLS[name], scenario, (args.keep or Path(temporary)) / name)
+            began, ended = window(timeline, args.seconds or seconds)
             (args.out / f"{name}.svg").write_text(draw(timeline, PROTOCOLS[name], began, ended))
             print(f"{args.out / name}.svg: {began:.2f} s to {ended:.2f} s of {timeline.ended:.2f} s")
 

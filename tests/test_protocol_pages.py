@@ -11,7 +11,7 @@ from paceline.core.choice import declared, written
 from paceline.protocols import registry
 
 PAGES = Path(__file__).parents[1] / "docs" / "protocols"
-PUBLISHED = ("dssp", "hsp", "ps-plus", "sync-switch")
+PUBLISHED = ("ad-psgd", "dssp", "hsp", "ps-plus", "ripples", "sync-switch")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -36,6 +36,7 @@ SCENARIOS = {
     "index.toml": "[[worker]]\nindex = 2\nspeed = 0.5\n",
     "event-index.toml": "[[event]]\nworker = 7\nat_step = 3\nkill = true\n",
     "duration.toml": "[cluster]\ncompute = '400'\n",
+    "two-nodes.toml": "[cluster]\nnodes = 2\n",
     "not.toml": "workers\n",
 }
 FILES = {
@@ -82,6 +83,22 @@ WRONG = [
     (
         ["run", "-p", "sync-switch:then=ps-plus", "train.py"],
         'then is "ps-plus", where the optimizer runs in the workers',
+    ),
+    (
+        ["run", "-p", "sync-switch:then=ripples", "train.py"],
+        "then is ripples; it must be one of asp, bsp,",
+    ),
+    (
+        ["run", "-n", "4", "-p", "ripples:group_size=1", "train.py"],
+        "ripples: group_size is 1 workers; it must be 2 or more",
+    ),
+    (
+        ["run", "-n", "4", "-p", "ripples:group_size=9", "train.py"],
+        "ripples: group_size is 9 workers, and there are 4; it must be from 2 to the number of workers",
+    ),
+    (
+        ["run", "-n", "5", "--scenario", "two-nodes.toml", "-p", "ripples:schedule=static", "train.py"],
+        "ripples: schedule is static; every node must have as many workers as the others, and has: node-0 3, node-1 2",
     ),
     (["run", "missing.py"], "missing.py: No such file or directory; name the training script to run"),
     (["run", "full"], "full: Is a directory; name the training script to run"),

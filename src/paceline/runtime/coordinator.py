@@ -126,8 +126,8 @@ class Coordinator:
         self._recording_mean = False
         self._cut: tuple[list[int], int, Made] = [], 0, self.recordings.newest
         """The areas of the replicas whose mean is being recorded, that of the mean, and when it was."""
-        self._mean_of: int | None = None
-        """How many steps had been applied when the last mean was recorded."""
+        self._mean_of: tuple[int, int, list[int]] | None = None
+        """What the last mean was of, as `_replicas_now` says it."""
 
     def facts(self) -> Iterator[Fact]:
         """Everything that happens, as it happens, until every worker's process has ended."""
@@ -657,9 +657,9 @@ class Coordinator:
         if self._happened or any(member.stage in ("starting", "offered", "training") for member in members):
             return
         if self._offer is not None and not self._store().lost and self.recordings.final is None:
-            if not self._store().idle or self._recording_mean:
+            if not self._store().idle or self._recording_mean or self._replicas.averaging:
                 return
-            if self._exchange is self._replicas and self._mean_of != self._applied and self._survivors():
+            if self._exchange is self._replicas and self._mean_of != self._replicas_now() and self._survivors():
                 self._record_mean()
                 return
             if self._exchange is self._transfers and self.recordings.newest.version not in self.recordings.hashes:
@@ -801,13 +801,17 @@ class Coordinator:
         workers = [worker for worker, member in self.members.items() if member.left != "died" and member.offer]
         return self._replicas.foremost(workers) if self._spec.averages == "gradients" else workers
 
+    def _replicas_now(self) -> tuple[int, int, list[int]]:
+        """Steps and averages so far, and whose replicas count: the mean is another one when any of these is."""
+        return self._applied, self._replicas.averages, self._survivors()
+
     def _record_mean(self) -> None:
         """The mean of all replicas as they are at this moment is the next version: write it."""
         recordings, version = self.recordings, self.recordings.newest.version + 1
         recordings.ordered(version, self._samples)
         recordings.made(version, self._at())
         file, made, buffers = recordings.begin(), recordings.newest, self._buffers()
-        self._recording_mean, self._mean_of = True, self._applied
+        self._recording_mean, self._mean_of = True, self._replicas_now()
 
         def record(areas: list[int], target: int) -> None:
             self._cut = areas, target, made

@@ -60,6 +60,8 @@ class ReplicaExchange:
         """As in `Exchange`: nothing here asks for it."""
         self.replicas: dict[int, int] = {}
         """By worker: the area that has its replica, or will when the steps that were ordered are made."""
+        self.averages = 0
+        """Averages of replicas that have come about."""
         self._members = members
         self._send = send
         self._happened = happened
@@ -81,6 +83,11 @@ class ReplicaExchange:
     def areas(self) -> int:
         """How many replicas and means may lie in; those after them take the workers' own gradients."""
         return (AREAS - 1) * len(self._members)
+
+    @property
+    def averaging(self) -> bool:
+        """Whether a group is at it."""
+        return bool(self._averages)
 
     def begin(self, workers: list[int]) -> None:
         """Training begins: every replica is the first version, in area 0."""
@@ -259,6 +266,7 @@ class ReplicaExchange:
         order = average.order
         del self._averages[order.group]
         if order.what == "parameters":
+            self.averages += 1
             for worker in order.members:
                 self._place(worker, average.target)
                 self._shared(worker)
