@@ -18,6 +18,7 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.orders import DropUpdate, Reduce, Release, StepReplica, Why
+from paceline.core.roster import check_beginning
 from paceline.errors import ProtocolViolation
 
 REASONS = {
@@ -139,11 +140,7 @@ class Replicas:
         return tuple(DropUpdate(worker=fact.worker, step=step, samples="return", why=why) for step in steps)
 
     def _begin(self, fact: TrainingBegan) -> None:
-        if self.began:
-            raise ProtocolViolation(fact, "training has begun already")
-        workers = [worker for worker, _, _ in fact.members]
-        if workers != sorted(set(workers)):
-            raise ProtocolViolation(fact, "members are named once each, in ascending order")
+        check_beginning(fact, self.began)
         self.began = True
         for worker, host, step in fact.members:
             self.seats[worker] = Seat(step=step - 1)

@@ -45,6 +45,15 @@ def mean_of(arrived: Mapping[tuple[int, int], int | None]) -> tuple[tuple[int, i
     return tuple((worker, step, part / total) for worker, step, part in parts)
 
 
+def check_beginning(fact: TrainingBegan, began: bool) -> None:
+    """Raises ProtocolViolation if training has begun already, or its members are not named as they are to be."""
+    if began:
+        raise ProtocolViolation(fact, "training has begun already")
+    workers = [worker for worker, _, _ in fact.members]
+    if workers != sorted(set(workers)):
+        raise ProtocolViolation(fact, "members are named once each, in ascending order")
+
+
 Phase = Literal["parked", "computing", "ready", "pushing", "arrived", "declined"]
 
 
@@ -152,11 +161,7 @@ class Roster:
         return tuple(DropUpdate(worker=fact.worker, step=step, samples="return", why=why) for step in steps)
 
     def _begin(self, fact: TrainingBegan) -> None:
-        if self.began:
-            raise ProtocolViolation(fact, "training has begun already")
-        workers = [worker for worker, _, _ in fact.members]
-        if workers != sorted(set(workers)):
-            raise ProtocolViolation(fact, "members are named once each, in ascending order")
+        check_beginning(fact, self.began)
         self.began = True
         for worker, _, step in fact.members:
             self.seats[worker] = Seat(step=step - 1)
