@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.orders import Reduce, Release, StepReplica
+from paceline.errors import PeerLost
 from paceline.runtime import messages
 from paceline.runtime.member import Member
 
@@ -153,9 +155,9 @@ class ReplicaExchange:
             average.awaited = set(order.members)
             for part, member in enumerate(members):
                 assert member.averager is not None
-                member.averager.send(
-                    messages.Average(order.group, sources, average.target, weights, part, len(members)), block=False
-                )
+                share = messages.Average(order.group, sources, average.target, weights, part, len(members))
+                with suppress(PeerLost):  # it has died: `gone` is told next
+                    member.averager.send(share, block=False)
 
         self.after(order.members, go)
 
