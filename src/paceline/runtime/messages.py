@@ -285,14 +285,13 @@ ToWorker = (
 
 
 class Average(Message):
-    """Make a share of a group's average. See `training.averages.Averages.share`."""
+    """Do your part of a group's average. See `fabric.groups.GroupAverage.average`."""
 
     group: int
+    members: list[int]
     sources: list[int]
     target: int
     weights: list[float] | None
-    part: int
-    parts: int
 
 
 class Averaged(Message):

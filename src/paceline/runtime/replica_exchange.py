@@ -153,9 +153,9 @@ class ReplicaExchange:
                 self._fail(average)
                 return
             average.awaited = set(order.members)
-            for part, member in enumerate(members):
+            share = messages.Average(order.group, list(order.members), sources, average.target, weights)
+            for member in members:
                 assert member.averager is not None
-                share = messages.Average(order.group, sources, average.target, weights, part, len(members))
                 with suppress(PeerLost):  # it has died: `gone` is told next
                     member.averager.send(share, block=False)
 

@@ -25,13 +25,13 @@ from paceline.core.leases import Batch
 from paceline.core.scenario import Scenario
 from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.fabric.channel import Channel, attached, attachment
+from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
 from paceline.runtime.processes import forks_die_with_me, share_without_files
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
-from paceline.training.averages import Averages
 from paceline.training.link import Evaluate, Finished, Go, Offer, Started, Step
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
@@ -170,11 +170,11 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._channel.send(messages.Stepped(step, not_finite))
 
-    def begin_to_average(self, averages: Averages) -> None:
+    def begin_to_average(self, groups: GroupAverage) -> None:
         """See `training.link.Link`."""
         end = socket.socket(fileno=self._descriptors.pop())
         channel = Channel(end, messages.ToAverager, "the coordinator")
-        threading.Thread(target=_average, args=(channel, averages), name="averager", daemon=True).start()
+        threading.Thread(target=_average, args=(channel, groups), name="averager", daemon=True).start()
 
     def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
         """See `training.link.Link`."""
@@ -288,14 +288,14 @@ class WorkerLink:
             raise RunFailed(f"worker {self.worker} was sent {type(message).__name__} out of turn")
 
 
-def _average(channel: Channel, averages: Averages) -> None:
-    """Make this worker's shares of averages until the run ends, whatever its script is at."""
+def _average(channel: Channel, groups: GroupAverage) -> None:
+    """Do this worker's part of its groups' averages until the run ends, whatever its script is at."""
     torch.set_num_threads(1)
     try:
         while True:
             order, _ = channel.receive()
             began = time.perf_counter()
-            averages.share(order.sources, order.target, order.weights, order.part, order.parts)
+            groups.average(order.group, order.members, order.sources, order.target, order.weights)
             channel.send(messages.Averaged(order.group, time.perf_counter() - began))
     except PeerLost:
         pass

@@ -1,4 +1,4 @@
-"""A group's average, over memory that all of its members map.
+"""A group's average, over memory that all of its members map: `SharedMemoryGroups` keeps `fabric.groups`' contract.
 
 Everybody works through the areas chunk by chunk, so that what is summed stays in a cache. A chunk belongs to one
 share: shares can be made at the same time, by whom ever, and add up to the same bits.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.fabric.groups import Check
 from paceline.training.buffers import merged
 from paceline.training.layout import Entry, Places, PushArea
 from paceline.training.parts import Piece, chunks_of
@@ -184,6 +185,32 @@ class Averages:
         if found is None:
             found = self._areas[area] = self._places.push_area(area)
         return found
+
+
+class SharedMemoryGroups:
+    """`fabric.groups.GroupAverage` over a region that all workers map: each member makes its share, all into one area.
+
+    Sums in the order of `members`, to the same bits however the shares are dealt.
+    """
+
+    def __init__(self, places: Places, worker: int) -> None:
+        self._averages = Averages(places)
+        self._worker = worker
+
+    def average(
+        self,
+        group: int,
+        members: Sequence[int],
+        sources: Sequence[int],
+        target: int,
+        weights: Sequence[float] | None,
+        check: Check = lambda: None,
+    ) -> None:
+        """See `GroupAverage`. Waits for nobody."""
+        self._averages.share(sources, target, weights, members.index(self._worker), len(members))
+
+    def evict(self, members: Sequence[int]) -> None:
+        """See `GroupAverage`. Nothing is kept."""
 
 
 def _check(sources: Sequence[int], target: int) -> None:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from torch import nn
 
 from paceline.core.leases import Batch
+from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
-from paceline.training.averages import Averages
 from paceline.training.layout import Layout
 from paceline.training.store import Scalars, Store
 
@@ -134,7 +134,7 @@ class Link(Protocol):
     def stepped(self, step: int, not_finite: str | None) -> None:
         """The replica has made that step. The parameter that is NaN or infinite after it, if one is."""
 
-    def begin_to_average(self, averages: Averages) -> None:
+    def begin_to_average(self, groups: GroupAverage) -> None:
         """From now on make this worker's shares of the averages of its groups, beside everything else."""
 
     def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
 from paceline.fabric.memory import keep_freed_memory
-from paceline.training.averages import Averages
+from paceline.training.averages import SharedMemoryGroups
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Finished, Go, Link, Started, Step
 from paceline.training.own_step import OwnStep
@@ -94,7 +94,7 @@ class Session:
             region = self._own.region
         elif self.link.replicas:
             self._replica = Replica(self.places, self.model, self.optimizer, self.parameters)
-            self.link.begin_to_average(Averages(self.places))
+            self.link.begin_to_average(SharedMemoryGroups(self.places, self.link.worker))
         else:
             self.optimizer.state.clear()  # the store has it
         self._moving = Shown(region, self.layout.slot_bytes, self.layout.moving, self.parameters)
