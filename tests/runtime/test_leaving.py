@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.launch import Launch
 from support.scripts import training
 
@@ -59,3 +61,29 @@ def test_what_a_script_does_with_a_gradient_it_kept_does_not_reach_a_push_that_i
     run = launch.run(ALIASED, "-n", "3", "-p", "hsp:idle=always", "--scenario", scenario).completed()
     assert run.summary["staleness"]["max"] == 1
     assert run.final()["weight"].unique().tolist() == [-float(run.summary["versions"])]
+
+
+@pytest.mark.parametrize("end", ["raise ValueError('no such table')", "sys.exit('no such table')"])
+def test_when_every_script_fails_after_finish_the_run_fails_and_what_was_trained_is_there(
+    end: str, launch: Launch
+) -> None:
+    run = launch.run(training(after=f"paceline.finish()\n{end}"), "-n", "2", "-p", "asp")
+    assert run.code == 3, run.err
+    assert run.summary["outcome"] == "failed"
+    assert run.summary["error"] == "all workers died after training"
+    assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "finished"]
+    assert "no such table" in run.log(0)
+    assert "worker 0 died (exit code 1)" in run.err
+    assert "worker 1 died (exit code 1)" in run.err
+    assert run.summary["samples"] == 2 * 64
+    assert run.final().keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize(("on_loss", "code"), [("continue", 0), ("stop", 3)])
+def test_a_script_that_fails_after_finish_is_a_loss_like_any_other(on_loss: str, code: int, launch: Launch) -> None:
+    script = training(after="paceline.finish()\nif me == 1: raise ValueError('no such table')")
+    run = launch.run(script, "-n", "2", "-p", "asp", "--on-loss", on_loss)
+    assert run.code == code, run.err
+    assert run.summary["outcome"] == ("completed" if code == 0 else "failed")
+    assert "worker 1 died (exit code 1)" in run.err
+    assert "ValueError: no such table" in run.err

@@ -38,25 +38,14 @@ from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
-from paceline.runtime.offers import (
-    AREAS,
-    dealing,
-    difference,
-    lack_of_memory,
-    lack_of_memory_for_replicas,
-    lack_of_work,
-    region_bytes,
-    remarks,
-    slots_for,
-    work,
-)
+from paceline.runtime.offers import dealing, difference, lack_of_work, region_bytes, remarks, work
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
-from paceline.runtime.recordings import Made, Recordings
-from paceline.runtime.replica_exchange import AREAS as REPLICA_AREAS
+from paceline.runtime.recordings import Recordings
 from paceline.runtime.replica_exchange import ReplicaExchange
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_client import StoreClient
+from paceline.runtime.versions import Means, StoredVersions
 from paceline.runtime.waits import WaitReports
 
 GRACE = 2.0  # seconds that scripts have to end after Ctrl-C or a failure: all must be gone within 5
@@ -91,10 +80,6 @@ class Coordinator:
         self._loop = loop
         self._on_begin = on_begin
         self._spec = settings.choice.spec
-        decentralized = self._spec.family == "decentralized"
-        self._slots = 0 if decentralized else slots_for(settings.workers)
-        self._areas = REPLICA_AREAS if decentralized else AREAS
-        """Of each worker."""
         self._adoption = Adoption()
         self._origin = time.monotonic()
         """When training began: `at` counts from here, so that imports and loading data count for nobody."""
@@ -105,29 +90,25 @@ class Coordinator:
         self._offer: messages.Offered | None = None
         """The one that training began with."""
         self._stopping = False
-        self._applied = 0
-        """Steps."""
         self._evaluations = Evaluations(self._send)
         self._let_go = False
         """Whether the workers were told to exit."""
         self._waits = WaitReports(settings.report_waits)
         self._leaving: list[tuple[Member, Callable[[Member], None]]] = []
         """Who leaves when its last update has arrived, and how."""
-        self._transfers = Exchange(
-            settings.scenario.network, self.members, journal, self._send, self._happened.append, self._at
-        )
-        self._replicas = ReplicaExchange(self.members, self._send, self._happened.append, self._at, self._share)
-        self._exchange: Exchange | ReplicaExchange = self._replicas if decentralized else self._transfers
-        """Whichever of the two the protocol's family needs."""
-        self._samples = 0
-        """In all steps of all replicas."""
-        self._unshared: dict[int, list[int]] = {}
-        """By worker: steps in its replica that are in no other one yet."""
-        self._recording_mean = False
-        self._cut: tuple[list[int], int, Made] = [], 0, self.recordings.newest
-        """The areas of the replicas whose mean is being recorded, that of the mean, and when it was."""
-        self._mean_of: tuple[int, int, list[int]] | None = None
-        """What the last mean was of, as `_replicas_now` says it."""
+        self._exchange: Exchange | ReplicaExchange
+        self._versions: StoredVersions | Means
+        if self._spec.family == "decentralized":
+            self._exchange = replicas = ReplicaExchange(self.members, loop, self._send, self._happened.append, self._at)
+            self._versions = Means(
+                replicas, self._spec.averages == "gradients", self.members, self.recordings, journal, self._at
+            )
+        else:
+            network, steps_in_store = settings.scenario.network, self._spec.optimizer == "store"
+            self._exchange = transfers = Exchange(
+                network, steps_in_store, self.members, journal, self._send, self._happened.append, self._at
+            )
+            self._versions = StoredVersions(transfers, self.members, self.recordings, self._at)
 
     def facts(self) -> Iterator[Fact]:
         """Everything that happens, as it happens, until every worker's process has ended."""
@@ -150,8 +131,9 @@ class Coordinator:
                 break
             if not self._happened:
                 self._loop.wait(self._exchange.due())
-        if self.outcome == "completed" and not any(m.left == "finished" for m in self.members.values()):
-            self._fail("all workers died")
+        finished = [member for member in self.members.values() if member.left == "finished"]
+        if all(member.failed for member in finished):
+            self._fail("all workers died" + (" after training" if len(finished) == len(self.members) else ""))
 
     def interrupt(self, times: int = 1) -> None:
         """Ctrl-C or its like, so many times: the first ends the run cleanly, the second at once."""
@@ -186,27 +168,19 @@ class Coordinator:
     def carry_out(self, order: Order) -> None:
         """Do it."""
         match order:
-            case Release(worker=worker):
-                self._exchange.release(self.members[worker], order)
-            case StartPull(worker=worker):
-                self._transfers.start_pull(self.members[worker], order)
-            case StartPush(worker=worker):
-                self._transfers.start_push(self.members[worker], order)
+            case Release() | StartPull() | StartPush() | Reduce():
+                self._exchange.carry_out(order)
+            case ApplyUpdate() | StepReplica():
+                self._exchange.carry_out(order)
+                self._versions.ordered(order.version)
+                self._look_at_max_steps()
             case Hold(worker=worker, why=why):
                 self.members[worker].wait(self.settings.choice.sentence(why))
-            case ApplyUpdate():
-                self._apply(order)
             case DropUpdate(worker=worker, step=step, samples=samples):
                 self.leases.drop(worker, step, samples)
                 self._exchange.dropped(self.members[worker], step)
-                if step in (unshared := self._unshared.get(worker, [])):
-                    unshared.remove(step)
             case AdjustTraining(worker=worker, learning_rate_scale=scale):
                 self.members[worker].rate_scale = scale
-            case StepReplica():
-                self._step_replica(order)
-            case Reduce():
-                self._replicas.reduce(order)
             case LeaveOut(worker=worker):
                 self.leases.leave_out(worker)
             case SwitchProtocol(to=name, members=members):
@@ -216,36 +190,9 @@ class Coordinator:
                 self.leases.deal("rounds" if part.spec.rounds else "queue")
                 self._output.say(f"{name} decides from here on: {self.settings.choice.sentence(order.why)}")
 
-    def _apply(self, order: ApplyUpdate) -> None:
-        for worker, step, _ in order.contributions:
-            self.leases.settle(worker, step)
-        self.recordings.ordered(order.version, self.leases.settled)
-        self._transfers.apply(order)
-        self._count_applied(len(order.contributions))
-
-    def _step_replica(self, order: StepReplica) -> None:
-        worker, step = order.worker, order.step
-        if order.group is None and not self.members[worker].trains:
-            return  # it will not be made: that its worker has left is the next that the machine hears of it
-        if order.group is None:
-            self._unshared.setdefault(worker, []).append(step)
-            self._samples += self.leases.samples(worker, step)
-        else:  # it is in everybody's replica
-            self._samples += self.leases.settle(worker, step)
-        self._replicas.step(self.members[worker], order)
-        self._count_applied(1)
-        if not self._recording_mean and self.recordings.due(self._samples):
-            self._record_mean()
-
-    def _share(self, worker: int) -> None:
-        """What this worker's replica has is in another one, too, or counts for the last mean."""
-        for step in self._unshared.pop(worker, ()):
-            self.leases.settle(worker, step)
-
-    def _count_applied(self, steps: int) -> None:
-        self._applied += steps
+    def _look_at_max_steps(self) -> None:
         limit = self.settings.max_steps
-        if limit is not None and self._applied >= limit and not self._stopping:
+        if limit is not None and self._exchange.steps >= limit and not self._stopping:
             # when the orders that came with this one are carried out: workers and machine then agree
             self._loop.after(0.0, lambda: self._stop_at_limit("--max-steps"))
 
@@ -265,27 +212,28 @@ class Coordinator:
             if why:
                 self._refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return
+        slots, areas = self._exchange.slots, self._exchange.areas
         if self._region is None:
-            why = lack_of_work(first, self.settings) or self._lack_of_memory(first)
+            why = lack_of_work(first, self.settings) or self._exchange.lack_of_memory(first, available_bytes())
             if why:
                 self._refuse(why)
                 return
-            self._region = Region.create(region_bytes(first, self._slots, self.settings.workers * self._areas))
+            self._region = Region.create(region_bytes(first, slots, self.settings.workers * areas))
         ours, theirs = pair()
         channel = Channel(ours, messages.FromStore, "the store")
         self.store = StoreClient(
             channel,
-            self._slots,
+            slots,
             idle_cores=self._idle_cores,
-            applied=self._transfers.applied,
-            made=self._made,
-            written=self._written,
+            applied=self._exchange.applied,
+            made=self._versions.made,
+            written=self._versions.written,
             not_finite=self._not_finite,
         )
         self._loop.watch(channel, self._hear_store)
         self._host = offered[0]
         self._host.wait("the store is being set up")
-        self._send(self._host, messages.ForkStore(self._slots, self._areas), (self._region.descriptor, theirs.fileno()))
+        self._send(self._host, messages.ForkStore(slots, areas), (self._region.descriptor, theirs.fileno()))
         theirs.close()
 
     def _store_ready(self, process: int) -> None:
@@ -307,8 +255,8 @@ class Coordinator:
         for line in remarks(offer, self.settings):
             self._output.say(line)
         self._on_begin(offer)
-        self._transfers.begin(self._store(), offer.model_bytes, self._steps_in_store)
-        self._replicas.begin([member.worker for member in offered])
+        self._exchange.begin(self._store(), self.leases, offer.model_bytes)
+        self._versions.begin(self._store(), offer)
         self._origin = time.monotonic()
         hosts = self.settings.scenario.hosts(self.settings.workers)
         members = tuple((m.worker, hosts[m.worker], 0) for m in offered)
@@ -316,27 +264,13 @@ class Coordinator:
         self._happened.append(TrainingBegan(members=members, version=0, at=self._at(), work=amount, seed=seed))
 
     def _begin(self, member: Member) -> None:
-        """Let it in: with the region, and where replicas are averaged with a socket for that."""
+        """Let it in: with the region, and what sockets it needs."""
         assert self._region is not None
-        begin = messages.Begin(self._slots, self._areas)
-        if self._exchange is self._transfers:
-            self._send(member, begin, (self._region.descriptor,))
-            return
-        ours, theirs = pair()
-        member.averager = Channel(ours, messages.FromAverager, f"worker {member.worker}'s averager")
-        self._loop.watch(member.averager, lambda: self._hear_averager(member))
-        self._send(member, begin, (self._region.descriptor, theirs.fileno()))
-        theirs.close()
-
-    def _lack_of_memory(self, offer: messages.Offered) -> str:
-        workers, available = self.settings.workers, available_bytes()
-        if self._exchange is self._replicas:
-            return lack_of_memory_for_replicas(offer, workers, available)
-        return lack_of_memory(offer, workers, available, self._steps_in_store)
-
-    @property
-    def _steps_in_store(self) -> bool:
-        return self._spec.optimizer == "store"
+        ends = self._exchange.connect(member)
+        begin = messages.Begin(self._exchange.slots, self._exchange.areas)
+        self._send(member, begin, (self._region.descriptor, *(end.fileno() for end in ends)))
+        for end in ends:
+            end.close()
 
     # --- what workers say ---------------------------------------------------------------------------
 
@@ -367,7 +301,8 @@ class Coordinator:
             case messages.Refused(message=text):
                 self._refuse(text)
             case messages.Stepped(step=step, not_finite=not_finite):
-                self._replicas.stepped(member, step)
+                assert isinstance(self._exchange, ReplicaExchange)
+                self._exchange.stepped(member, step)
                 if not_finite is not None:
                     what = (
                         f'the parameter "{not_finite}" is NaN or infinite after step {step} of worker {member.worker}'
@@ -460,7 +395,7 @@ class Coordinator:
         store = self._store()
         version = store.slots.newest
         if hold:
-            self._transfers.let_go_of_slot(member)
+            self._exchange.let_go_of_slot(member)
             member.reading = version
         else:
             self._end_look(member)
@@ -481,9 +416,7 @@ class Coordinator:
 
     def _adopted(self, member: Member, descriptors: list[int]) -> None:
         slot = self._adoption.done(member.worker)
-        self._store().adopt(slot, descriptors)
-        if self._exchange is self._replicas:
-            self._replicas.moved(slot)
+        self._exchange.adopt(slot, descriptors)
         self._go_on_with_adoption()
 
     def _go_on_with_adoption(self) -> None:
@@ -493,10 +426,7 @@ class Coordinator:
             if self._adoption.pushed:
                 self._refuse(self._adoption.too_late(worker))
                 return
-            slot = self._store().slots.free()
-            if self._exchange is self._replicas:
-                slot = self._replicas.free()
-            assert slot is not None  # no version but the first is there yet
+            slot = self._exchange.free()
             self._adoption.writes(worker, slot)
             self._send(self.members[worker], messages.AdoptInto(slot))
         for worker in self._adoption.to_let_on():
@@ -553,11 +483,8 @@ class Coordinator:
         member.stage, member.step = "closing", None
         member.wait(None)
         self._exchange.left(member)
-        # the slot that it shows stays claimed until its process ends: its script may go on with the model
         if member.finished is not None:
             self._step_times(member, member.waited_until(self._at()) - member.finished_at, 0.0)
-        if reason != "died":
-            self._share(member.worker)
         self.leases.leave(member.worker, died=reason == "died")
         self._happened.append(WorkerLeft(worker=member.worker, reason=reason, at=self._at()))
 
@@ -581,14 +508,11 @@ class Coordinator:
         step = "" if member.step is None else f" in step {member.step}"
         if not ended_well:
             self._leave(member, "stopped" if self._stopping else "died")
-        self._exchange.let_go_of_slot(member)
+        member.stage, member.finishing = "gone", False
+        self._exchange.gone(member)
         self._end_look(member)
-        self._stop_averaging(member)
         self._adoption.lost(member.worker)
         self._go_on_with_adoption()
-        member.stage, member.finishing = "gone", False
-        if self._exchange is self._replicas:
-            self._replicas.gone(member)
         if not ended_well and not self._stopping:
             self._died(member, exit_phrase(status), step)
         if self._evaluations.present is not None and self._evaluations.present[0] is member:
@@ -602,6 +526,7 @@ class Coordinator:
         self._start_if_all_are_here()
 
     def _died(self, member: Member, how: str, step: str) -> None:
+        member.failed = True
         others = any(other.here and other.stage != "ended" for other in self.members.values())
         stop = self.settings.on_loss == "stop"
         self._output.died(member, how, step + ("; the others go on" if others and not stop else ""))
@@ -657,13 +582,7 @@ class Coordinator:
         if self._happened or any(member.stage in ("starting", "offered", "training") for member in members):
             return
         if self._offer is not None and not self._store().lost and self.recordings.final is None:
-            if not self._store().idle or self._recording_mean or self._replicas.averaging:
-                return
-            if self._exchange is self._replicas and self._mean_of != self._replicas_now() and self._survivors():
-                self._record_mean()
-                return
-            if self._exchange is self._transfers and self.recordings.newest.version not in self.recordings.hashes:
-                self._record_newest()
+            if not self._store().idle or self._versions.record_last():
                 return
             if self.recordings.newest.version in self.recordings.hashes:
                 self.recordings.conclude()
@@ -697,23 +616,6 @@ class Coordinator:
         computing = sum(member.trains and member.step is not None for member in self.members.values())
         return len(os.sched_getaffinity(0)) - computing * self.settings.threads
 
-    def _hear_averager(self, member: Member) -> None:
-        assert member.averager is not None
-        try:
-            message, _ = member.averager.receive()
-        except PeerLost:
-            self._loop.unwatch(member.averager)
-            return
-        self._replicas.averaged(member, message.group)
-
-    def _stop_averaging(self, member: Member) -> None:
-        """Its process has ended."""
-        if member.averager is not None:
-            if self._loop.watches(member.averager):
-                self._loop.unwatch(member.averager)
-            member.averager.close()
-            member.averager = None
-
     def _hear_store(self) -> None:
         store = self._store()
         try:
@@ -730,10 +632,7 @@ class Coordinator:
                 self._store_lost(f"the parameter store failed: {error.strip()}")
             case messages.StateReady(worker=worker, error=error):
                 self._pass_state_on(self.members[worker], error, descriptors)
-            case messages.MeanRecorded():
-                self._mean_recorded(message.distance)
-                store.handle(message)
-            case messages.Committed() | messages.Recorded():
+            case messages.Committed() | messages.Recorded() | messages.MeanRecorded():
                 self._exchange.present = self._at()  # whoever waits for the version goes on at the same moment
                 store.handle(message)
                 self._exchange.present = None
@@ -753,7 +652,7 @@ class Coordinator:
             what = f'the parameter "{parameter}" is NaN or infinite in version {order.version}, made from {steps}'
         else:
             step = next(step for w, step, _ in order.contributions if w == worker)
-            pushed = "gradient" if self._steps_in_store else "update"
+            pushed = "gradient" if self._spec.optimizer == "store" else "update"
             what = f'the {pushed} of "{parameter}" is NaN or infinite in step {step} of worker {worker}'
         self._diverged(what)
         return False
@@ -774,64 +673,6 @@ class Coordinator:
         self._store().lose()
         self._fail(message)
         self._stop(GRACE)
-
-    def _made(self, version: int) -> None:
-        if self.recordings.made(version, self._at()):
-            self._record_newest()
-
-    def _record_newest(self) -> None:
-        """Write it, with the buffers of those who have not died."""
-        assert self._offer is not None
-        workers = [member.worker for member in self.members.values() if member.left != "died"]
-        self._store().record(
-            messages.Record(
-                version=self.recordings.newest.version,
-                slot=self._store().slots.where[self.recordings.newest.version],
-                file=self.recordings.begin(),
-                workers=workers or list(self.members),
-                buffers=self._buffers(),
-            )
-        )
-
-    def _survivors(self) -> list[int]:
-        """Those whose replicas count: whoever has not died.
-
-        Where gradients are averaged all replicas are the same, but those of whom the last steps went without.
-        """
-        workers = [worker for worker, member in self.members.items() if member.left != "died" and member.offer]
-        return self._replicas.foremost(workers) if self._spec.averages == "gradients" else workers
-
-    def _replicas_now(self) -> tuple[int, int, list[int]]:
-        """Steps and averages so far, and whose replicas count: the mean is another one when any of these is."""
-        return self._applied, self._replicas.averages, self._survivors()
-
-    def _record_mean(self) -> None:
-        """The mean of all replicas as they are at this moment is the next version: write it."""
-        recordings, version = self.recordings, self.recordings.newest.version + 1
-        recordings.ordered(version, self._samples)
-        recordings.made(version, self._at())
-        file, made, buffers = recordings.begin(), recordings.newest, self._buffers()
-        self._recording_mean, self._mean_of = True, self._replicas_now()
-
-        def record(areas: list[int], target: int) -> None:
-            self._cut = areas, target, made
-            self._store().record_mean(messages.RecordMean(version, areas, target, file, buffers))
-
-        self._replicas.cut(self._survivors(), record)
-
-    def _mean_recorded(self, distance: float) -> None:
-        areas, target, made = self._cut
-        self._recording_mean = False
-        self._replicas.cut_done(areas, target)
-        self.journal.consensus(made.version, made.at, len(areas), distance)
-
-    def _buffers(self) -> str:
-        assert self._offer is not None
-        return self._offer.buffers or "mean"
-
-    def _written(self, version: int, sha256: str) -> None:
-        counted = self._offer is not None and self._offer.loads
-        self.recordings.written(version, sha256, counted)
 
     # --- talking ------------------------------------------------------------------------------------
 

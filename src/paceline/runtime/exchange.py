@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
+from paceline.core.leases import Leases
 from paceline.core.link import Direction, SharedLink
-from paceline.core.orders import ApplyUpdate, Release, StartPull, StartPush
+from paceline.core.orders import ApplyUpdate, Order, Release, StartPull, StartPush
 from paceline.core.scenario import Network
 from paceline.records.journal import Journal
 from paceline.records.times import TransferTimes
 from paceline.runtime import messages
 from paceline.runtime.member import Member
-from paceline.runtime.offers import AREAS
+from paceline.runtime.offers import AREAS, lack_of_memory, slots_for
 from paceline.runtime.store_client import StoreClient
 
 
@@ -35,18 +37,30 @@ class Exchange:
     Nothing is copied here: a gradient lies where the store finds it, a version where the worker maps it. Without
     a network a transfer is over as it begins. With one it takes what a fluid model of the link says, and `next`
     says that it has ended: `at` is the model's time, to the last bit, however late the loop comes to it.
+    `ReplicaExchange` has the same methods, for replicas.
     """
+
+    areas = AREAS
+    """Push areas of each worker."""
 
     def __init__(
         self,
         network: Network | None,
+        steps_in_store: bool,
         members: Mapping[int, Member],
         journal: Journal,
         send: Callable[[Member, messages.Message], None],
         happened: Callable[[Fact], None],
         now: Callable[[], float],
     ) -> None:
-        """`now()` is seconds since the run's start; `happened` takes the facts that come of an order at once."""
+        """`now()` is seconds since the run's start; `happened` takes the facts that come of an order at once.
+
+        Unless the store steps the optimizer, no hyperparameters are sent to it.
+        """
+        self.slots = slots_for(len(members))
+        """In all."""
+        self.steps = 0
+        """Those whose updates are applied."""
         self.present: float | None = None
         """`at` of the fact whose orders are being carried out, or of what the store said, while that is seen to."""
         self._members = members
@@ -59,18 +73,55 @@ class Exchange:
         """Bytes of one transfer; None until the model's are known."""
         self._flows: dict[int, _Flow] = {}
         self._store: StoreClient | None = None
-        self._steps_in_store = True
+        self._leases = Leases("queue", [])
+        self._steps_in_store = steps_in_store
 
-    def begin(self, store: StoreClient, model_bytes: int, steps_in_store: bool) -> None:
-        """Training begins, with this store. Unless it steps the optimizer, no hyperparameters are sent to it."""
-        self._store, self._steps_in_store = store, steps_in_store
+    @property
+    def samples(self) -> int:
+        """In the steps whose updates are applied."""
+        return self._leases.settled
+
+    def lack_of_memory(self, offer: messages.Offered, available: int) -> str:
+        """Why this model does not fit into so many bytes; empty if it does."""
+        return lack_of_memory(offer, len(self._members), available, self._steps_in_store)
+
+    def connect(self, member: Member) -> list[socket.socket]:
+        """Ends of sockets that this worker needs beside its channel: none."""
+        return []
+
+    def begin(self, store: StoreClient, leases: Leases, model_bytes: int) -> None:
+        """Training begins, with this store, and with these leases of data."""
+        self._store, self._leases = store, leases
         if self._size is None:
             self._size = model_bytes
 
+    def free(self) -> int:
+        """A slot that nobody needs, before the first step."""
+        slot = self._stored().slots.free()
+        assert slot is not None  # no version but the first is there yet
+        return slot
+
+    def adopt(self, slot: int, descriptors: list[int]) -> None:
+        """The first version is in that slot from now on; the optimizer's state may come along."""
+        self._stored().adopt(slot, descriptors)
+
     # --- orders -------------------------------------------------------------------------------------
 
-    def release(self, member: Member, order: Release) -> None:
+    def carry_out(self, order: Order) -> None:
+        """Do what is ordered of pushes, pulls and versions."""
+        match order:
+            case Release():
+                self._release(order)
+            case StartPull():
+                self._start_pull(order)
+            case StartPush():
+                self._start_push(order)
+            case ApplyUpdate():
+                self._apply(order)
+
+    def _release(self, order: Release) -> None:
         """Let it compute, once it has that version and the store no longer needs what it is to overwrite."""
+        member = self._members[order.worker]
         member.step = order.step
         if order.parameters == "pull":
             self.let_go_of_slot(member)
@@ -85,16 +136,18 @@ class Exchange:
             member.reading = order.version
         self._compute(member, order, member.scale if order.parameters == "eager" else None)
 
-    def start_pull(self, member: Member, order: StartPull) -> None:
+    def _start_pull(self, order: StartPull) -> None:
         """Transfer a version to it that a later step is to begin with."""
+        member = self._members[order.worker]
         if not member.trains:  # that it has left is the next that the machine hears of it
             return
         self._let_go_of_ahead(member)
         member.ahead = order.version
         self._pull(member, order.version, lambda: None)
 
-    def start_push(self, member: Member, order: StartPush) -> None:
+    def _start_push(self, order: StartPush) -> None:
         """Transfer its update, which lies in its push area."""
+        member = self._members[order.worker]
         member.scale = member.scales[order.step] = order.scale
         if not member.trains:  # that it has left is the next that the machine hears of it
             return
@@ -104,10 +157,12 @@ class Exchange:
         else:
             self._start(member, "push", order.step, lambda: None)
 
-    def apply(self, order: ApplyUpdate) -> None:
+    def _apply(self, order: ApplyUpdate) -> None:
         """Have the store make that version."""
         pushed = []
+        self.steps += len(order.contributions)
         for worker, step, weight in order.contributions:
+            self._leases.settle(worker, step)
             member = self._members[worker]
             pushed.append((member.areas[step], weight * member.scales[step]))
         lowest = self._members[min(worker for worker, _, _ in order.contributions)]
@@ -142,12 +197,19 @@ class Exchange:
         member.reading = None
 
     def left(self, member: Member) -> None:
-        """It takes part no more: what was on the way to it or from it never ends."""
+        """It takes part no more: what was on the way to it or from it never ends.
+
+        The slot that it shows stays claimed until its process ends: its script may go on with the model.
+        """
         for number, flow in list(self._flows.items()):
             if flow.member is member and self._link is not None and self._link.cancel(number, self._now()):
                 del self._flows[number]
         member.queued = None
         self._let_go_of_ahead(member)
+
+    def gone(self, member: Member) -> None:
+        """Its process has ended."""
+        self.let_go_of_slot(member)
 
     # --- the link -----------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ class Member:
     script is through; `gone`: the process is."""
     left: Literal["finished", "died", "stopped"] | None = None
     """How it left the training."""
+    failed: bool = False
+    """Its process ended before its script was through, though nobody had stopped it."""
     offer: messages.Offered | None = None
     scalars: list[dict[str, Any]] = field(default_factory=list)
     """Its optimizer's hyperparameters as of its last push."""

@@ -100,7 +100,7 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
         )
     decentralized = settings.choice.spec.family == "decentralized"
     if decentralized and settings.workers == 1:
-        yield f"{settings.choice.spec.name} with one worker has nothing to average: it trains as the script does alone"
+        yield f"{settings.choice.spec.name} with one worker has nothing to average"
     if decentralized and settings.scenario.network is not None:
         yield "the scenario's network is the parameter server's link: averages of groups are not paced"
     if settings.epochs is not None and offer.epochs is not None and settings.epochs != offer.epochs:

@@ -36,6 +36,8 @@ class Recordings:
         """Of the versions on disk, in the order in which they were made."""
         self.final: str | None = None
         """The file with the last version, once it is there."""
+        self.counted = False
+        """Whether samples are."""
 
     def epoch_opened(self, samples: int) -> None:
         """The first epoch says how far apart recordings are."""
@@ -64,11 +66,11 @@ class Recordings:
         self._writing[self.newest.version] = self.newest
         return str(self._file(self.newest.version).absolute())
 
-    def written(self, version: int, sha256: str, counted: bool) -> None:
-        """It is on disk. `counted`: whether samples are."""
+    def written(self, version: int, sha256: str) -> None:
+        """It is on disk."""
         made = self._writing.pop(version)
         self.hashes[version] = sha256
-        samples = made.samples if counted else None
+        samples = made.samples if self.counted else None
         file = str(self._file(version).relative_to(self._folder))
         self._journal.recorded(version, made.at, samples, sha256, file)
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
-from paceline.core.orders import Reduce, Release, StepReplica
+from paceline.core.leases import Leases
+from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
 from paceline.errors import PeerLost
+from paceline.fabric.channel import Channel, pair
 from paceline.runtime import messages
+from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
+from paceline.runtime.offers import lack_of_memory_for_replicas
+from paceline.runtime.store_client import StoreClient
 
 AREAS = 7
 """Of each worker: its replica, what a step or an average of it is made in, what it computes on, what a mean of
@@ -46,29 +52,40 @@ class ReplicaExchange:
     through all replicas costs nobody anything. No byte is copied to commit.
     """
 
+    slots = 0
+    """Of a store: it makes no versions here."""
+    areas = AREAS
+    """Of each worker."""
+
     def __init__(
         self,
         members: Mapping[int, Member],
+        loop: Loop,
         send: Callable[[Member, messages.Message], None],
         happened: Callable[[Fact], None],
         now: Callable[[], float],
-        shared: Callable[[int], None],
     ) -> None:
-        """`now()` is seconds since the run's start; `happened` takes the facts that come of an order.
-
-        `shared(worker)` is called when what its replica has is in another one, too.
-        """
+        """`now()` is seconds since the run's start; `happened` takes the facts that come of an order."""
         self.present: float | None = None
         """As in `Exchange`: nothing here asks for it."""
         self.replicas: dict[int, int] = {}
         """By worker: the area that has its replica, or will when the steps that were ordered are made."""
         self.averages = 0
         """Averages of replicas that have come about."""
+        self.steps = 0
+        self.samples = 0
+        """In all steps of all replicas."""
         self._members = members
+        self._loop = loop
         self._send = send
         self._happened = happened
         self._now = now
-        self._shared = shared
+        self._store: StoreClient | None = None
+        self._leases = Leases("queue", [])
+        self._unshared: dict[int, list[int]] = {}
+        """By worker: steps in its replica that are in no other one yet."""
+        self._pool = (AREAS - 1) * len(members)
+        """How many areas replicas and means may lie in; those after them take the workers' own gradients."""
         self._claims: dict[int, int] = {}
         """By area: how many need it; no zeros."""
         self._averages: dict[int, _Average] = {}
@@ -82,31 +99,52 @@ class ReplicaExchange:
         self._later: list[_Later] = []
 
     @property
-    def areas(self) -> int:
-        """How many replicas and means may lie in; those after them take the workers' own gradients."""
-        return (AREAS - 1) * len(self._members)
-
-    @property
     def averaging(self) -> bool:
         """Whether a group is at it."""
         return bool(self._averages)
 
-    def begin(self, workers: list[int]) -> None:
-        """Training begins: every replica is the first version, in area 0."""
-        for worker in workers:
-            self.replicas[worker] = 0
-            self._claim(0)
+    def lack_of_memory(self, offer: messages.Offered, available: int) -> str:
+        """As in `Exchange`."""
+        return lack_of_memory_for_replicas(offer, len(self._members), available)
 
-    def moved(self, area: int) -> None:
+    def connect(self, member: Member) -> list[socket.socket]:
+        """Open a channel to the thread that averages there. Returns its other end, to be passed on and closed."""
+        ours, theirs = pair()
+        averager = member.averager = Channel(ours, messages.FromAverager, f"worker {member.worker}'s averager")
+        self._loop.watch(averager, lambda: self._hear(member, averager))
+        return [theirs]
+
+    def begin(self, store: StoreClient, leases: Leases, model_bytes: int) -> None:
+        """Training begins: the replica of everyone who trains is the first version, in area 0."""
+        self._store, self._leases = store, leases
+        for worker, member in self._members.items():
+            if member.trains:
+                self.replicas[worker] = 0
+                self._claim(0)
+
+    def adopt(self, area: int, descriptors: list[int]) -> None:
         """The first version is in that area from now on; no replica has made a step."""
+        assert self._store is not None  # training has begun
+        self._store.adopt(area, descriptors)
         for worker, before in self.replicas.items():
             self._place(worker, area)
             assert before == 0
 
     # --- orders -------------------------------------------------------------------------------------
 
-    def release(self, member: Member, order: Release) -> None:
+    def carry_out(self, order: Order) -> None:
+        """Do what is ordered of replicas."""
+        match order:
+            case Release():
+                self._release(order)
+            case StepReplica():
+                self._step(order)
+            case Reduce():
+                self._reduce(order)
+
+    def _release(self, order: Release) -> None:
         """Let it compute on its replica as it is, which is kept so until its next release."""
+        member = self._members[order.worker]
         if not member.trains:
             return
         member.step = order.step
@@ -116,14 +154,22 @@ class ReplicaExchange:
         member.reading = area
         member.wait(None)
         member.released_at = self._now()
-        self._send(member, messages.Compute(order.step, order.version, area, self.areas + member.worker, None))
+        self._send(member, messages.Compute(order.step, order.version, area, self._pool + member.worker, None))
 
-    def step(self, member: Member, order: StepReplica) -> None:
+    def _step(self, order: StepReplica) -> None:
         """Have its replica stepped: in place, if nobody else needs it as it was."""
-        worker = member.worker
-        gradients = self._means[order.group][0] if order.group in self._means else None
-        if not member.trains:  # that it has left is the next that the machine hears of it
+        worker, step, member = order.worker, order.step, self._members[order.worker]
+        if order.group is None and not member.trains:
+            return  # it will not be made: that its worker has left is the next that the machine hears of it
+        self.steps += 1
+        if order.group is None:
+            self._unshared.setdefault(worker, []).append(step)
+            self.samples += self._leases.samples(worker, step)
+        else:  # it is in everybody's replica
+            self.samples += self._leases.settle(worker, step)
+        if not member.trains:
             return
+        gradients = self._means[order.group][0] if order.group in self._means else None
         source = target = self.replicas[worker]
         if self._claims[source] > 1 + (member.reading == source):
             target = self.free()
@@ -132,16 +178,16 @@ class ReplicaExchange:
             self._claim(area)  # until it is made
         self._place(worker, target)
         self._ordered[worker] += 1
-        self._stepping[worker, order.step] = reads
+        self._stepping[worker, step] = reads
         self._needs_no_mean(worker, order.group)
-        self._send(member, messages.Step(order.step, source, target, gradients))
+        self._send(member, messages.Step(step, source, target, gradients))
 
-    def reduce(self, order: Reduce) -> None:
+    def _reduce(self, order: Reduce) -> None:
         """Have the group average, once its members' replicas have made the steps that were ordered."""
         average = self._averages[order.group] = _Average(order, self.free())
         self._claim(average.target)
         if order.what == "gradients":
-            sources = [self.areas + worker for worker, _, _ in order.contributions]
+            sources = [self._pool + worker for worker, _, _ in order.contributions]
             weights = [weight for _, _, weight in order.contributions]
         else:
             sources, weights = [self.replicas[worker] for worker in order.members], None
@@ -159,7 +205,7 @@ class ReplicaExchange:
                 with suppress(PeerLost):  # it has died: `gone` is told next
                     member.averager.send(share, block=False)
 
-        self.after(order.members, go)
+        self._after(order.members, go)
 
     # --- workers ------------------------------------------------------------------------------------
 
@@ -179,20 +225,33 @@ class ReplicaExchange:
         self._made[member.worker] += 1
         self._go_on()
 
-    def averaged(self, member: Member, group: int) -> None:
-        """It has made its share of that average."""
-        average = self._averages[group]
+    def _hear(self, member: Member, averager: Channel) -> None:
+        """It has made its share of an average, or is gone."""
+        try:
+            message, _ = averager.receive()
+        except PeerLost:
+            self._loop.unwatch(averager)
+            return
+        average = self._averages[message.group]
         average.awaited.discard(member.worker)
         self._end(average)
 
     def left(self, member: Member) -> None:
         """It trains no more. Its process may still be there, and make the shares that it owes."""
+        if member.left != "died":  # its replica counts in the means from now on
+            self._share(member.worker)
         for group in list(self._means):
             self._needs_no_mean(member.worker, group)
 
     def gone(self, member: Member) -> None:
         """Its process has ended: what waited for it goes on without."""
-        worker = member.worker
+        worker, averager = member.worker, member.averager
+        if averager is not None:
+            if self._loop.watches(averager):
+                self._loop.unwatch(averager)
+            averager.close()
+            member.averager = None
+        self.let_go_of_slot(member)
         for key in [key for key in self._stepping if key[0] == worker]:
             for area in self._stepping.pop(key):
                 self._unclaim(area)
@@ -204,7 +263,12 @@ class ReplicaExchange:
         self._go_on()
 
     def dropped(self, member: Member, step: int) -> None:
-        """Nothing is on its way that could be."""
+        """The step is in no replica, or its replica is gone."""
+        if step in (unshared := self._unshared.get(member.worker, [])):
+            unshared.remove(step)
+
+    def applied(self, order: ApplyUpdate) -> None:
+        """As in `Exchange`: no store applies anything here."""
 
     # --- cuts ---------------------------------------------------------------------------------------
 
@@ -218,7 +282,7 @@ class ReplicaExchange:
             self._claim(area)
         target = self.free()
         self._claim(target)
-        self.after(workers, lambda: ready(areas, target))
+        self._after(workers, lambda: ready(areas, target))
 
     def cut_done(self, areas: list[int], target: int) -> None:
         """They are kept no more."""
@@ -234,9 +298,9 @@ class ReplicaExchange:
 
     def free(self) -> int:
         """The lowest area that nobody needs: those never needed cost nothing."""
-        return next(area for area in range(self.areas) if area not in self._claims)
+        return next(area for area in range(self._pool) if area not in self._claims)
 
-    def after(self, workers: tuple[int, ...] | list[int], do: Callable[[], None]) -> None:
+    def _after(self, workers: tuple[int, ...] | list[int], do: Callable[[], None]) -> None:
         """Do it when the steps that these workers were ordered until now are made."""
         self._later.append(_Later({worker: self._ordered[worker] for worker in workers}, do))
         self._go_on()
@@ -271,7 +335,7 @@ class ReplicaExchange:
             self.averages += 1
             for worker in order.members:
                 self._place(worker, average.target)
-                self._shared(worker)
+                self._share(worker)
             self._unclaim(average.target)
         else:
             self._means[order.group] = average.target, set(order.members)
@@ -282,6 +346,11 @@ class ReplicaExchange:
         for worker in order.members:
             self._members[worker].transfers.append(("pull", average.began, ended))
         self._happened(ReduceFinished(group=order.group, at=ended))
+
+    def _share(self, worker: int) -> None:
+        """What this worker's replica has is in another one, too, or counts for the last mean."""
+        for step in self._unshared.pop(worker, ()):
+            self._leases.settle(worker, step)
 
     def _fail(self, average: _Average) -> None:
         order = average.order

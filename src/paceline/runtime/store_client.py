@@ -42,14 +42,14 @@ class StoreClient:
         idle_cores: Callable[[], int],
         applied: Callable[[ApplyUpdate], None],
         made: Callable[[int], None],
-        written: Callable[[int, str], None],
+        written: Callable[[int, str, float | None], None],
         not_finite: Callable[[ApplyUpdate, str, int | None], bool],
     ) -> None:
         """`idle_cores()` are those that the store may use beside its own.
 
         `applied(order)` is called when that is done, before whoever waits for its version, then `made(version)`;
-        so are `written(version, sha256)`, and `not_finite(order, parameter, worker)`, which says whether to go on
-        looking.
+        so are `written(version, sha256, distance)`, where `distance` is None unless a mean was written, and
+        `not_finite(order, parameter, worker)`, which says whether to go on looking.
         """
         self.channel = channel
         self.slots = Slots(slots)
@@ -132,11 +132,11 @@ class StoreClient:
         """What the store says."""
         if isinstance(message, messages.MeanRecorded):
             self._writing -= 1
-            self._written(message.version, message.sha256)
+            self._written(message.version, message.sha256, message.distance)
             return
         if isinstance(message, messages.Recorded):
             self._writing -= 1
-            self._written(message.version, message.sha256)
+            self._written(message.version, message.sha256, None)
             self.unclaim(message.version)
             return
         assert self._committing is not None

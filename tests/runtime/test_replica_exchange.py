@@ -1,0 +1,111 @@
+"""Replicas in areas, without processes: who is told what, and what is left when a member has died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
+from paceline.core.leases import Leases
+from paceline.core.orders import Reduce, StepReplica
+from paceline.fabric.channel import Channel, pair
+from paceline.runtime import messages
+from paceline.runtime.loop import Loop
+from paceline.runtime.member import Member
+from paceline.runtime.replica_exchange import ReplicaExchange
+from paceline.runtime.store_client import StoreClient
+
+
+@dataclass
+class Company:
+    """Three workers of which every replica has made a step; `averagers` are the workers' ends of the channels."""
+
+    exchange: ReplicaExchange
+    members: dict[int, Member]
+    loop: Loop
+    facts: list[Fact]
+    averagers: dict[int, Channel] = field(default_factory=dict)
+
+    def average(self, worker: int) -> int:
+        """It makes the share that it was told to make. Returns the area that the average is made in."""
+        averager = self.averagers[worker]
+        assert averager.ready()
+        order, _ = averager.receive()
+        averager.send(messages.Averaged(order.group, 0.0))
+        self.loop.wait(0.0)
+        target: int = order.target
+        return target
+
+
+def unused(*_: Any) -> Any:
+    raise AssertionError("the store says nothing here")
+
+
+@pytest.fixture
+def company() -> Iterator[Company]:
+    ends = [pair() for _ in range(4)]
+    channels = [Channel(ours, messages.FromWorker, "a worker") for ours, _ in ends[:3]]
+    members = {
+        worker: Member(
+            worker=worker, process=0, watch=0, channel=channel, log=Path("log"), printed=None, stage="training"
+        )
+        for worker, channel in enumerate(channels)
+    }
+    loop, facts = Loop(), list[Fact]()
+    exchange = ReplicaExchange(members, loop, lambda *_: None, facts.append, lambda: 0.0)
+    company = Company(exchange, members, loop, facts)
+    leases = Leases("queue", list(members))
+    leases.open(0, [4, 4, 4], "digest")
+    store = StoreClient(
+        Channel(ends[3][0], messages.FromStore, "the store"),
+        0,
+        idle_cores=unused,
+        applied=unused,
+        made=unused,
+        written=unused,
+        not_finite=unused,
+    )
+    exchange.begin(store, leases, 0)
+    for worker, member in members.items():
+        (theirs,) = exchange.connect(member)
+        company.averagers[worker] = Channel(theirs, messages.ToAverager, "the coordinator")
+        batch = leases.take(worker, 0, "digest")
+        assert batch is not None
+        leases.bind(worker, 0, (batch,))
+        exchange.carry_out(StepReplica(worker=worker, step=0, version=1))
+        exchange.stepped(member, 0)
+    yield company
+    for member in members.values():
+        if member.here:
+            exchange.gone(member)
+        company.averagers[member.worker].close()
+    for end in (end for both in ends for end in both):
+        end.close()
+    loop.close()
+
+
+def test_a_group_whose_member_has_just_died_fails_and_its_other_members_keep_their_replicas(company: Company) -> None:
+    """Its death shows when it is to be sent its share, before the end of its process is heard of."""
+    exchange, lost = company.exchange, company.members[1]
+    before = dict(exchange.replicas)
+    assert len(set(before.values())) == 3
+    company.averagers[1].close()
+    exchange.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
+    targets = {company.average(0), company.average(2)}
+    assert exchange.averaging
+    assert company.facts == []
+    lost.stage = "gone"
+    exchange.gone(lost)
+    assert company.facts == [ReduceFailed(group=0, lost=(1,), at=0.0)]
+    assert not exchange.averaging
+    assert exchange.replicas == before
+    assert targets == {exchange.free()}, "nobody needs the area that the average was made in"
+
+    exchange.carry_out(Reduce(group=1, members=(0, 2), what="parameters"))
+    targets = {company.average(0), company.average(2)}
+    assert company.facts[1:] == [ReduceFinished(group=1, at=0.0)]
+    assert {exchange.replicas[0], exchange.replicas[2]} == targets
