@@ -9,7 +9,8 @@ For each model and number of workers the variants take turns (A B C D A B C D ..
     ddp             DistributedDataParallel over Gloo, as it comes
     plain, tuned    the same two with the allocator's settings that Paceline gives its workers
     ddp, tuned
-    bsp, asp, ssp   `paceline run -p ...`
+    bsp, all-reduce, asp, ssp
+                    `paceline run -p ...`
 
 A step is the time between two returns of `optimizer.step()`: the median over a worker's steps, then over the
 workers. The mean is the workers' mean step; it differs where there are more processes than cores and steps are

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from paceline.errors import PeerLost
 from paceline.fabric import gloo as gloo_module
 from paceline.fabric.gloo import DistributedGroups, reach_store, serve_store
-from paceline.fabric.groups import GroupAverage
+from paceline.fabric.groups import GroupAverage, Kept
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.layout import Layout, Places, PushArea
 
@@ -188,6 +188,7 @@ class Workers:
         for worker in range(WORKERS):
             fill(self.model.push_area(worker), worker)
         self.kept: dict[int, list[list[int]]] = {}
+        self.issued = Kept(most=3)
 
     def open(self, port: int = 0) -> None:
         """Let them begin. A store has threads, and so is served only when all processes are forked."""
@@ -206,6 +207,8 @@ class Workers:
     def begin(self, group: Group, members: Sequence[int]) -> None:
         """Tell these of its members to average."""
         group.target = group.target or self._free()
+        for unused in self.issued.use(group.members):
+            self.evict(unused)
         for member in members:
             if member != group.given_up_by:
                 order = {"group": group.number, "members": group.members, "target": group.target}
@@ -236,6 +239,7 @@ class Workers:
             assert set(group.members) - {lost} == group.answers.keys()
             for failed in filter(None, group.answers.values()):
                 assert f"worker {lost} has gone" in failed or f"group {group.number}: a worker among" in failed
+            self.issued.failed(group.members)
             self.evict(group.members)
         for worker in group.members:
             if worker in self.ends:
@@ -382,6 +386,24 @@ def test_what_is_kept_is_given_up_when_it_is_said_and_made_again(workers: Worker
     assert [0, 1] not in workers.kept[0]
     workers.run(Group(4, (0, 1)))
     workers.run(Group(5, (1, 2)))
+
+
+def test_no_more_is_kept_than_whoever_issues_groups_says(workers: Workers) -> None:
+    """Three sets of members: a fourth takes the place of the one that was unused for longest."""
+    every = [(0, 1), (0, 2), (0, 3), (0, 1), (0, 1, 2), (0, 2), (0, 3), (0, 1)]
+    for number, members in enumerate(every):
+        workers.run(Group(number, members))
+        assert len(workers.kept[0]) <= 3
+    if workers.kept[0]:
+        assert sorted(workers.kept[0]) == [[0, 1], [0, 2], [0, 3]]
+
+
+def test_the_least_lately_used_set_of_members_is_evicted_first() -> None:
+    kept = Kept(most=2)
+    assert [kept.use(members) for members in [(0, 1), (2, 3), (0, 1)]] == [(), (), ()]
+    assert kept.use((1, 2)) == ((2, 3),)
+    kept.failed((0, 1))
+    assert kept.use((2, 3)) == ()
 
 
 # --- what torch half hides

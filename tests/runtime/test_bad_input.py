@@ -94,7 +94,7 @@ WRONG = [
     ),
     (
         ["run", "-n", "4", "-p", "ripples:group_size=9", "train.py"],
-        "ripples: group_size is 9 workers, and there are 4; it must be from 2 to the number of workers",
+        "ripples: group_size is 9, and there are 4 workers; it must be from 2 to the number of workers",
     ),
     (
         ["run", "-n", "5", "--scenario", "two-nodes.toml", "-p", "ripples:schedule=static", "train.py"],

@@ -29,16 +29,21 @@ class Company:
     loop: Loop
     facts: list[Fact]
     averagers: dict[int, Channel] = field(default_factory=dict)
+    evicted: list[tuple[int, list[int]]] = field(default_factory=list)
+    """By whom, and what is kept for whom."""
 
     def average(self, worker: int) -> int:
         """It makes the share that it was told to make. Returns the area that the average is made in."""
         averager = self.averagers[worker]
         assert averager.ready()
         order, _ = averager.receive()
+        if isinstance(order, messages.Evict):
+            self.evicted.append((worker, order.members))
+            order, _ = averager.receive()
+        assert isinstance(order, messages.Average)
         averager.send(messages.Averaged(order.group, 0.0))
         self.loop.wait(0.0)
-        target: int = order.target
-        return target
+        return order.target
 
 
 def unused(*_: Any) -> Any:
@@ -109,3 +114,4 @@ def test_a_group_whose_member_has_just_died_fails_and_its_other_members_keep_the
     targets = {company.average(0), company.average(2)}
     assert company.facts[1:] == [ReduceFinished(group=1, at=0.0)]
     assert {exchange.replicas[0], exchange.replicas[2]} == targets
+    assert company.evicted == [(0, [0, 1, 2]), (2, [0, 1, 2])], "what was kept for them may be broken"

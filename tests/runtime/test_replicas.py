@@ -358,6 +358,40 @@ def test_after_finish_every_model_has_the_mean_of_all_replicas(runs: Runs) -> No
     assert [run.log(worker) for worker in range(8)] == [f"value [{value}] [{value}]\n"] * 8
 
 
+AT_ONCE = """
+import os, time
+import paceline
+from paceline.training.averages import SharedMemoryGroups
+
+me, other_has_ended = paceline.worker(), os.environ["OTHER_HAS_ENDED"]
+average = SharedMemoryGroups.average
+
+
+def in_turn(self, group, members, *args, **kwargs):
+    "Worker 0's first pair waits until the other pair has averaged."
+    while list(members) == [0, 1] and me == 0 and not os.path.exists(other_has_ended):
+        time.sleep(0.001)
+    average(self, group, members, *args, **kwargs)
+    if list(members) == [2, 3] and me == 3:
+        open(other_has_ended, "w").close()
+
+
+SharedMemoryGroups.average = in_turn
+"""
+
+
+def test_groups_without_a_common_member_average_at_the_same_time(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were they to take turns, worker 0 would wait for ever."""
+    monkeypatch.setenv("OTHER_HAS_ENDED", str(tmp_path / "ended"))
+    (tmp_path / "nodes.toml").write_text(NODES)
+    flags = ("-n", "4", "-p", "ripples:schedule=static", "--scenario", str(tmp_path / "nodes.toml"))
+    run = launch.run(AT_ONCE + training(), *flags, "--max-seconds", "60").completed()
+    assert "--max-seconds" not in run.out + run.err
+    assert (tmp_path / "ended").exists()
+
+
 # --- other ends ------------------------------------------------------------------------------------------
 
 

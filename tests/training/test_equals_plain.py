@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -90,6 +94,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     calls["zoo"] = call(ZOO, "-n", "1", "-p", "asp")
     for protocol in ("bsp", "all-reduce"):
         calls[f"concatenated: {protocol}"] = call(CONCATENATED, "-n", "4", "-p", protocol)
+    steps = str(4 * (3 * 79 // 4))
+    calls["whole rounds"] = call(CONCATENATED, "-n", "4", "-p", "all-reduce", "--max-steps", steps)
     calls["even"] = partial(run, SAME_BITS, "-n", "4", "-p", "bsp", *FLAGS, args=["0"], tmp_path=folder, fresh=True)
     uneven = ("--scenario", str(folder / "uneven.toml"))
     calls["uneven"] = call(SAME_BITS, "-n", "4", "-p", "bsp", *uneven, args=["2"])
@@ -307,6 +313,54 @@ def test_four_workers_in_rounds_equal_one_process_on_the_concatenated_batch(prot
     final = ended.final()
     for name, expected in model.state_dict().items():
         difference = (final[name] - expected).abs().max() / expected.abs().max()
+        assert difference < 1e-6, (name, difference.item())
+
+
+DISTRIBUTED = (
+    CONCATENATED.partition("if __name__")[0]
+    + """
+import json, os, sys
+import safetensors.torch
+import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+
+folder, shares = sys.argv[1], json.load(open(sys.argv[1] + "/shares.json"))
+rank = next((rank for rank in range(1, 4) if os.fork() == 0), 0)
+torch.set_num_threads(1)
+meeting = torch.distributed.FileStore(folder + "/meeting", 4)
+torch.distributed.init_process_group("gloo", store=meeting, rank=rank, world_size=4)
+model, optimizer, loader = build()
+model = DistributedDataParallel(model)
+for parts in shares:
+    x, y = loader.dataset[parts[rank]]
+    loss = nn.functional.cross_entropy(model(x), y)  # the mean of the ranks' gradients is to weigh by samples
+    (loss * (4 * len(parts[rank]) / sum(map(len, parts)))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if rank == 0:
+    safetensors.torch.save_file(model.module.state_dict(), folder + "/ddp.safetensors")
+torch.distributed.destroy_process_group()
+os._exit(0)
+"""
+)
+
+
+def test_all_reduce_makes_the_weights_of_distributed_data_parallel(runs: Runs, tmp_path: Path) -> None:
+    """As far as all four have a batch: the last round of the three epochs is short."""
+    script = functions_of(CONCATENATED)
+    loader = script.build()[2]
+    stream = [ids for epoch in range(script.EPOCHS) for ids in epoch_order(loader.batch_sampler, SEED, epoch)]
+    whole = len(stream) // 4
+    shares = [stream[4 * at : 4 * at + 4] for at in range(whole)]
+    (tmp_path / "shares.json").write_text(json.dumps(shares))
+    (tmp_path / "ddp.py").write_text(DISTRIBUTED)
+    subprocess.run([sys.executable, tmp_path / "ddp.py", tmp_path], check=True, timeout=120)
+    ddp = safetensors.torch.load_file(tmp_path / "ddp.safetensors")
+
+    ended = runs["whole rounds"].result().completed()
+    assert ended.summary["steps"] == 4 * whole
+    for name, made in ended.final().items():
+        difference = (made - ddp[name]).abs().max() / ddp[name].abs().max()
         assert difference < 1e-6, (name, difference.item())
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from paceline.core.choice import written
+from paceline.core.choice import declared, written
+from paceline.protocols import registry
 from paceline.records.summary import Summary
+
+WIDE = 1000  # columns, for output that no terminal shows
 
 
 def print_summary(summary: Summary, folder: Path) -> None:
@@ -34,6 +39,9 @@ def print_summary(summary: Summary, folder: Path) -> None:
     stale = summary["staleness"]
     if stale["mean"] is not None:
         console.print(f"staleness: mean {stale['mean']:.2f}, max {stale['max']} versions")
+    distance = summary["consensus"][-1]["distance"] if summary["consensus"] else None
+    if distance is not None:
+        console.print(f"consensus: the replicas were {distance:.4g} from their mean, the last version", soft_wrap=True)
     if summary["evaluations"]:
         last = dict(summary["evaluations"][-1])
         version = last.pop("version")
@@ -44,6 +52,57 @@ def print_summary(summary: Summary, folder: Path) -> None:
         missed = f"not met; metrics: {', '.join(known) or 'none, as the script registers no evaluate'}"
         console.print(f"{target}: " + (f"after {met['at_seconds']:.1f} s" if met else missed), markup=False)
     console.print(f"{folder}: the ledger, the recorded versions, the workers' logs", markup=False, soft_wrap=True)
+
+
+def print_comparison(summaries: Sequence[Summary]) -> None:
+    """What came of several, one line each; of a protocol's parameters, those that are not as they are by default."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("\nprotocol", overflow="fold")
+    two_lines = ("steps\n/s", "samples\n/s", "versions\n/s", "\nwaiting", "\ntransfer")
+    for column in (*two_lines, "stale\nmean", "stale\np95", "stale\nmax", "\nlead"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for summary in summaries:
+        rows, stale = summary["per_worker"], summary["staleness"]
+        table.add_row(
+            brief(**summary["protocol"]),
+            _number(summary["steps_per_second"]),
+            _number(summary["samples_per_second"]),
+            _number(summary["versions"] / summary["wall_seconds"] if summary["wall_seconds"] else None),
+            _share_of_all(rows, "wait"),
+            _share_of_all(rows, "transfer"),
+            _number(stale["mean"]),
+            _number(percentile(stale["histogram"], 0.95)),
+            _number(stale["max"]),
+            _number(max((row["max_lead"] for row in rows), default=None)),
+        )
+    # No terminal's edge to keep to: each protocol is whole, in one line.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    console.print(table)
+    for summary in summaries:
+        if summary["outcome"] != "completed":
+            console.print(
+                f"{_protocol(summary)}: {summary['outcome']}: {summary['error']}", markup=False, soft_wrap=True
+            )
+
+
+def percentile(histogram: Mapping[str, int], share: float) -> int | None:
+    """The least value that so large a share of all is at or below; None of nothing."""
+    below, total = 0, sum(histogram.values())
+    for value, times in sorted((int(value), times) for value, times in histogram.items()):
+        below += times
+        if below >= share * total:
+            return value
+    return None
+
+
+def _share_of_all(rows: list[dict[str, Any]], part: str) -> str:
+    """A part of all workers' time, in percent."""
+    total = sum(row[f"{name}_seconds"] for row in rows for name in ("compute", "wait", "transfer", "other"))
+    return f"{sum(row[f'{part}_seconds'] for row in rows) / total:.1%}" if total else "-"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def _workers(rows: list[dict[str, Any]]) -> Table:
@@ -67,6 +126,13 @@ def share(row: dict[str, Any], part: str) -> str:
     parts = ("compute", "wait", "transfer", "other")
     total: float = sum(row[f"{name}_seconds"] for name in parts)
     return f"{row[f'{part}_seconds'] / total:.0%}" if total else "-"
+
+
+def brief(name: str, config: Mapping[str, Any]) -> str:
+    """A protocol with those parameters that are not as they are by default, as they are typed."""
+    usual = declared(registry()[name].config)
+    settings = ",".join(f"{key}={written(value)}" for key, value in config.items() if value != usual[key].default)
+    return f"{name}:{settings}" if settings else name
 
 
 def _protocol(summary: Summary) -> str:

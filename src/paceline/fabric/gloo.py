@@ -39,8 +39,8 @@ class DistributedGroups:
 
     Process groups are not made by `new_group`, which names one by how many its caller has been in: members that have
     not been in equally many never meet. They are named by the number of the group that first needed them, which comes
-    from one place. What is made for a set of members is kept until it is evicted or a group of theirs fails. Both come
-    to all of them, so either all have it or none.
+    from one place. What is made for a set of members is kept until all of them are told to evict it, so either all
+    have it or none.
     """
 
     def __init__(
@@ -91,10 +91,7 @@ class DistributedGroups:
         try:
             if len(members) > 1:
                 _wait_for(work, check)
-        except (PeerLost, RuntimeError) as error:  # the latter is Gloo's, and the store's
-            self.evict(members)  # it may be broken
-            if isinstance(error, PeerLost):
-                raise
+        except RuntimeError as error:  # Gloo's, and the store's
             who = ", ".join(str(member) for member in members if member != self._worker)
             raise PeerLost(f"group {group}: a worker among {who} has gone ({error})") from error
         terms.write(made, present, len(members), weights is None)

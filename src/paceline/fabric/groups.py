@@ -7,6 +7,7 @@ wrote into is everybody's value from now on. Until then nobody's value has chang
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -58,3 +59,30 @@ class GroupAverage(Protocol):
 
         To be told to all of them that are left, between the same two of their groups.
         """
+
+
+@dataclass(slots=True)
+class Kept:
+    """For whoever issues groups: which sets of members may keep what they have made for the next time.
+
+    Members can't decide that for themselves: one would keep what another has given up, and wait for it for ever.
+    """
+
+    most: int = 60
+    """Sets. Each is a connection for each two members, and as much memory as a model in each; NCCL took 64 at most."""
+    sets: dict[tuple[int, ...], None] = field(default_factory=dict)
+    """Those that were used last are last."""
+
+    def use(self, members: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """These are to average next. Returns those who are to be told to `evict`, before that."""
+        self.sets.pop(members, None)
+        self.sets[members] = None
+        if len(self.sets) <= self.most:
+            return ()
+        oldest = next(iter(self.sets))
+        del self.sets[oldest]
+        return (oldest,)
+
+    def failed(self, members: tuple[int, ...]) -> None:
+        """A group of theirs has failed: those who are left are told to `evict`."""
+        self.sets.pop(members, None)

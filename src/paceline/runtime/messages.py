@@ -294,6 +294,12 @@ class Average(Message):
     weights: list[float] | None
 
 
+class Evict(Message):
+    """Give up what is kept for these members. See `fabric.groups.GroupAverage.evict`."""
+
+    members: list[int]
+
+
 class Averaged(Message):
     """The share is made."""
 
@@ -301,7 +307,7 @@ class Averaged(Message):
     seconds: float
 
 
-ToAverager = Average
+ToAverager = Average | Evict
 FromAverager = Averaged
 
 

@@ -12,6 +12,7 @@ from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
 from paceline.errors import PeerLost
 from paceline.fabric.channel import Channel, pair
+from paceline.fabric.groups import Kept
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
@@ -97,6 +98,7 @@ class ReplicaExchange:
         self._made = dict.fromkeys(members, 0)
         """Steps of each worker's replica."""
         self._later: list[_Later] = []
+        self._kept = Kept()
 
     @property
     def averaging(self) -> bool:
@@ -199,13 +201,20 @@ class ReplicaExchange:
                 self._fail(average)
                 return
             average.awaited = set(order.members)
+            for unused in self._kept.use(order.members):
+                self._tell(unused, messages.Evict(list(unused)))
             share = messages.Average(order.group, list(order.members), sources, average.target, weights)
-            for member in members:
-                assert member.averager is not None
-                with suppress(PeerLost):  # it has died: `gone` is told next
-                    member.averager.send(share, block=False)
+            self._tell(order.members, share)
 
         self._after(order.members, go)
+
+    def _tell(self, workers: tuple[int, ...], message: messages.ToAverager) -> None:
+        """Those of them who are here."""
+        for worker in workers:
+            averager = self._members[worker].averager
+            if averager is not None:
+                with suppress(PeerLost):  # it has died: `gone` is told next
+                    averager.send(message, block=False)
 
     # --- workers ------------------------------------------------------------------------------------
 
@@ -356,6 +365,8 @@ class ReplicaExchange:
         order = average.order
         del self._averages[order.group]
         self._unclaim(average.target)
+        self._kept.failed(order.members)
+        self._tell(order.members, messages.Evict(list(order.members)))
         lost = tuple(worker for worker in order.members if not self._members[worker].here)
         self._happened(ReduceFailed(group=order.group, lost=lost, at=self._now()))
 

@@ -294,6 +294,9 @@ def _average(channel: Channel, groups: GroupAverage) -> None:
     try:
         while True:
             order, _ = channel.receive()
+            if isinstance(order, messages.Evict):
+                groups.evict(order.members)
+                continue
             began = time.perf_counter()
             groups.average(order.group, order.members, order.sources, order.target, order.weights)
             channel.send(messages.Averaged(order.group, time.perf_counter() - began))

@@ -282,14 +282,14 @@ class Session:
             self._have_adopted()
         elif changed:
             self.refuse(
-                f'the script changed the parameter "{changed[0]}" after the first step; it is the store that makes '
-                "versions: change it before the first step, or in the model's forward (torch.nn.utils.parametrize); "
+                f'the script changed the parameter "{changed[0]}" after the first step; others have begun '
+                "with it as it was: change it before that, or in the model's forward (torch.nn.utils.parametrize); "
                 "to swap other values in and back, keep your own with p.data.clone(), as state_dict() may be newer"
             )
         elif self.state_loaded:
             self.refuse(
-                "the script called optimizer.load_state_dict() after the first step; the store has the optimizer's "
-                "state: load it before the first step"
+                "the script called optimizer.load_state_dict() after the first step; it has another "
+                "state by now: load it before the first step"
             )
         if not self._steps_here and (attributes := _attributes(self.optimizer)) != self._attributes:
             name = next(n for n in attributes.keys() | self._attributes if attributes.get(n) != self._attributes.get(n))
