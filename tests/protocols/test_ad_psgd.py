@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.choice import choose
 from paceline.core.facts import GradientReady, ReduceFinished, TrainingBegan
-from paceline.core.orders import Hold, Reduce, Release, StepReplica
+from paceline.core.orders import CopyReplica, Hold, Reduce, Release, StepReplica
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.protocols.ad_psgd import Config, Machine
@@ -20,9 +20,12 @@ from support.tables import (
     averaged,
     began,
     check,
+    copied,
+    copy,
     declined,
     failed,
     hold,
+    joined,
     left,
     own,
     ready,
@@ -185,6 +188,74 @@ def test_passive_ones_without_any_active_one_train_alone() -> None:
             (averaged(0), []),
             (left(0), []),
             (ready(1, 0, 0), [stepped(1, 0, 2), own(1, 1, 2)]),
+        ],
+    )
+
+
+# Joiners.
+
+
+def test_a_joiner_waits_while_all_replicas_are_being_averaged_and_its_copy_comes_before_the_next_exchange() -> None:
+    check(
+        pair(),
+        [
+            (ready(0, 0, 0), [hold(0)]),
+            (joined(2), [hold(2)]),
+            (averaged(0), [copy(0, 2), stepped(0, 0, 2), own(0, 1, 2), average(1, 0, 1)]),
+            (copied(0, 2), [own(2, 0, 1)]),
+        ],
+    )
+
+
+def test_joiners_take_the_role_that_fewer_have() -> None:
+    machine = begun(3)
+    machine.handle(left(0))
+    machine.handle(failed(0, 0))
+    machine.handle(averaged(1))
+    roles = {}
+    for worker, step in ((3, 0), (4, 0), (0, 1)):
+        (order,) = machine.handle(joined(worker, step))
+        assert isinstance(order, CopyReplica)
+        machine.handle(copied(order.source, worker))
+        roles[worker] = "active" if worker in machine.actives else "passive"
+    assert roles == {3: "active", 4: "passive", 0: "active"}
+    assert machine.passives == [1, 4]
+
+
+def test_an_active_joiner_asks_at_once_and_a_passive_one_is_asked() -> None:
+    machine = begun(1)
+    assert machine.handle(joined(1)) == (copy(0, 1),)
+    assert machine.handle(copied(0, 1)) == (own(1, 0, 0),)
+    assert machine.handle(ready(0, 0, 0))[-1] == average(0, 0, 1)
+    machine.handle(averaged(0))
+    assert machine.handle(joined(2)) == (copy(0, 2),)
+    assert machine.handle(copied(0, 2))[-1] == average(1, 1, 2)
+
+
+def test_who_died_in_an_exchange_and_is_back_has_no_part_in_its_end() -> None:
+    """0 and 2 are active; 0 comes back, and its new gradient waits for another exchange."""
+    machine = begun(3)
+    check(
+        machine,
+        [
+            (left(0), []),
+            (joined(0, 1), [copy(2, 0)]),
+            (copied(2, 0), [own(0, 1, 0)]),
+            (ready(0, 1, 0), [hold(0)]),
+            (failed(0, 0), [average(1, 1, 2)]),
+        ],
+    )
+    assert machine.actives == {2: None, 0: 1}
+
+
+def test_a_joiner_that_finds_nobody_begins_alone() -> None:
+    check(
+        pair(),
+        [
+            (left(0), []),
+            (joined(0, 1), [hold(0)]),
+            (left(1), [own(0, 1, 0)]),
+            (ready(0, 1, 0), [stepped(0, 1, 1), own(0, 2, 1)]),
         ],
     )
 

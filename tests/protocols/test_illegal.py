@@ -9,7 +9,7 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Machine
 from paceline.core.orders import StartPull
 from paceline.protocols import registry
-from support.tables import arrived, averaged, began, declined, failed, joined, left, ready, refuses, taken
+from support.tables import arrived, averaged, began, copied, declined, failed, joined, left, ready, refuses, taken
 
 CHOICES = [choose(name, registry()) for name in registry()]
 SERVED = [choice for choice in CHOICES if choice.spec.family == "parameter-server"]
@@ -78,12 +78,17 @@ AT_WORK: dict[str, Fact] = {
     "a pull of one that left": taken(4, 3),
     "a group averages": averaged(0),
     "a group fails": failed(0, 4),
+    "a replica is copied": copied(0, 1),
 }
 
 WITH_REPLICAS: dict[str, Fact] = {
     "training begins twice": began(0, 1),
-    "a worker joins": joined(5),
-    "one that left comes back": joined(4, 1),
+    "a worker joins that is here": joined(0, 9),
+    "a declined worker joins": joined(3, 9),
+    "a worker comes back with a used number": joined(4, 0),
+    "a replica is copied to one that has its own": copied(0, 1),
+    "a replica is copied to a stranger": copied(0, 9),
+    "a replica is copied to one that left": copied(0, 4),
     "a stranger leaves": left(9),
     "a worker leaves twice": left(4),
     "a gradient of a stranger": ready(9, 0, 0),
@@ -112,6 +117,7 @@ BEFORE_TRAINING: dict[str, Fact] = {
     "a pull": taken(0, 0),
     "an average": averaged(0),
     "a failed average": failed(0, 0),
+    "a copy": copied(0, 1),
     "members out of order": began(1, 0),
     "a member twice": began(0, 0),
 }

@@ -18,14 +18,16 @@ from paceline.core.facts import (
     GradientReady,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
+    WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.orders import Hold, Order, Reduce, Release, StepReplica
+from paceline.core.orders import CopyReplica, Hold, Order, Reduce, Release, StepReplica
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.protocols.ripples import SPEC, Config, Group, Machine, static_group
+from paceline.protocols.ripples import SPEC, Config, Group, Machine, remark, static_group
 from support.replica_walk import ReplicaWorld
 from support.tables import refuses
 from support.walk import wander
@@ -234,6 +236,22 @@ def test_groups_without_a_common_member_average_at_the_same_time() -> None:
     assert [order.members for order in averaging_now] == [(0, 1), (2, 3)]
 
 
+def test_a_drawn_group_conflicts_if_and_only_if_any_of_its_members_is_in_an_unfinished_one() -> None:
+    machine = begun(["host"] * 6, schedule="random", seed=3)
+    conflicts = 0
+    for worker in range(6):
+        if machine.members[worker].buffer:
+            continue  # it gets the group that it is in
+        before = planned(machine)
+        (answer,) = ready(machine, worker)
+        (drawn,) = [group for group in planned(machine) if group not in before]
+        conflict = any(set(drawn) & set(group) for group in before)
+        conflicts += conflict
+        assert answer.why[0].startswith("conflict") == conflict
+        assert machine.conflicts == conflicts
+    assert 0 < conflicts
+
+
 def test_conflicts_for_each_request_can_be_counted_in_the_orders() -> None:
     machine = begun(["host"] * 8, schedule="random", seed=5)
     toy = Toy(machine, [1.0] * 8, 0.1, 0.1, 0.1)
@@ -315,6 +333,101 @@ def test_any_worker_of_a_node_may_be_its_head() -> None:
         machine._divide(0, machine.members[0])
         heads.update(dict.fromkeys(planned(machine)[0]))
     assert sorted(heads) == list(range(16))
+
+
+# Joiners.
+
+
+def joins(machine: Machine, worker: int, step: int = 0, host: str = "host") -> tuple[Order, ...]:
+    """It joins, and what follows as its replica is there."""
+    (order,) = machine.handle(WorkerJoined(worker=worker, host=host, step=step, at=0.0))
+    assert isinstance(order, CopyReplica)
+    return machine.handle(ReplicaCopied(source=order.source, worker=worker, at=0.0))
+
+
+def ask(machine: Machine, workers: Sequence[int], requests: int) -> None:
+    """Each of them makes so many more requests, in groups of them alone; every group ends at once."""
+    goal = {worker: machine.members[worker].requests + requests for worker in workers}
+    while any(machine.members[worker].requests < goal[worker] for worker in workers):
+        for worker in workers:
+            if machine.members[worker].requests < goal[worker]:
+                assert machine.replicas.seats[worker].phase == "computing", "somebody else is awaited"
+                ready(machine, worker)
+        for group in list(machine.running):
+            finish(machine, group)
+
+
+@pytest.mark.parametrize("schedule", ["smart", "static", "random"])
+def test_no_group_has_a_joiner_before_its_replica_is_there(schedule: str) -> None:
+    machine = begun(["host"] * 4, schedule=schedule, group_size=4)
+    machine.handle(WorkerJoined(worker=4, host="host", step=0, at=0.0))
+    ready(machine, 0)
+    ready(machine, 1)
+    assert all(4 not in group for group in planned(machine))
+
+
+def test_a_joiner_counts_its_requests_from_the_greatest_count_so_that_the_filter_leaves_it_not_out() -> None:
+    machine = begun(["host"] * 2, threshold=2)
+    ask(machine, [0, 1], 10)
+    assert joins(machine, 2) == (released(2, 0, machine.replicas.seats[0].version),)
+    assert machine.members[2].requests == 10
+    ready(machine, 0)
+    assert planned(machine)[-1] == [0, 1, 2]
+
+
+def test_a_joiner_is_drawn_like_everybody_else() -> None:
+    machine = begun(["host"] * 2, schedule="random", group_size=3)
+    joins(machine, 2)
+    ready(machine, 0)
+    assert planned(machine) == [[0, 1, 2]]
+
+
+def test_who_comes_back_takes_its_old_place_and_another_one_the_first_that_is_empty() -> None:
+    machine = begun(FOUR_BY_FOUR[:8], schedule="static")
+    for worker in (2, 5, 6):
+        left(machine, worker)
+    joins(machine, 5, step=1, host="node1")
+    joins(machine, 20, host="node1")
+    assert machine.places == [0, 1, 20, 3, 4, 5, None, 7]
+    joins(machine, 2, step=1, host="node0")
+    assert machine.places == [0, 1, 20, 3, 4, 5, 2, 7]
+
+
+def test_without_an_empty_place_those_of_one_more_node_are_laid_out() -> None:
+    machine = begun(FOUR_BY_FOUR[:8], schedule="static")
+    joins(machine, 8, host="new")
+    joins(machine, 9, host="new")
+    assert machine.places == [*range(8), 8, 9, None, None]
+    ready(machine, 8)
+    assert planned(machine) == [[0, 4, 8]]  # its peers, in request 0
+
+
+def test_a_static_group_that_is_waited_for_stays_the_same_when_places_are_laid_out() -> None:
+    machine = begun(["host"] * 2, schedule="static")
+    ready(machine, 0)
+    assert ready(machine, 0) == (Hold(worker=0),)  # its second group is with 1
+    joins(machine, 2)
+    ready(machine, 1)
+    assert ready(machine, 1) == (Reduce(group=0, members=(0, 1), what="parameters"),)
+    assert planned(machine) == [[0, 1]]
+
+
+def test_a_joiner_is_in_no_static_group_of_a_request_before_its_own_first_one() -> None:
+    """By the ruler, 2 is alone in its first three requests; 0 would meet 1 in its second."""
+    machine = begun(["host"] * 3, schedule="static")
+    ask(machine, [2], 3)
+    left(machine, 1)
+    joins(machine, 1, step=1)
+    assert machine.members[1].requests == 3
+    ask(machine, [0], 3)
+    ready(machine, 0)
+    assert planned(machine) == [[0, 1, 2]]
+
+
+def test_a_joiner_that_finds_nobody_begins_alone() -> None:
+    machine = begun(["host"])
+    left(machine, 0)
+    assert machine.handle(WorkerJoined(worker=0, host="host", step=1, at=0.0)) == (released(0, 1, 0),)
 
 
 # What all schedules share.
@@ -430,6 +543,7 @@ def random_world(text: str, seed: int) -> tuple[ReplicaWorld, random.Random]:
         workers=chance.randrange(1, 10),
         steps=chance.randrange(1, 9),
         departures=chance.randrange(4),
+        joins=chance.randrange(4),
     )
     return world, chance
 
@@ -466,7 +580,7 @@ def test_in_random_histories_each_group_is_performed_once_by_its_members_and_nob
                     group = machine.groups[machine.running[order.group]]
                     assert tuple(group.members) == order.members  # exactly its members
                     assert set(order.members) <= asked
-                if isinstance(order, Hold):
+                if isinstance(order, Hold) and order.worker in machine.members:  # else it has no replica yet
                     assert order.worker in machine.groups[machine.members[order.worker].buffer[0]].members
         assert set(performed.values()) <= {1}
     assert averaged > HISTORIES
@@ -632,6 +746,12 @@ def test_the_static_schedule_needs_nodes_of_one_size() -> None:
 
 def test_a_group_larger_than_the_company_is_refused_unless_nobody_asked_for_it() -> None:
     assert fit(["a", "a"], group_size=4) == (
-        "ripples: group_size is 4 workers, and there are 2; it must be from 2 to the number of workers"
+        "ripples: group_size is 4, and there are 2 workers; it must be from 2 to the number of workers"
     )
     assert fit(["a", "a"]) == fit(["a"]) == fit(["a"] * 4, group_size=4) == ""
+
+
+def test_static_says_when_its_table_does_not_fit() -> None:
+    for hosts, told in ((["a"] * 4 + ["b"] * 4, False), (["a"] * 3 + ["b"] * 3, True), (["a"], False)):
+        assert ("by the ruler" in remark(Config(schedule="static"), hosts)) == told
+        assert not remark(Config(), hosts)

@@ -12,13 +12,14 @@ from paceline.core.facts import (
     ParametersTaken,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.orders import DropUpdate, Hold, Order, Reduce, Release, StepReplica
+from paceline.core.orders import CopyReplica, DropUpdate, Hold, Order, Reduce, Release, StepReplica
 from support.walk import STRANGER, Broken, World, frozen
 
 
@@ -28,21 +29,27 @@ class Task:
 
     step: int
     phase: str = "idle"
-    """idle → released → ready → applied → released …; or declined."""
+    """idle → released → ready → applied → released …; or declined. A joiner is bare → copying → idle first."""
     version: int = 0
     """Of the replica."""
     computed_on: int = -1
+    first: int = 0
+    """Its first step since it came: those before were made by who had its number then."""
     group: int | None = None
     """The one that it is in now."""
     mean: int | None = None
     """The group whose mean gradient it has, and has not been stepped with."""
     alone: dict[int, None] = field(default_factory=dict)
-    """Steps in its replica that no average has been made of."""
+    """Steps in its replica that no average has been made of, and that are in no copy of it."""
+    source: int | None = None
+    """Whose replica is on its way to it."""
+    shares: dict[int, None] = field(default_factory=dict)
+    """Those steps of that one that will be in two replicas then."""
 
 
 @dataclass(slots=True)
 class ReplicaWorld(World):
-    """Workers with a replica each. Nobody joins, and there is no store: `unsettled` is what is in no replica.
+    """Workers with a replica each. There is no store: `unsettled` is what is in no replica.
 
     That is gradients; and of a worker that has died, all of its steps that its replica alone had.
     """
@@ -62,13 +69,15 @@ class ReplicaWorld(World):
         return {worker: task.step for worker, task in self.tasks.items()}
 
     def possible(self, samples: int | None = None) -> list[Fact]:
-        """Every fact that could come next but deaths. Raises Broken if none can, and work remains."""
+        """Every fact that could come next but deaths and joins. Raises Broken if none can, and work remains."""
         at = self.now
         if not self.began:
             members = tuple((worker, f"host{worker % 2}", 0) for worker in range(self.workers))
             return [TrainingBegan(members=members, version=self.version, at=at, work=self.work)]
         facts: list[Fact] = []
         for worker, task in self.tasks.items():
+            if task.source is not None:
+                facts.append(ReplicaCopied(source=task.source, worker=worker, at=at))
             if task.phase != "released":
                 continue
             if task.step < self.steps:
@@ -81,25 +90,36 @@ class ReplicaWorld(World):
         for group, order in self.groups.items():
             if group not in self.broken:
                 facts.append(ReduceFinished(group=group, at=at))
-            if lost := tuple(worker for worker in order.members if worker not in self.tasks):
+            if lost := tuple(worker for worker in order.members if worker not in self._at_work(order)):
                 facts.append(ReduceFailed(group=group, lost=lost, at=at))
         if not facts:
             self.expect_the_end()
         return facts
 
     def membership(self) -> list[Fact]:
-        """Every death that could come next, and every departure of one that has declined."""
-        if not self.began or self.departures <= 0:
-            return []
-        facts: list[Fact] = [WorkerLeft(worker=worker, reason="died", at=self.now) for worker in self.tasks]
-        declined = [worker for worker, task in self.tasks.items() if task.phase == "declined"]
-        return facts + [WorkerLeft(worker=worker, reason="finished", at=self.now) for worker in declined]
+        """Every death and join that could come next, and every departure of one that has declined."""
+        facts: list[Fact] = []
+        if self.began and self.departures > 0:
+            facts += [WorkerLeft(worker=worker, reason="died", at=self.now) for worker in self.tasks]
+            declined = [worker for worker, task in self.tasks.items() if task.phase == "declined"]
+            facts += [WorkerLeft(worker=worker, reason="finished", at=self.now) for worker in declined]
+        if self.began and self.joins > 0:
+            newcomer = max([*self.tasks, *self.gone], default=-1) + 1
+            facts += [
+                WorkerJoined(worker=worker, host=f"host{worker % 2}", step=self.gone.get(worker, -1) + 1, at=self.now)
+                for worker in (*self.gone, newcomer)
+            ]
+        return facts
 
     def impossible(self) -> Iterator[Fact]:
         """Facts that cannot be true now: a few of each kind for every worker and group."""
         at = self.now
         yield ReduceFinished(group=self.used, at=at)
-        yield WorkerJoined(worker=STRANGER, host="host", step=0, at=at)
+        yield ReplicaCopied(source=0, worker=STRANGER, at=at)
+        if not self.began:
+            yield WorkerJoined(worker=STRANGER, host="host", step=0, at=at)
+        for worker, step in self.gone.items():
+            yield WorkerJoined(worker=worker, host="host", step=step, at=at)
         if self.began:
             yield TrainingBegan(members=((0, "host", 0),), version=self.version, at=at)
         else:
@@ -107,6 +127,11 @@ class ReplicaWorld(World):
                 yield TrainingBegan(members=members, version=self.version, at=at)
         for worker, task in self.tasks.items():
             step, version = task.step, task.computed_on
+            yield WorkerJoined(worker=worker, host="host", step=step + 1, at=at)
+            yield ReplicaCopied(source=STRANGER, worker=worker, at=at)
+            if task.source is None:
+                for source in self.tasks:
+                    yield ReplicaCopied(source=source, worker=worker, at=at)
             yield ParametersTaken(worker=worker, version=version, at=at)
             yield UpdateArrived(worker=worker, step=step, at=at)
             if task.phase == "released":
@@ -125,7 +150,7 @@ class ReplicaWorld(World):
             yield ReduceFailed(group=group, lost=(), at=at)
             yield ReduceFailed(group=group, lost=(STRANGER,), at=at)
             for worker in order.members:
-                if worker in self.tasks:
+                if worker in self._at_work(order):
                     yield ReduceFailed(group=group, lost=(worker,), at=at)
 
     def expect_the_end(self) -> None:
@@ -146,6 +171,7 @@ class ReplicaWorld(World):
             tuple(sorted(self.gone.items())),
             tuple(sorted(self.unsettled)),
             self.departures,
+            self.joins,
             self.began,
         )
 
@@ -153,7 +179,7 @@ class ReplicaWorld(World):
         match fact:
             case TrainingBegan(members=members):
                 self.began = True
-                self.tasks = {worker: Task(step - 1) for worker, _, step in members}
+                self.tasks = {worker: Task(step - 1, first=step) for worker, _, step in members}
             case WorkerLeft(worker=worker, reason=reason):
                 task = self.tasks.pop(worker)
                 self.departures -= reason == "died" or task.phase == "declined"
@@ -162,6 +188,19 @@ class ReplicaWorld(World):
                     self.broken[task.group] = None
                 if reason == "died":
                     self.unsettled.update({(worker, step): False for step in task.alone})
+                    for other in self.tasks.values():
+                        if other.source == worker:
+                            other.phase, other.source, other.shares = "bare", None, {}
+            case WorkerJoined(worker=worker, step=step):
+                self.joins -= 1
+                self.gone.pop(worker, None)
+                self.tasks[worker] = Task(step - 1, phase="bare", first=step)
+            case ReplicaCopied(source=source, worker=worker):
+                task = self.tasks[worker]
+                if source in self.tasks:
+                    for shared in task.shares:
+                        self.tasks[source].alone.pop(shared, None)
+                task.phase, task.source, task.shares = "idle", None, {}
             case GradientReady(worker=worker, step=step):
                 self.tasks[worker].phase = "ready"
                 self.unsettled[worker, step] = False
@@ -172,8 +211,7 @@ class ReplicaWorld(World):
                 self._end(self.groups.pop(group), isinstance(fact, ReduceFinished))
 
     def _end(self, order: Reduce, finished: bool) -> None:
-        here = [self.tasks[worker] for worker in order.members if worker in self.tasks]
-        for task in here:
+        for task in self._at_work(order).values():
             task.group = None
             if finished and order.what == "parameters":
                 task.version += 1
@@ -182,11 +220,20 @@ class ReplicaWorld(World):
                 task.mean = order.group
                 self.means[order.group] = order
 
+    def _at_work(self, order: Reduce) -> dict[int, Task]:
+        """The members of a group at work who have not left since it began; who has come back is not one of them."""
+        return {one: self.tasks[one] for one in order.members if one in self.tasks and self._in(order, one)}
+
+    def _in(self, order: Reduce, worker: int) -> bool:
+        task = self.tasks[worker]
+        return order.group in (task.group, task.mean)
+
     def _expect_settled(self) -> None:
         """What those who left had ready is dropped, unless a group with somebody left averages it."""
         averaged = self._averaged(self.groups) | self._averaged(self.means)
         for worker, step in self.unsettled:
-            if worker not in self.tasks and (worker, step) not in averaged:
+            gone = worker not in self.tasks or step < self.tasks[worker].first
+            if gone and (worker, step) not in averaged:
                 raise Broken(f"step {step} of worker {worker}, who left, is in no replica and was not dropped")
 
     def _averaged(self, groups: dict[int, Reduce]) -> set[tuple[int, int]]:
@@ -194,13 +241,22 @@ class ReplicaWorld(World):
         return {
             (worker, step)
             for order in groups.values()
-            if any(member in self.tasks for member in order.members)
+            if self._at_work(order)
             for worker, step, _ in order.contributions
         }
 
     def _do(self, order: Order) -> None:
         match order:
+            case CopyReplica(source=source, worker=worker):
+                task = self._at(order, worker, "bare")
+                self._free(order, source)
+                if self.tasks[source].mean is not None:
+                    raise Broken(f"the mean of group {self.tasks[source].mean} is not in it yet: {order}")
+                task.phase, task.source, task.version = "copying", source, self.tasks[source].version
+                task.shares = dict(self.tasks[source].alone)
             case Release(worker=worker, step=step, version=version, parameters=parameters):
+                if self.tasks[worker].phase == "bare" and self._nobody_to_copy():
+                    self.tasks[worker].phase, self.tasks[worker].version = "idle", 0
                 task = self._free(order, worker, "idle", "applied")
                 if parameters != "own" or version != task.version:
                     raise Broken(f"its own replica's version is {task.version}: {order}")
@@ -208,7 +264,7 @@ class ReplicaWorld(World):
                     raise Broken(f"step numbers grow by one, and {task.step} was the last: {order}")
                 task.step, task.phase, task.computed_on = step, "released", version
             case Hold(worker=worker):
-                self._at(order, worker, "idle", "ready", "applied")
+                self._at(order, worker, "bare", "idle", "ready", "applied")
             case StepReplica(worker=worker, step=step, version=version, group=group):
                 task = self._free(order, worker, "ready")
                 if (step, version) != (task.step, task.version + 1):
@@ -226,7 +282,7 @@ class ReplicaWorld(World):
             case Reduce():
                 self._reduce(order)
             case DropUpdate(worker=worker, step=step):
-                if worker in self.tasks:
+                if worker in self.tasks and step >= self.tasks[worker].first:
                     raise Broken(f"its worker is here: {order}")
                 if self.unsettled.pop((worker, step), None) is None:
                     raise Broken(f"there is no such gradient, or it is settled: {order}")
@@ -234,6 +290,9 @@ class ReplicaWorld(World):
                     raise Broken(f"it is being averaged: {order}")
             case _:
                 raise Broken(f"there is no such order where every worker owns a replica: {order}")
+
+    def _nobody_to_copy(self) -> bool:
+        return all(task.phase == "bare" for task in self.tasks.values())
 
     def _use(self, order: Reduce) -> None:
         """One more of the group is stepped with its mean: all that is in the mean is in a replica now."""
@@ -271,8 +330,10 @@ class ReplicaWorld(World):
         return task
 
     def _free(self, order: Order, worker: int, *phases: str) -> Task:
-        """Its replica may be touched: no group is at it."""
+        """It has a replica that may be touched: no group is at it."""
         task = self._at(order, worker, *phases)
+        if task.phase in ("bare", "copying"):
+            raise Broken(f"worker {worker} has no replica yet: {order}")
         if task.group is not None:
             raise Broken(f"group {task.group} averages worker {worker}: {order}")
         return task

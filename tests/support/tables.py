@@ -20,6 +20,7 @@ from paceline.core.facts import (
     ParametersTaken,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
@@ -29,6 +30,7 @@ from paceline.core.facts import (
 from paceline.core.machine import Machine, Spec
 from paceline.core.orders import (
     ApplyUpdate,
+    CopyReplica,
     DropUpdate,
     Hold,
     Order,
@@ -140,6 +142,10 @@ def failed(group: int, *lost: int, at: float = 0.0) -> ReduceFailed:
     return ReduceFailed(group=group, lost=lost, at=at)
 
 
+def copied(source: int, worker: int, at: float = 0.0) -> ReplicaCopied:
+    return ReplicaCopied(source=source, worker=worker, at=at)
+
+
 def pushed(worker: int, step: int, version: int, orders: Iterable[Order], samples: int | None = 8) -> list[Row]:
     """Two rows: the gradient is ready and pushed at once; its arrival causes `orders`."""
     return [
@@ -170,6 +176,10 @@ def mean(group: int, *contributions: tuple[int, int, float]) -> Reduce:
     """Of gradients."""
     members = tuple(worker for worker, _, _ in contributions)
     return Reduce(group=group, members=members, what="gradients", contributions=contributions)
+
+
+def copy(source: int, worker: int) -> CopyReplica:
+    return CopyReplica(source=source, worker=worker)
 
 
 def hold(worker: int) -> Hold:

@@ -105,6 +105,18 @@ class ReduceFailed:
     at: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaCopied:
+    """A joiner has its replica: that of the source, as it was when the copy was ordered.
+
+    The source may have left meanwhile in an orderly way; if it has died, this never comes.
+    """
+
+    source: int
+    worker: int
+    at: float
+
+
 Fact = (
     TrainingBegan
     | WorkerJoined
@@ -115,4 +127,5 @@ Fact = (
     | ParametersTaken
     | ReduceFinished
     | ReduceFailed
+    | ReplicaCopied
 )

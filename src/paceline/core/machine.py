@@ -68,6 +68,8 @@ class Spec:
     order: a protocol that is composed of others gets them as arguments, and imports none."""
     misfit: Callable[[Any, Sequence[str]], str] | None = None
     """Why this config can't train on these hosts, one for each worker in their order; empty if it can."""
+    remark: Callable[[Any, Sequence[str]], str] | None = None
+    """What its user should know as it begins on these hosts; empty if nothing."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Code of a `why` to its sentence, with {0}, {1}, … for the arguments."""
 

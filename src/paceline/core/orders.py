@@ -144,6 +144,19 @@ class Reduce:
     why: Why = field(default=UNSAID, compare=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyReplica:
+    """Give this joiner the source's replica and its optimizer's state, as they are now. Its end is `ReplicaCopied`.
+
+    The source waits for nothing: whatever its replica becomes meanwhile is not copied. It is in no group that is at
+    work. If it leaves in an orderly way, the copy goes on; if it dies, the copy is void, and another one is ordered.
+    """
+
+    source: int
+    worker: int
+    why: Why = field(default=UNSAID, compare=False)
+
+
 Order = (
     Release
     | Hold
@@ -156,4 +169,5 @@ Order = (
     | SwitchProtocol
     | StepReplica
     | Reduce
+    | CopyReplica
 )

@@ -13,11 +13,13 @@ from paceline.core.facts import (
     GradientReady,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
+    WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.orders import DropUpdate, Reduce, Release, StepReplica, Why
+from paceline.core.orders import CopyReplica, DropUpdate, Hold, Reduce, Release, StepReplica, Why
 from paceline.core.roster import check_beginning
 from paceline.errors import ProtocolViolation
 
@@ -25,10 +27,14 @@ REASONS = {
     "began": "training began",
     "own-gradient": "its gradient of step {0} is ready",
     "never-shared": "worker {0} {1} before its replica was averaged with another one's",
+    "joined": "worker {0} joined, and starts from the replica of worker {1}",
+    "copied": "it has the replica of worker {0}",
+    "nobody-here": "worker {0} joined, and nobody is here whose replica it could copy",
+    "no-replica-yet": "worker {0} joined, and no replica can be copied before a group has ended or a copy is there",
 }
 """Sentences of the reasons that these machines share."""
 
-Phase = Literal["parked", "computing", "ready", "applied", "declined"]
+Phase = Literal["parked", "copying", "computing", "ready", "applied", "declined"]
 
 
 @dataclass(slots=True)
@@ -42,7 +48,8 @@ class Seat:
     computed_on: int = -1
     """The replica's version that this step computes on."""
     phase: Phase = "parked"
-    """`ready`: the gradient is there and not applied; `applied`: it is in the replica."""
+    """`parked`: it has joined and waits for a replica to copy; `copying`: that is on its way to it; `ready`: the
+    gradient is there and not applied; `applied`: it is in the replica."""
     samples: int | None = None
     """In this step's gradient, once it is there."""
     group: int | None = None
@@ -58,6 +65,11 @@ class Replicas:
     A step goes computing → ready → applied, then the worker is released for the next one. Its replica may be
     averaged in any phase, by one group at a time, and is not stepped meanwhile. A worker without data declines
     a step and computes no more; its replica may still be averaged. It may leave at any time.
+
+    A joiner is given a copy of somebody's replica first, and takes part from the copy's end on. Whose: of those who
+    have data left, or of all if nobody has, the one whose replica has changed most often, in no group at work; while
+    all are in one, the joiner waits. If the source dies, the joiner is given another one's. Where nobody is here to
+    copy from, or ever will be, a joiner begins alone, with the parameters that it was started with, as version 0.
     """
 
     seats: dict[int, Seat] = field(default_factory=dict)
@@ -70,6 +82,12 @@ class Replicas:
     made: int = 0
     """Groups ordered so far: the next one's number."""
     began: bool = False
+    waiting: dict[int, None] = field(default_factory=dict)
+    """Joiners who have been given no replica to copy, in the order in which they came."""
+    copies: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By joiner: whose replica is on its way to it, and the last step in that which was in no other one then; or -1."""
+    used: dict[int, int] = field(default_factory=dict)
+    """The last step number of those who left: numbers only grow, also for one who comes back."""
 
     def observe(self, fact: Fact) -> Seat | None:
         """Check `fact`, note it, and return the seat that it is about, if it is about one.
@@ -87,6 +105,10 @@ class Replicas:
             case ReduceFinished() | ReduceFailed():
                 self._end(fact)
                 return None
+            case WorkerJoined():
+                return self._join(fact)
+            case ReplicaCopied():
+                return self._copied(fact)
             case WorkerLeft() | GradientReady() | StepDeclined():
                 return self._of_worker(fact)
             case _:
@@ -128,6 +150,41 @@ class Replicas:
             self.seats[worker].group = group
         return order
 
+    def copy(self) -> tuple[CopyReplica, ...]:
+        """The orders that give all who wait for a replica one to copy, noted; none while there is none.
+
+        O(n), while somebody waits.
+        """
+        if not self.waiting or (source := self._source()) is None:
+            return ()
+        seat = self.seats[source]
+        joiners, self.waiting = list(self.waiting), {}
+        for worker in joiners:
+            self.seats[worker].version, self.seats[worker].phase = seat.version, "copying"
+            self.copies[worker] = (source, max(seat.alone, default=-1))
+        return tuple(CopyReplica(source=source, worker=worker, why=("joined", worker, source)) for worker in joiners)
+
+    def begin_alone(self) -> int | None:
+        """The first of those who wait, if there is nobody else: it waits no longer, and its replica is version 0."""
+        if not self.waiting or len(self.waiting) < len(self.seats):
+            return None
+        worker = next(iter(self.waiting))
+        del self.waiting[worker]
+        self.seats[worker].version = 0
+        return worker
+
+    def still_here(self, group: int) -> list[int]:
+        """The members of a group who have not left since it began, ascending, while it is at work.
+
+        Who has come back is not one of them.
+        """
+        members = self.groups[group].members if group in self.groups else ()
+        return [worker for worker in members if worker in self.seats and self.seats[worker].group == group]
+
+    def hold(self, worker: int) -> tuple[Hold, ...]:
+        """The order to this joiner to wait, if it could be given no replica yet."""
+        return (Hold(worker=worker, why=("no-replica-yet", worker)),) if worker in self.waiting else ()
+
     @staticmethod
     def lost_with(fact: WorkerLeft, seat: Seat) -> tuple[DropUpdate, ...]:
         """The orders to drop what the departed had ready and not applied, or, if it died, shared with nobody.
@@ -146,14 +203,47 @@ class Replicas:
             self.seats[worker] = Seat(step=step - 1)
             self.hosts[worker] = host
 
+    def _join(self, fact: WorkerJoined) -> Seat:
+        if fact.worker in self.seats:
+            raise ProtocolViolation(fact, f"worker {fact.worker} is here already")
+        if fact.step <= self.used.get(fact.worker, fact.step - 1):
+            raise ProtocolViolation(fact, f"step numbers up to {self.used[fact.worker]} are used")
+        self.seats[fact.worker] = seat = Seat(step=fact.step - 1)
+        self.hosts[fact.worker] = fact.host
+        self.waiting[fact.worker] = None
+        self.used.pop(fact.worker, None)
+        return seat
+
+    def _copied(self, fact: ReplicaCopied) -> Seat:
+        source, last = self.copies.get(fact.worker, (None, 0))
+        if source != fact.source:
+            raise ProtocolViolation(fact, f"no replica of worker {fact.source} is on its way to worker {fact.worker}")
+        del self.copies[fact.worker]
+        if fact.source in self.seats:  # what was in its replica then is in two now
+            seat = self.seats[fact.source]
+            seat.alone = [step for step in seat.alone if step > last]
+        self.seats[fact.worker].phase = "parked"
+        return self.seats[fact.worker]
+
+    def _source(self) -> int | None:
+        there = [worker for worker, seat in self.seats.items() if seat.phase not in ("parked", "copying")]
+        going = [worker for worker in there if self.seats[worker].phase != "declined"] or there
+        free = [worker for worker in going if self.seats[worker].group is None]
+        return max(free, key=lambda worker: self.seats[worker].version, default=None)
+
     def _of_worker(self, fact: WorkerLeft | GradientReady | StepDeclined) -> Seat:
         seat = self.seats.get(fact.worker)
         if seat is None:
             raise ProtocolViolation(fact, f"worker {fact.worker} is not here")
         if isinstance(fact, WorkerLeft):
             del self.seats[fact.worker], self.hosts[fact.worker]
-            if fact.reason == "died" and seat.group is not None:
-                self.broken[seat.group] = None
+            self.used[fact.worker] = seat.step
+            self.waiting.pop(fact.worker, None)
+            self.copies.pop(fact.worker, None)
+            if fact.reason == "died":
+                self._void(fact.worker)
+                if seat.group is not None:
+                    self.broken[seat.group] = None
             return seat
         if seat.phase != "computing" or seat.step != fact.step:
             raise ProtocolViolation(fact, f"its worker is {seat.phase} at step {seat.step}")
@@ -165,6 +255,13 @@ class Replicas:
             seat.phase, seat.samples = "ready", fact.samples
         return seat
 
+    def _void(self, source: int) -> None:
+        """No copy of its replica comes to its end any more."""
+        for worker in [worker for worker, (copied, _) in self.copies.items() if copied == source]:
+            del self.copies[worker]
+            self.seats[worker].phase = "parked"
+            self.waiting[worker] = None
+
     def _end(self, fact: ReduceFinished | ReduceFailed) -> None:
         order = self.groups.get(fact.group)
         if order is None:
@@ -172,16 +269,15 @@ class Replicas:
         if isinstance(fact, ReduceFinished) and fact.group in self.broken:
             raise ProtocolViolation(fact, f"a member of group {fact.group} has died, so it can't have averaged")
         if isinstance(fact, ReduceFailed):
-            here = [worker for worker in fact.lost if worker in self.seats]
+            here = set(self.still_here(fact.group)) & set(fact.lost)
             if here or not fact.lost or not set(fact.lost) <= set(order.members):
                 raise ProtocolViolation(fact, "those whom a group lost are members of it who have left")
+        averaged = isinstance(fact, ReduceFinished) and order.what == "parameters"
+        for worker in self.still_here(fact.group):
+            seat = self.seats[worker]
+            seat.group = None
+            if averaged:
+                seat.version += 1
+                seat.alone.clear()
         del self.groups[fact.group]
         self.broken.pop(fact.group, None)
-        averaged = isinstance(fact, ReduceFinished) and order.what == "parameters"
-        for worker in order.members:
-            if worker in self.seats:
-                seat = self.seats[worker]
-                seat.group = None
-                if averaged:
-                    seat.version += 1
-                    seat.alone.clear()

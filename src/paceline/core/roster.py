@@ -12,6 +12,7 @@ from paceline.core.facts import (
     ParametersTaken,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
@@ -30,6 +31,8 @@ REASONS = {
 """Sentences of the reasons that these machines share."""
 
 ANY_TIME: Why = ("any-time",)
+
+_OF_REPLICAS = (ReduceFinished, ReduceFailed, ReplicaCopied)
 
 NAMED_AT_MOST = 4  # workers that a reason names; naming all would cost O(n) for each fact
 
@@ -98,8 +101,8 @@ class Roster:
             return None
         if not self.began:
             raise ProtocolViolation(fact, "training has not begun")
-        if isinstance(fact, ReduceFinished | ReduceFailed):
-            raise ProtocolViolation(fact, "there are no groups where a parameter server has the parameters")
+        if isinstance(fact, _OF_REPLICAS):
+            raise ProtocolViolation(fact, "there are no replicas where a parameter server has the parameters")
         if isinstance(fact, WorkerJoined):
             return self._join(fact)
         seat = self.seats.get(fact.worker)

@@ -20,11 +20,14 @@ Ours:
 - Who has left, or has no data left, is asked no more; in a ring the next passive one in that direction is. An
   active worker without a passive one to ask, and a passive one whom nobody asks, train alone.
 - An exchange that fails is not made up for: the survivor steps without it.
+- A joiner, also one who comes back, takes part as soon as it has a copy of somebody's replica: as a passive worker if
+  there are fewer of those than active ones, else as an active one. The ring goes by the workers' numbers, and stays
+  as open or closed as it began; as workers go and come it may fall into parts, which never average with each other.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,14 +37,16 @@ from paceline.core.facts import (
     GradientReady,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
+    WorkerJoined,
     WorkerLeft,
 )
 from paceline.core.lots import Lots
 from paceline.core.machine import Spec
 from paceline.core.orders import Hold, Order, Reduce, Why
-from paceline.core.replicas import REASONS, Replicas
+from paceline.core.replicas import REASONS, Replicas, Seat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +79,19 @@ class Machine:
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
-        ended = isinstance(fact, ReduceFinished | ReduceFailed) and self.replicas.groups.get(fact.group)
+        ended = self.replicas.still_here(fact.group) if isinstance(fact, ReduceFinished | ReduceFailed) else []
         seat = self.replicas.observe(fact)
+        # Copies come first: what follows may put their sources into the next exchange.
+        return (*self.replicas.copy(), *self._follow(fact, seat, ended))
+
+    def _follow(self, fact: Fact, seat: Seat | None, ended: list[int]) -> tuple[Order, ...]:
         match fact:
             case TrainingBegan(members=members, seed=seed):
                 return self._begin([worker for worker, _, _ in members], seed)
+            case WorkerJoined(worker=worker):
+                return (*self._begin_alone(), *self.replicas.hold(worker))
+            case ReplicaCopied(worker=worker, source=source):
+                return self._enter(worker, ("copied", source))
             case GradientReady(worker=worker):
                 assert seat is not None
                 if seat.group is not None or self.actives.get(worker) is not None:
@@ -88,9 +101,8 @@ class Machine:
                 return self._retire(worker)
             case WorkerLeft(worker=worker):
                 assert seat is not None
-                return (*Replicas.lost_with(fact, seat), *self._retire(worker))
+                return (*Replicas.lost_with(fact, seat), *self._retire(worker), *self._begin_alone())
             case ReduceFinished() | ReduceFailed():
-                assert ended
                 return self._go_on(ended)
             case _:  # the roster has refused it
                 raise AssertionError(fact)
@@ -114,6 +126,20 @@ class Machine:
         releases = [self.replicas.release(worker, ("began",)) for worker in workers]
         return (*releases, *(order for worker in self.actives for order in self._ask(worker)))
 
+    def _begin_alone(self) -> tuple[Order, ...]:
+        alone = self.replicas.begin_alone()
+        return () if alone is None else self._enter(alone, ("nobody-here", alone))
+
+    def _enter(self, worker: int, why: Why) -> tuple[Order, ...]:
+        """It has its replica, and takes the role that fewer have."""
+        release = self.replicas.release(worker, why)
+        if len(self.passives) < len(self.actives):
+            insort(self.passives, worker)  # moves n pointers, once for each worker
+            self.queues[worker] = {}
+            return (release,)
+        self.actives[worker] = None
+        return (release, *self._ask(worker))
+
     def _step(self, worker: int) -> tuple[Order, ...]:
         """Its gradient goes into its replica, as that is now, and it computes on; an active one asks once more."""
         why: Why = ("own-gradient", self.replicas.seats[worker].step)
@@ -136,12 +162,11 @@ class Machine:
         pair = (min(active, passive), max(active, passive))
         return self.replicas.reduce(pair, ("in-turn" if queued else "free", active, passive))
 
-    def _go_on(self, ended: Reduce) -> tuple[Order, ...]:
-        """The exchange is over: the passive one serves the next before the active one may ask it again."""
+    def _go_on(self, ended: list[int]) -> tuple[Order, ...]:
+        """The exchange of these is over: the passive one serves the next before the active one may ask it again."""
         orders: list[Order] = []
-        for worker in sorted(ended.members, key=lambda worker: worker in self.actives):
-            seat = self.replicas.seats.get(worker)
-            if seat is not None and seat.phase == "ready":
+        for worker in sorted(ended, key=lambda worker: worker in self.actives):
+            if self.replicas.seats[worker].phase == "ready":
                 orders += self._step(worker)
             if queue := self.queues.get(worker):
                 active = next(iter(queue))
@@ -179,7 +204,9 @@ class Machine:
     def _hold(self, worker: int) -> Hold:
         group = self.replicas.seats[worker].group
         if group is None:
-            return Hold(worker=worker, why=("queued", self.actives[worker] or 0))
+            passive = self.actives[worker]
+            assert passive is not None  # it is in that one's queue
+            return Hold(worker=worker, why=("queued", passive))
         first, second = self.replicas.groups[group].members
         return Hold(worker=worker, why=("averaging", first + second - worker, group))
 
@@ -200,16 +227,15 @@ SPEC = Spec(
     rounds=False,
     optimizer="worker",
     invariants={
-        "nobody is in two groups": lambda machine: all(
-            machine.replicas.seats[worker].group == group
-            for group, order in machine.replicas.groups.items()
-            for worker in order.members
-            if worker in machine.replicas.seats
+        "a replica that is being averaged is in one group that is at work": lambda machine: all(
+            sum(worker in machine.replicas.still_here(group) for group in machine.replicas.groups)
+            == (seat.group is not None)
+            for worker, seat in machine.replicas.seats.items()
         ),
         "of a pair at most one is active, and at most one passive": lambda machine: all(
-            sum(worker in machine.actives for worker in order.members) <= 1
-            and sum(worker in machine.queues for worker in order.members) <= 1
-            for order in machine.replicas.groups.values()
+            sum(worker in machine.actives for worker in machine.replicas.still_here(group)) <= 1
+            and sum(worker in machine.queues for worker in machine.replicas.still_here(group)) <= 1
+            for group in machine.replicas.groups
         ),
         "whoever is in a queue is in one, and in no group": lambda machine: (
             _queues_agree(machine)
@@ -227,9 +253,13 @@ SPEC = Spec(
             for worker, seat in machine.replicas.seats.items()
             if seat.phase == "ready"
         ),
-        "whoever has data left is active or passive": lambda machine: (
+        "whoever has a replica and data left is active or passive": lambda machine: (
             sorted([*machine.actives, *machine.passives])
-            == sorted(worker for worker, seat in machine.replicas.seats.items() if seat.phase != "declined")
+            == sorted(
+                worker
+                for worker, seat in machine.replicas.seats.items()
+                if seat.phase not in ("declined", "parked", "copying")
+            )
             and machine.passives == sorted(machine.queues)
         ),
     },

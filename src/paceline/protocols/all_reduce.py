@@ -12,6 +12,9 @@ Deviations: membership may change. A worker that has no data left leaves the rou
 from then on, behind those of the workers that go on. If a worker is lost while the gradients are averaged, they are
 averaged again without its own.
 A single worker averages nothing.
+
+Ours: a joiner copies the replica of somebody in the open round, which waits for the copy and then for the joiner's
+gradient, so that its replica is never behind. While the gradients are averaged it waits for the next round.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from paceline.core.facts import (
     GradientReady,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
+    WorkerJoined,
     WorkerLeft,
 )
 from paceline.core.machine import Spec
@@ -40,7 +45,7 @@ class Config:
 
 @dataclass(slots=True)
 class Machine:
-    """`awaited` and `ready` are the open round: who still owes a gradient, and which are there."""
+    """`awaited` and `ready` are the open round: who still owes a gradient, or copies a replica, and which are there."""
 
     config: Config
     round: int = 0
@@ -52,9 +57,16 @@ class Machine:
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
         seat = self.replicas.observe(fact)
+        return (*self._follow(fact, seat), *self._welcome(fact))
+
+    def _follow(self, fact: Fact, seat: Seat | None) -> tuple[Order, ...]:
         match fact:
             case TrainingBegan(members=members):
                 return tuple(self._release(worker, ("began",)) for worker, _, _ in members)
+            case WorkerJoined():
+                return ()
+            case ReplicaCopied(worker=worker, source=source):
+                return (self._release(worker, ("copied", source)),)
             case GradientReady(worker=worker, step=step, samples=samples):
                 self.ready[worker, step] = samples
                 del self.awaited[worker]
@@ -72,6 +84,17 @@ class Machine:
             case _:  # the roster has refused it
                 raise AssertionError(fact)
 
+    def _welcome(self, fact: Fact) -> tuple[Order, ...]:
+        """Whoever has joined enters the open round: not while its mean is made, which it could not be stepped with."""
+        orders: list[Order] = []
+        if not self.replicas.groups:
+            if (alone := self.replicas.begin_alone()) is not None:
+                orders.append(self._release(alone, ("nobody-here", alone)))
+            for order in self.replicas.copy():
+                self.awaited[order.worker] = None
+                orders.append(order)
+        return (*orders, *self.replicas.hold(fact.worker)) if isinstance(fact, WorkerJoined) else tuple(orders)
+
     def _release(self, worker: int, why: Why) -> Release:
         self.awaited[worker] = None
         return self.replicas.release(worker, why)
@@ -87,7 +110,7 @@ class Machine:
         return (self.replicas.reduce(members, why, mean_of(self.ready)),)
 
     def _close_round(self, why: Why, group: int | None = None) -> tuple[Order, ...]:
-        here = sorted(worker for worker, _ in self.ready if worker in self.replicas.seats)
+        here = sorted(worker for worker, _ in self.ready if self._has_ready(worker))
         self.ready = {}
         self.round += 1
         steps: list[StepReplica] = [self.replicas.apply(worker, why, group) for worker in here]
@@ -97,20 +120,25 @@ class Machine:
         """Nobody waits for it. A gradient of it that is being averaged is lost only if the average is."""
         self.awaited.pop(fact.worker, None)
         if seat.group is None:
-            self.ready.pop((fact.worker, seat.step), None)
+            if seat.phase == "ready":
+                del self.ready[fact.worker, seat.step]
             return (*Replicas.lost_with(fact, seat), *self._average())
-        if any(worker in self.replicas.seats for worker in self.replicas.groups[seat.group].members):
+        if self.replicas.still_here(seat.group):
             return ()
         return self._drop_lost()  # nobody is left whom the mean could step
 
     def _drop_lost(self) -> tuple[DropUpdate, ...]:
-        lost = sorted(key for key in self.ready if key[0] not in self.replicas.seats)
+        lost = sorted(key for key in self.ready if not self._has_ready(key[0]))
         for key in lost:
             del self.ready[key]
         return tuple(
             DropUpdate(worker=worker, step=step, samples="return", why=("not-averaged", worker))
             for worker, step in lost
         )
+
+    def _has_ready(self, worker: int) -> bool:
+        """Whether the gradient of it that is in the round is its own still: it may have left, and come back."""
+        return worker in self.replicas.seats and self.replicas.seats[worker].phase == "ready"
 
     def _missing(self) -> Why:
         if len(self.awaited) > NAMED_AT_MOST:
@@ -134,15 +162,18 @@ SPEC = Spec(
     optimizer="worker",
     invariants={
         "the replicas of all who have data left have changed equally often": lambda machine: (
-            len({seat.version for seat in machine.replicas.seats.values() if seat.phase != "declined"}) <= 1
+            len({seat.version for seat in machine.replicas.seats.values() if seat.phase not in ("declined", "parked")})
+            <= 1
         ),
         "everybody computes on the replica as it is": lambda machine: all(
             seat.computed_on == seat.version
             for seat in machine.replicas.seats.values()
             if seat.phase in ("computing", "ready")
         ),
-        "whoever computes is awaited, and nobody else": lambda machine: (
-            sorted(machine.awaited) == _in_phase(machine, "computing")
+        "whoever computes or copies a replica is awaited, and nobody else but joiners": lambda machine: (
+            set(_in_phase(machine, "computing", "copying"))
+            <= set(machine.awaited)
+            <= set(_in_phase(machine, "computing", "copying", "parked"))
         ),
         "a gradient is in the open round until it is applied": lambda machine: (
             set(_in_phase(machine, "ready")) <= {worker for worker, _ in machine.ready}

@@ -23,9 +23,14 @@ the slowdown filter) follows the paper as it is known at second hand, and none o
 Counter convention: a worker's requests count its own askings, from 0 in the static schedule; the filter compares
 the asker's, its present one included, with the other's.
 
-Deviations: membership may shrink. Who leaves, or has no data left, leaves every group that has not begun, and
+Deviations: membership may change. Who leaves, or has no data left, leaves every group that has not begun, and
 the others go on without it; in the static schedule its place stays empty. A group that lost a member while it
 averaged does so once more without it.
+
+A joiner, also one who comes back, takes part as soon as it has a copy of somebody's replica. Its requests count from
+the greatest count of those who are here, so that the filter takes it for one of the fastest; in the static schedule
+from the greatest count that there ever was, as whatever was looked up before is made without it. It takes its old
+place, or if that is taken the first empty one; if there is none, the places of one more node are laid out.
 
 Ours: conflicting groups are served in the order in which they were drawn by each member, so that none overtakes an
 earlier one that shares a member with it, even if its members are free; "conflict" counts what is queued so. All
@@ -47,19 +52,21 @@ from paceline.core.facts import (
     GradientReady,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
+    WorkerJoined,
     WorkerLeft,
 )
 from paceline.core.lots import Lots
 from paceline.core.machine import Spec
 from paceline.core.orders import Hold, Order, Why
-from paceline.core.replicas import REASONS, Replicas
+from paceline.core.replicas import REASONS, Replicas, Seat
+from paceline.core.roster import NAMED_AT_MOST
 
 DEFAULT_SIZE = 3
 
-NAMED_AT_MOST = 8
-"""A reason names so many workers, and only counts more."""
+NUMBERS = 1 << 32  # more than there will ever be places: static groups of one request have numbers below the next one's
 
 TABLE = (
     ("peers", "node", "pair", "node"),
@@ -133,8 +140,18 @@ def misfit(config: Config, hosts: Sequence[str]) -> str:
         return f"ripples: schedule is static; every node must have as many workers as the others, and has: {listed}"
     if config.group_size > len(hosts) and config.group_size != DEFAULT_SIZE:
         return (
-            f"ripples: group_size is {config.group_size} workers, and there are {len(hosts)}; "
-            f"it must be from 2 to the number of workers"
+            f"ripples: group_size is {config.group_size}, and there are {len(hosts)} workers; "
+            "it must be from 2 to the number of workers"
+        )
+    return ""
+
+
+def remark(config: Config, hosts: Sequence[str]) -> str:
+    """What its user should know as it begins with these hosts; empty if nothing."""
+    if len(hosts) > 1 and config.schedule == "static" and set(_sizes(hosts).values()) != {len(TABLE)}:
+        return (
+            "ripples: the static schedule's table is for four workers on each node; here groups are blocks of 1, 2, 1, "
+            "4, 1, 2, 1, 8, ... neighbours, by the ruler"
         )
     return ""
 
@@ -152,7 +169,7 @@ class Member:
 
     node: int
     place: int
-    """Among all, counted node by node; never anybody else's."""
+    """Among all, counted node by node."""
     requests: int = 0
     buffer: list[int] = field(default_factory=list)
     """The Group Buffer: its unfinished groups' numbers, ascending, which is the order that it performs them in."""
@@ -215,7 +232,7 @@ class Machine:
     members: dict[int, Member] = field(default_factory=dict)
     """By worker: whoever has neither left nor declined."""
     groups: dict[int, Group] = field(default_factory=dict)
-    """By number. In the static schedule that is request * places + its first place, else a count."""
+    """By number. In the static schedule that is request * NUMBERS + its first place, else a count."""
     running: dict[int, int] = field(default_factory=dict)
     """By the number that a `Reduce` has: its group's."""
     planned: int = 0
@@ -227,9 +244,15 @@ class Machine:
     idle: Idle = field(default_factory=Idle)
     """Of the smart schedule."""
     places: list[int | None] = field(default_factory=list)
-    """Who is at each place; None: nobody any more."""
+    """Who is at each place; None: nobody."""
+    place_of: dict[int, int] = field(default_factory=dict)
+    """Where those who left were last."""
+    nodes: dict[str, int] = field(default_factory=dict)
+    """The number of the node that a host is."""
     node_size: int = 0
-    """Workers on each node; 0 if nodes differ."""
+    """Workers on each node as training began; 0 if nodes differed."""
+    furthest: int = 0
+    """The most requests that any worker has ever made."""
     requests: int = 0
     """Of all workers so far."""
     conflicts: int = 0
@@ -238,11 +261,19 @@ class Machine:
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
         seat = self.replicas.observe(fact)
+        # Copies come first: what follows may put their sources into the next group.
+        return (*self.replicas.copy(), *self._follow(fact, seat))
+
+    def _follow(self, fact: Fact, seat: Seat | None) -> tuple[Order, ...]:
         match fact:
             case TrainingBegan(members=members, seed=seed):
                 self.lots.state = seed
                 self._begin([(worker, host) for worker, host, _ in members])
                 return tuple(self.replicas.release(worker, ("began",)) for worker, _, _ in members)
+            case WorkerJoined(worker=worker):
+                return (*self._begin_alone(), *self.replicas.hold(worker))
+            case ReplicaCopied(worker=worker, source=source):
+                return (self._enter(worker, ("copied", source)),)
             case GradientReady(worker=worker, step=step):
                 stepped = self.replicas.apply(worker, ("own-gradient", step))
                 left = -(step + 1) % self.config.section_length
@@ -254,9 +285,9 @@ class Machine:
             case WorkerLeft(worker=worker):
                 assert seat is not None
                 lost = Replicas.lost_with(fact, seat)
-                if worker not in self.members:  # it had declined
-                    return lost
-                return (*lost, *self._leave(worker, waiting=seat.phase == "applied"))
+                if worker not in self.members:  # it had declined, or had no replica yet
+                    return (*lost, *self._begin_alone())
+                return (*lost, *self._leave(worker, waiting=seat.phase == "applied"), *self._begin_alone())
             case ReduceFinished(group=order):
                 number = self.running.pop(order)
                 return self._close(number, ("averaged", order))
@@ -271,17 +302,41 @@ class Machine:
     def _begin(self, workers: list[tuple[int, str]]) -> None:
         sizes = _sizes(host for _, host in workers)
         self.node_size = next(iter(sizes.values()), 0) if len(set(sizes.values())) == 1 else 0
-        nodes: dict[str, list[int]] = {host: [] for host in sizes}
+        self.nodes = {host: node for node, host in enumerate(sizes)}
+        by_node: list[list[int]] = [[] for _ in sizes]
         for worker, host in workers:
-            nodes[host].append(worker)
-        for node, here in enumerate(nodes.values()):
+            by_node[self.nodes[host]].append(worker)
+        for node, here in enumerate(by_node):
             for worker in here:
-                self.members[worker] = Member(node=node, place=len(self.places))
                 self.places.append(worker)
-                self.drawn_at[worker] = len(self.drawn_from)
-                self.drawn_from.append(worker)
-                if self.config.schedule == "smart":
-                    self.idle.add(worker, 0)
+                self._seat(worker, Member(node=node, place=len(self.places) - 1))
+
+    def _seat(self, worker: int, member: Member) -> None:
+        """From here on groups are made for it."""
+        self.members[worker] = member
+        self.drawn_at[worker] = len(self.drawn_from)
+        self.drawn_from.append(worker)
+        if self.config.schedule == "smart":
+            self.idle.add(worker, member.requests)
+
+    def _begin_alone(self) -> tuple[Order, ...]:
+        alone = self.replicas.begin_alone()
+        return () if alone is None else (self._enter(alone, ("nobody-here", alone)),)
+
+    def _enter(self, worker: int, why: Why) -> Order:
+        """It has its replica, and begins where the furthest are. O(n), once for each who comes."""
+        place = self.place_of.pop(worker, None)
+        if place is None or self.places[place] is not None:
+            if None not in self.places:
+                self.places += [None] * (self.node_size or 1)
+            place = self.places.index(None)
+        self.places[place] = worker
+        requests = self.furthest
+        if self.config.schedule != "static":
+            requests = max((member.requests for member in self.members.values()), default=0)
+        node = self.nodes.setdefault(self.replicas.hosts[worker], len(self.nodes))
+        self._seat(worker, Member(node=node, place=place, requests=requests))
+        return self.replicas.release(worker, why)
 
     def _request(self, worker: int) -> tuple[Order, ...]:
         """It is at its sync point: it goes on alone, or its group averages, or it waits for that."""
@@ -295,6 +350,7 @@ class Machine:
             case "smart" if not member.buffer:
                 self._divide(worker, member)
         member.requests += 1
+        self.furthest = max(self.furthest, member.requests)
         self.requests += 1
         number = member.buffer[0]
         self.groups[number].here += 1
@@ -304,9 +360,13 @@ class Machine:
 
     def _look_up(self, member: Member) -> None:
         places = static_group(member.requests, member.place, len(self.places), self.node_size)
-        number = member.requests * len(self.places) + places.start
+        number = member.requests * NUMBERS + places.start
         if number not in self.groups:
-            here = [worker for worker in self.places[places.start : places.stop : places.step] if worker is not None]
+            here = [
+                worker
+                for worker in self.places[places.start : places.stop : places.step]
+                if worker is not None and self.members[worker].requests <= member.requests  # joiners come to later ones
+            ]
             code = "table" if self.node_size == len(TABLE) else "ruler"
             self._plan(here, (code, member.requests, len(places)), number)
 
@@ -381,6 +441,7 @@ class Machine:
         """No group is to count on it any more."""
         member = self.members.pop(worker)
         self.places[member.place] = None
+        self.place_of[worker] = member.place
         last = self.drawn_from.pop()
         spot = self.drawn_at.pop(worker)
         if last != worker:
@@ -411,7 +472,7 @@ class Machine:
 
 
 def _no_worker_twice(machine: Machine) -> bool:
-    at_work = [worker for order in machine.replicas.groups.values() for worker in order.members]
+    at_work = [worker for group in machine.groups.values() if group.running for worker in group.members]
     return len(at_work) == len(set(at_work))
 
 
@@ -441,6 +502,7 @@ SPEC = Spec(
     rounds=False,
     optimizer="worker",
     misfit=misfit,
+    remark=remark,
     invariants={
         "no two groups that average at the same time share a worker": _no_worker_twice,
         "a buffer has its worker's unfinished groups, in the order of their numbers": _buffers_hold_the_groups,

@@ -101,6 +101,9 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
     decentralized = settings.choice.spec.family == "decentralized"
     if decentralized and settings.workers == 1:
         yield f"{settings.choice.spec.name} with one worker has nothing to average"
+    spec, hosts = settings.choice.spec, settings.scenario.hosts(settings.workers)
+    if spec.remark is not None and (line := spec.remark(settings.choice.config, hosts)):
+        yield line
     if decentralized and settings.scenario.network is not None:
         yield "the scenario's network is the parameter server's link: averages of groups are not paced"
     if settings.epochs is not None and offer.epochs is not None and settings.epochs != offer.epochs:
