@@ -4,8 +4,9 @@
 
     model, optimizer, loader = paceline.prepare(model, optimizer, loader)
 
-and `paceline run -n 4 -p ssp train.py`. The names below are all that a script needs; they are loaded when
-first used, so that what needs no tensors does not wait for torch.
+and `paceline run -n 4 -p ssp train.py`. The names below are all that a script needs, and `simulate`, which says
+what a protocol would give on a cluster that isn't there. They are loaded when first used, so that what needs no
+tensors does not wait for torch.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from typing import TYPE_CHECKING, Any
 from paceline.version import __version__
 
 if TYPE_CHECKING:
+    from paceline.api import simulate
     from paceline.training.prepare import finish, log, prepare, worker, workers
 
-__all__ = ["__version__", "finish", "log", "prepare", "worker", "workers"]
+__all__ = ["__version__", "finish", "log", "prepare", "simulate", "worker", "workers"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "simulate":
+        from paceline.api import simulate
+
+        return simulate
     if name in __all__:
         from paceline.training import prepare as names
 

@@ -234,11 +234,8 @@ MISTAKES = [
         event("worker = 1", 'at = "1s"', "kill = true", 'every = "5s"'),
         ['event 2: every is "5s"', "stays away"],
     ),
-    (
-        "rejoining",
-        event("worker = 1", 'at = "1s"', "kill = true", 'rejoin_after = "3s"'),
-        ["event 2: rejoin_after isn't supported yet; leave it out: the worker stays away", '"3s"'],
-    ),
+    ("no servers", "[network]\nservers = 0", ["network.servers is 0", "at least 1"]),
+    ("no link of its own", '[network]\nworker_bandwidth = "0bit/s"', ["network.worker_bandwidth", "more than 0"]),
     (
         "rejoining after no duration",
         event("worker = 1", 'at = "1s"', "kill = true", 'rejoin_after = "soon"'),
@@ -348,6 +345,10 @@ def test_the_simulator_may_ask_for_steps_shorter_than_the_measured_and_a_real_ru
     padded = Scenario(compute=0.4, jitter=0.1, speeds={3: 2.0})
     assert padded.checked_for_real_run() is padded
     assert "cluster.jitter is 0.1; a real step can't" in refusal(Scenario(jitter=0.1).checked_for_real_run)
+    back = Scenario(events=(Kill(worker=1, at=1.0, rejoin_after=3.0),))
+    assert "event 1: rejoin_after is 3s; in a real run a killed worker stays away" in refusal(back.checked_for_real_run)
+    paced = Scenario(network=Network(mixed=1e9))
+    assert "network.mixed is given; a real run's versions and averages" in refusal(paced.checked_for_real_run)
 
 
 # The plan
@@ -468,14 +469,25 @@ FULL = Scenario(
     nodes=2,
     compute=1 / 3,
     jitter=0.05,
-    network=Network(bandwidth=1e9 / 7, latency=5e-7, message=25_000_001, incast=0.9),
+    network=Network(
+        bandwidth=1e9 / 7,
+        latency=5e-7,
+        message=25_000_001,
+        incast=0.9,
+        servers=3,
+        worker_bandwidth=1e9 / 3,
+        commit=0.0125,
+        within_nodes=1e11,
+        between_nodes=1e9 / 9,
+        mixed=1e8,
+    ),
     speeds={3: 0.25, 0: 1e-7},
     events=(
         Slowdown(worker=2, at=0.0, for_=59.999999999999, every=12345.6, factor=4.0),
         Slowdown(worker=2, at_step=0, for_steps=3, factor=1.1),
         Slowdown(worker=2, at=1e-9, factor=1.0),
         Kill(worker=1, at_step=50),
-        Kill(worker=1, at=1e15 / 3),
+        Kill(worker=1, at=1e15 / 3, rejoin_after=2.5),
     ),
 )
 
@@ -488,7 +500,7 @@ def test_what_is_written_out_is_read_back_the_same(written, scenario):
 def test_what_is_written_out_is_settled_and_legible(written):
     assert load(written(EXAMPLE)).checked_for(9).to_plain() == {
         "cluster": {"workers": 9, "nodes": 2, "compute": "400ms", "jitter": 0.05},
-        "network": {"bandwidth": "125MB/s", "latency": "50us", "message": "25MB", "incast": 0.5},
+        "network": {"bandwidth": "125MB/s", "latency": "50us", "message": "25MB", "incast": 0.5, "servers": 1},
         "worker": [{"index": 3, "speed": 0.25}],
         "event": [
             {"worker": 2, "at": "10s", "for": "5s", "every": "40s", "slow": 4.0},

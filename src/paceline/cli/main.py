@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from paceline.cli import protocols, run, tune
+from paceline.cli import protocols, run, simulate, tune
 from paceline.errors import ConfigError, PacelineError
 from paceline.version import __version__
 
@@ -36,6 +36,7 @@ def parser() -> Parser:
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     run.add_to(commands)
     tune.add_to(commands)
+    simulate.add_to(commands)
     protocols.add_to(commands)
     return root
 

@@ -44,8 +44,8 @@ def add_to(commands: Any) -> None:
     add("--on-divergence", choices=("stop", "continue"), default="stop", help="at NaN or infinity (default: stop)")
     add("--tee", choices=("first", "all", "none"), default="first", help="whose output is shown (default: first)")
     add("--max-steps", type=whole("--max-steps", 1), metavar="N", help="end once so many updates are applied")
-    add("--max-seconds", type=_seconds("--max-seconds"), metavar="S", help="end after so many seconds")
-    add("--report-waits", type=_seconds("--report-waits"), default=30.0, metavar="S", help="report longer waits (30)")
+    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after so many seconds")
+    add("--report-waits", type=seconds("--report-waits"), default=30.0, metavar="S", help="report longer waits (30)")
     add_script(command)
     command.set_defaults(call=call)
 
@@ -175,7 +175,7 @@ def whole(flag: str, least: int) -> Callable[[str], int]:
     return read
 
 
-def _seconds(flag: str) -> Callable[[str], float]:
+def seconds(flag: str) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
             value = float(text)

@@ -1,10 +1,11 @@
 """The parameter server's link as a fluid: when each transfer ends, given when it began and what else is on the way.
 
 The link is full duplex. Pushes share the way in and pulls the way out; the two don't disturb each other. Of k
-transfers on one way each gets 1/k of its goodput, at every moment. While more than one push is on its way the
-goodput inwards is bandwidth × incast, for all of them together. A transfer shares the way from the moment
-it begins until its last byte has left, and ends `latency` later. So a push of M bytes alone takes latency + M/B,
-n equal ones at once take latency + n·M/B (without incast), and one of 0 bytes takes the latency alone.
+transfers on one way each gets 1/k of its goodput, at every moment, and no more than its worker's own link carries.
+While more than one push is on its way the goodput inwards is bandwidth × incast, for all of them together. A transfer
+shares the way from the moment it begins until its last byte has left, and ends `latency` later. So a push of M bytes
+alone takes latency + M/B, n equal ones at once take latency + n·M/B (without incast), and one of 0 bytes takes the
+latency alone.
 
 Source: the standard fluid model of fair sharing, ours in this form. The incast factor is ours too: it stands for
 the goodput that is lost when many senders at once overflow a switch's buffer.
@@ -64,6 +65,8 @@ class Way:
     """Goodput with one flow, in bytes a second."""
     together: float
     """Goodput of all flows, when there are more."""
+    most: float = math.inf
+    """What one flow gets at most, in bytes a second: the worker's own link is no faster."""
     now: float = 0.0
     """The moment that `served` is for."""
     served: float = 0.0
@@ -72,14 +75,17 @@ class Way:
     """Numbers of the transfers that share the way."""
     marks: list[tuple[float, int]] = field(default_factory=list)
     """A heap of (`served` at which it leaves, number); those no longer in `flows` are to be skipped."""
+    due: float | None = field(default=None, compare=False)
+    """What `first` said, until anything changes."""
 
     def first(self) -> float | None:
         """When the next flow leaves, if nothing changes."""
-        if not self.flows:
-            return None
-        while self.marks[0][1] not in self.flows:
-            heappop(self.marks)
-        return self.now + (self.marks[0][0] - self.served) * len(self.flows) / self._goodput()
+        if self.due is None and self.flows:
+            while self.marks[0][1] not in self.flows:
+                heappop(self.marks)
+            rest = self.marks[0][0] - self.served
+            self.due = self.now + max(rest * len(self.flows) / self._goodput(), rest / self.most)
+        return self.due
 
     def leave(self, at: float) -> int:
         """The first flow leaves, at the moment that `first` gave. Returns its number."""
@@ -90,18 +96,23 @@ class Way:
 
     def serve(self, at: float) -> None:
         """Go on to `at`. `first` was asked, and nobody leaves until then."""
-        if self.flows:
+        if self.flows and at > self.now:  # no time at an infinite goodput is no number
             got = (at - self.now) * self._goodput() / len(self.flows)
+            if self.most < math.inf:
+                got = min(got, (at - self.now) * self.most)
             self.served = min(self.served + got, self.marks[0][0])  # the rounding must not pass a mark
+            self.due = None
         self.now = at
 
     def enter(self, number: int, size: int) -> None:
         self.flows[number] = None
+        self.due = None
         heappush(self.marks, (self.served + size, number))
 
     def remove(self, number: int) -> None:
         """It leaves or is cancelled; it may have left already."""
         self.flows.pop(number, None)
+        self.due = None
         if not self.flows:
             self.marks.clear()
             self.served = 0.0  # an idle way starts afresh, so that no rounding is carried on
@@ -126,6 +137,8 @@ class SharedLink:
     """Seconds."""
     incast: float
     """What is left of the goodput when more than one flow enters the server; above 0, at most 1."""
+    each: float | None = None
+    """Bytes a second of one worker's own link, each way; None is unlimited."""
     moment: float = 0.0
     """What the link has been advanced to, in seconds: nothing begins before it any more."""
     begun: int = 0
@@ -141,14 +154,21 @@ class SharedLink:
     def __post_init__(self) -> None:
         # An infinite goodput needs no case of its own: all that is on the way leaves before time goes on.
         most = math.inf if self.bandwidth is None else self.bandwidth
-        self.ways = {"push": Way(most, most * self.incast), "pull": Way(most, most)}
+        each = math.inf if self.each is None else self.each
+        self.ways = {"push": Way(most, most * self.incast, each), "pull": Way(most, most, each)}
 
     @classmethod
     def of(cls, network: Network | None) -> SharedLink | None:
-        """The link that a scenario asks for; None if it paces nothing: no bandwidth and no latency."""
-        if network is None or (network.bandwidth is None and network.latency == 0):
+        """The link that a scenario asks for; None if it paces nothing: no bandwidth and no latency.
+
+        Several servers are one link of all their bandwidths: every transfer is spread evenly over them.
+        """
+        if network is None:
             return None
-        return cls(network.bandwidth, network.latency, network.incast)
+        if network.bandwidth is None and network.worker_bandwidth is None and network.latency == 0:
+            return None
+        bandwidth = None if network.bandwidth is None else network.bandwidth * network.servers
+        return cls(bandwidth, network.latency, network.incast, network.worker_bandwidth)
 
     def begin(self, worker: int, direction: Direction, size: int, at: float) -> int:
         """A transfer of `size` bytes, 0 or more, begins at second `at`, or at `moment` if that is later.

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from paceline.core.choice import nearest
+from paceline.core.lots import Lots
 from paceline.errors import ConfigError
 
 _DURATIONS = {"us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
@@ -29,9 +30,14 @@ _RATES = {f"{unit[:-1]}bit/s": scale / 8 for unit, scale in _SIZES.items()} | {
 _MOST = Decimal("1e18")
 """Any quantity beyond this is a slip of the hand."""
 
+_NORMAL = NormalDist()
+
 _KEYS = {
     "cluster": ("workers", "nodes", "compute", "jitter"),
-    "network": ("bandwidth", "latency", "message", "incast"),
+    "network": (
+        *("bandwidth", "latency", "message", "incast", "servers", "worker_bandwidth"),
+        *("commit", "within_nodes", "between_nodes", "mixed"),
+    ),
     "worker": ("index", "speed"),
     "event": ("worker", "at", "at_step", "for", "for_steps", "every", "slow", "kill", "rejoin_after"),
 }
@@ -40,16 +46,34 @@ _HEADERS = {"cluster": "[cluster]", "network": "[network]", "worker": "[[worker]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The parameter server's link."""
+    """The parameter server's link, and what groups average over. Bandwidths: bytes a second; None is unlimited."""
 
     bandwidth: float | None = None
-    """Bytes a second, each way; None is unlimited."""
+    """Of each server's link, each way."""
     latency: float = 0.0
     """Seconds."""
     message: int | None = None
-    """Bytes of one push or pull; None is the model's size."""
+    """Bytes of one push or pull, or of a replica; None is the model's size."""
     incast: float = 1.0
     """What is left of the goodput when more than one flow enters the server."""
+    servers: int = 1
+    """How many share the parameters: every transfer is spread evenly over the links of all."""
+    worker_bandwidth: float | None = None
+    """Of one worker's own link, each way."""
+    commit: float = 0.0
+    """Seconds that the store takes to make a version, one after another."""
+    within_nodes: float | None = None
+    """Of a group whose members are all in one node."""
+    between_nodes: float | None = None
+    """Of a group with one member of each of several nodes."""
+    mixed: float | None = None
+    """Of a group with several members of one node and others elsewhere; None is as `between_nodes`."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether any link has a bandwidth, so that it matters how many bytes there are."""
+        links = (self.bandwidth, self.worker_bandwidth, self.within_nodes, self.between_nodes, self.mixed)
+        return any(bandwidth is not None for bandwidth in links)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +113,7 @@ class Kill:
     at: float | None = None
     at_step: int | None = None
     rejoin_after: float | None = None
-    """Not supported yet: `load` refuses it."""
+    """Seconds after which it comes back; None: it stays away. Only in simulations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +146,12 @@ class Scenario:
                 allowed = f"with {workers} workers it must be from 0 to {workers - 1}"
                 if workers == 1:
                     allowed = "with 1 worker it must be 0"
-                raise ConfigError(f"{self._file}: {key} is {worker}; {allowed}: change it, or ask for more workers")
+                raise ConfigError(f"{self.name}: {key} is {worker}; {allowed}: change it, or ask for more workers")
+        if self.nodes > workers:
+            raise ConfigError(
+                f"{self.name}: cluster.nodes is {self.nodes}, and there are {workers} workers; write at most so "
+                "many nodes, or ask for more workers"
+            )
         return replace(self, workers=workers)
 
     def hosts(self, workers: int) -> list[str]:
@@ -130,17 +159,29 @@ class Scenario:
         return [f"node-{worker * self.nodes // workers}" for worker in range(workers)]
 
     def checked_for_real_run(self) -> Scenario:
-        """This scenario. Raises ConfigError if it asks for steps shorter than the real ones.
+        """This scenario. Raises ConfigError if it asks for what no real run can do.
 
         A real step can be made longer, never shorter: speeds above 1, and jitter, whose factors lie on both
-        sides of 1, need `compute` as the length to pad to. The simulator does without.
+        sides of 1, need `compute` as the length to pad to. Nobody rejoins, and averages take as long as they take.
         """
+        for number, event in enumerate(self.events, 1):
+            if isinstance(event, Kill) and event.rejoin_after is not None:
+                raise ConfigError(
+                    f"{self.name}: event {number}: rejoin_after is {_seconds(event.rejoin_after)}; in a real run a "
+                    "killed worker stays away: leave it out, or see what would come of it with paceline simulate"
+                )
+        for key in ("commit", "within_nodes", "between_nodes", "mixed"):
+            if self.network is not None and getattr(self.network, key):
+                raise ConfigError(
+                    f"{self.name}: network.{key} is given; a real run's versions and averages take what they "
+                    "take: leave it out, or see what would come of it with paceline simulate"
+                )
         if self.network is not None and self.network.bandwidth is None:
             given = [f"message is {self.network.message} B"] if self.network.message is not None else []
             given += [f"incast is {self.network.incast}"] if self.network.incast != 1 else []
             if given:
                 raise ConfigError(
-                    f"{self._file}: network: {given[0]}, and there is no bandwidth for it to count on; set "
+                    f"{self.name}: network: {given[0]}, and there is no bandwidth for it to count on; set "
                     'network.bandwidth, such as "1Gbit/s", or leave it out'
                 )
         if self.compute is None:
@@ -148,10 +189,25 @@ class Scenario:
             for worker, speed in self.speeds.items():
                 if speed > 1:
                     raise ConfigError(
-                        f"{self._file}: worker {worker}: speed is {speed}; {remedy}, or write at most 1 here"
+                        f"{self.name}: worker {worker}: speed is {speed}; {remedy}, or write at most 1 here"
                     )
             if self.jitter > 0:
-                raise ConfigError(f"{self._file}: cluster.jitter is {self.jitter}; {remedy}, or leave jitter out")
+                raise ConfigError(f"{self.name}: cluster.jitter is {self.jitter}; {remedy}, or leave jitter out")
+        return self
+
+    def checked_to_happen(self, seconds: float, steps: float) -> Scenario:
+        """This scenario, for a run of so many seconds and steps. Raises ConfigError if an event comes after its end."""
+        for number, event in enumerate(self.events, 1):
+            if event.at is not None and event.at >= seconds:
+                raise ConfigError(
+                    f"{self.name}: event {number}: at is {_seconds(event.at)}, and all ends after "
+                    f"{_seconds(seconds)}: make it earlier, or the run longer"
+                )
+            if event.at_step is not None and event.at_step >= steps:
+                raise ConfigError(
+                    f"{self.name}: event {number}: at_step is {event.at_step}, and all workers together make "
+                    f"{steps:g} steps: make it earlier, or the run longer"
+                )
         return self
 
     def step_seconds(self, worker: int, step: int, at: float, measured: float, seed: int) -> float:
@@ -172,7 +228,7 @@ class Scenario:
         if self.jitter == 0:
             return 1.0
         variance = math.log1p(self.jitter * self.jitter)
-        return random.Random(f"{seed}/{worker}/{step}").lognormvariate(-variance / 2, math.sqrt(variance))
+        return math.exp(math.sqrt(variance) * _normal(seed, worker, step) - variance / 2)
 
     def kills_at_step(self, worker: int, step: int) -> bool:
         """Whether the worker is to be killed as it starts this step."""
@@ -196,6 +252,12 @@ class Scenario:
                 latency=_seconds(link.latency),
                 message=_with_unit(link.message, "B", _SIZES),
                 incast=link.incast,
+                servers=link.servers,
+                worker_bandwidth=_with_unit(link.worker_bandwidth, "B", _SIZES, "/s"),
+                commit=_seconds(link.commit) if link.commit else None,
+                within_nodes=_with_unit(link.within_nodes, "B", _SIZES, "/s"),
+                between_nodes=_with_unit(link.between_nodes, "B", _SIZES, "/s"),
+                mixed=_with_unit(link.mixed, "B", _SIZES, "/s"),
             )
         if self.speeds:
             plain["worker"] = [{"index": worker, "speed": speed} for worker, speed in self.speeds.items()]
@@ -204,7 +266,8 @@ class Scenario:
         return plain
 
     @property
-    def _file(self) -> str:
+    def name(self) -> str:
+        """The file, as messages call it."""
         return "scenario" if self.path is None else _printable(self.path)
 
 
@@ -212,7 +275,15 @@ def load(path: str | os.PathLike[str]) -> Scenario:
     """The scenario that the file holds. Raises ConfigError, in one line, for any mistake."""
     name = os.fspath(path)
     file = _printable(name)
-    top = _toml(file, _text(name, file))
+    return from_plain(_toml(file, _text(name, file)), name)
+
+
+def from_plain(top: Mapping[str, Any], name: str = "scenario") -> Scenario:
+    """The scenario that a TOML document describes, as `to_plain` writes it; messages call it `name`.
+
+    Raises ConfigError, in one line, for any mistake.
+    """
+    file = _printable(name)
     for key, value in top.items():
         if key not in _KEYS:
             raise ConfigError(
@@ -312,13 +383,24 @@ class _Table:
             raise self.wrong(key, 'it must be longer than nothing, such as "400ms"')
         return seconds
 
+    def rate(self, key: str) -> float | None:
+        if key not in self:
+            return None
+        given = rate(self.values[key], self.where + key)
+        if given == 0:
+            raise self.wrong(key, 'it must be more than 0, such as "1Gbit/s"; leave it out for no limit')
+        return given
+
 
 def _network(table: _Table) -> Network:
-    bandwidth = rate(table.values["bandwidth"], table.where + "bandwidth") if "bandwidth" in table else None
-    if bandwidth == 0:
-        raise table.wrong("bandwidth", 'it must be more than 0, such as "1Gbit/s"; leave it out for no limit')
     return Network(
-        bandwidth=bandwidth,
+        bandwidth=table.rate("bandwidth"),
+        servers=table.whole("servers", least=1) or 1,
+        worker_bandwidth=table.rate("worker_bandwidth"),
+        commit=table.duration("commit") or 0.0,
+        within_nodes=table.rate("within_nodes"),
+        between_nodes=table.rate("between_nodes"),
+        mixed=table.rate("mixed"),
         latency=table.duration("latency") or 0.0,
         message=size(table.values["message"], table.where + "message") if "message" in table else None,
         incast=table.number("incast", "above 0, at most 1 (1 is lossless)", least=0, most=1, above=True) or 1.0,
@@ -364,13 +446,7 @@ def _kill(table: _Table, worker: int, at: float | None, at_step: int | None) -> 
     for key in ("for", "for_steps", "every"):
         if key in table:
             raise table.wrong(key, "a killed worker stays away; leave it out, or write slow in place of kill")
-    if "rejoin_after" in table:
-        table.duration("rejoin_after")
-        given = _shown(table.values["rejoin_after"])
-        raise ConfigError(
-            f"{table.where}rejoin_after isn't supported yet; leave it out: the worker stays away (got {given})"
-        )
-    return Kill(worker=worker, at=at, at_step=at_step)
+    return Kill(worker=worker, at=at, at_step=at_step, rejoin_after=table.duration("rejoin_after"))
 
 
 def _slowdown(table: _Table, worker: int, at: float | None, at_step: int | None) -> Slowdown:
@@ -512,6 +588,14 @@ def _shown(value: object) -> str:
         return "a number of over 60 digits"  # Python refuses to write out the longest
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
     return _printable(text if len(text) <= 60 else f"{text[:59]}…")
+
+
+def _normal(seed: int, worker: int, step: int) -> float:
+    """From the standard normal distribution: a function of its arguments alone."""
+    lots = Lots(seed)
+    for number in (worker, step):
+        lots.state = lots.below(1 << 64) ^ number
+    return _NORMAL.inv_cdf((lots.below(1 << 52) + 0.5) / (1 << 52))
 
 
 def _printable(text: str) -> str:

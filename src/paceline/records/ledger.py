@@ -8,6 +8,8 @@ schema's comments say what each column is. Times are seconds, `at` and `began` s
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
 import threading
 from collections import defaultdict
@@ -26,7 +28,7 @@ from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import StepTimes, TransferTimes
 
-SCHEMA = 3
+SCHEMA = 4
 """The schema's number, in `PRAGMA user_version`."""
 
 TABLES = """
@@ -71,6 +73,12 @@ CREATE TABLE transfers (     -- where a scenario has a network: its model's time
     number INTEGER,          -- the step that was pushed, or the version that was pulled
     bytes INTEGER, began REAL, ended REAL, delivered REAL
 );
+CREATE TABLE leases (        -- each time that a worker's loader asked for a batch, in that order
+    worker INTEGER,
+    during INTEGER,          -- the epoch that it was in
+    epoch INTEGER, batch INTEGER  -- what it got; NULL: nothing was left for it in that epoch
+);
+CREATE TABLE checksums (version INTEGER, checksum TEXT);  -- the sum of a version's bits as whole numbers, in hexadecimal
 CREATE TABLE versions (      -- the recorded ones
     version INTEGER, at REAL,
     samples INTEGER,         -- in it and all versions before it; NULL when they are not counted
@@ -180,6 +188,7 @@ class Ledger:
             )
         except sqlite3.Error as error:
             raise self._failure(error) from error
+        self._lock = _locked(path.parent)
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._thread.start()
 
@@ -198,6 +207,15 @@ class Ledger:
     def batch_used(self, worker: int, step: int, epoch: int, batch: int, used: Literal["step", "skipped"]) -> None:
         """A batch went into this step's update, or was consumed before it and skipped."""
         self._queue.put(("batches", worker, step, epoch, batch, used))
+
+    def leased(self, worker: int, during: int, batch: tuple[int, int] | None) -> None:
+        """What the worker got when it asked for a batch in that epoch: (epoch, batch), or nothing."""
+        epoch, index = batch or (None, None)
+        self._queue.put(("leases", worker, during, epoch, index))
+
+    def checked(self, version: int, checksum: int) -> None:
+        """That version was made; the sum of its bits, as whole numbers modulo 2**64."""
+        self._queue.put(("checksums", version, f"{checksum:016x}"))
 
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
         """Where a finished step's time went."""
@@ -240,6 +258,11 @@ class Ledger:
         self._closing.set()
         self._queue.put(None)
         self._thread.join()
+        if self._lock is not None:
+            with suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # also of those who were forked with it
+            os.close(self._lock)
+            self._lock = None
         error, self._error = self._error, None
         if error is not None:
             raise self._failure(error) from error
@@ -288,6 +311,34 @@ class Ledger:
             body = msgspec.to_builtins(order)
             why = _json(body.pop("why"))
             rows["orders"].append((None, number, position, *_columns(order), _json(body), why))
+
+
+class NoLedger(Ledger):
+    """Takes what a ledger takes and keeps nothing: for simulations whose numbers alone are wanted."""
+
+    def __init__(self) -> None:
+        self._queue = _Nowhere()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _Nowhere(SimpleQueue[Any]):
+    """A queue that nothing is ever in."""
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        pass
+
+
+def _locked(folder: Path) -> int | None:
+    """The folder, open and locked: this shows that a run is still going on, and ends with its processes."""
+    try:
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with suppress(OSError):  # not every file system has locks
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return directory
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -48,6 +48,9 @@ _MEETS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 
+_COUNTED = frozenset({ApplyUpdate, DropUpdate, Reduce, StepReplica, SwitchProtocol})
+"""Kinds of orders that a tally takes note of: most are none of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -138,6 +141,8 @@ class Tally:
     """Of each group whose mean gradient no replica was stepped with yet: what is in that."""
     versions: int = 0
     """Made in the store."""
+    steps: int = 0
+    """Applied, without those that were lost with a replica."""
     staleness: Counter[int] = field(default_factory=Counter)
     counted: bool = True
     """Whether every gradient so far said how many samples are in it."""
@@ -180,11 +185,15 @@ class Tally:
             case ReduceFailed(group=group):
                 self.averaging.pop(group, None)
                 self.gathered.pop(group, None)
+        stepped = []
         for order in orders:
+            if type(order) not in _COUNTED:
+                continue
             if isinstance(order, ApplyUpdate):
                 self._apply(order)
             elif isinstance(order, StepReplica):
                 self._step(order)
+                stepped.append(order.worker)
             elif isinstance(order, Reduce):
                 if order.what == "gradients":
                     self.gathered[order.group] = order.contributions
@@ -195,7 +204,8 @@ class Tally:
             elif isinstance(order, SwitchProtocol):
                 waiting = {worker for worker, _, _ in order.members}
                 self.switches.append(Switch(order.to, fact.at, order.why, order.since, waiting, fact.at - order.since))
-        self._advance([order.worker for order in orders if isinstance(order, StepReplica)])
+        if stepped:
+            self._advance(stepped)
 
     def step_times(self, worker: int, times: StepTimes) -> None:
         """Where a finished step's time went; `other` is worked out anew in the summary."""
@@ -244,7 +254,7 @@ class Tally:
         """
         ended = self.latest if ended is None else ended
         wall = 0.0 if self.began is None else ended - self.began
-        steps = sum(share.steps for share in self.shares.values())
+        steps = self.steps
         samples = self._if_counted(sum(share.samples for share in self.shares.values()))
         total = sum(stale * times for stale, times in self.staleness.items())
         summary = {
@@ -349,6 +359,7 @@ class Tally:
             self._count(order.worker, -1, -samples, stale)
 
     def _count(self, worker: int, steps: int, samples: int, stale: int) -> None:
+        self.steps += steps
         share = self.shares[worker]
         share.steps += steps
         share.samples += samples

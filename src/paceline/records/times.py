@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -24,3 +25,17 @@ class TransferTimes:
     began: float
     ended: float
     delivered: float
+
+
+def exposed(transfers: Iterable[tuple[str, float, float]], since: float, until: float) -> tuple[float, float]:
+    """Seconds of pushes and of pulls that fall into this time, in which a worker waited; none counts twice.
+
+    `transfers`: (direction, began, ended). Of two at the same time the one that began first counts.
+    """
+    seconds = {"push": 0.0, "pull": 0.0}
+    for direction, began, ended in sorted(transfers, key=lambda transfer: transfer[1]):
+        since = max(since, began)
+        if min(until, ended) > since:
+            seconds[direction] += min(until, ended) - since
+            since = min(until, ended)
+    return seconds["push"], seconds["pull"]

@@ -1,0 +1,228 @@
+"""How well the simulator predicts real runs: from their own ledger, from another protocol's, from the scenario alone.
+
+    python benchmarks/fidelity.py --markdown
+    python benchmarks/fidelity.py --quick --protocols bsp asp
+
+Cases, each of runs of `paceline run` that take turns in every round:
+
+    padded    eight workers, steps of 60 ms with a jitter of 10 %, one worker twice as slow
+    link      the same, and a push or a pull takes 5 ms alone on the store's link
+    unpadded  two workers, steps of about a millisecond: what is measured is mostly messages
+
+Each run is then made again in virtual time, with what its own ledger says (*own run*), with what the run of bsp in that
+round says (*bsp's run*; for bsp itself, asp's), and with the scenario alone, where nothing but steps and transfers
+takes any time (*scenario*; unpadded, it does not say how long a step takes). All make as many steps. *off* is the
+predicted steps/s over those measured, less 1; a run's start counts in both. Waiting is the share of all workers' time.
+Medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from step import Failed, machine, print_table
+
+from paceline.core.choice import choose
+from paceline.core.scenario import load
+from paceline.protocols import registry
+from paceline.sim.calibration import Run, read
+from paceline.sim.simulate import Simulation, simulate
+from paceline.sim.world import Limit
+
+WORKLOAD = Path(__file__).parent / "workloads" / "small.py"
+BATCH = 16
+LONGEST = 120.0  # seconds for a run
+
+PADDED = """
+[cluster]
+compute = "60ms"
+jitter = 0.1
+[[worker]]
+index = 7
+speed = 0.5
+"""
+LINK = """
+[network]
+bandwidth = "200MB/s"
+message = "1MB"
+"""
+PROTOCOLS = (
+    *("bsp", "asp", "ssp:bound=3", "dssp", "hsp", "ps-plus", "sync-switch:switch_at=0.5"),
+    *("all-reduce", "ad-psgd", "ripples"),
+)
+PREDICTIONS = ("own run", "bsp's run", "scenario")
+STANDARD, OTHER = "bsp", "asp"
+"""Whose run the others are predicted from, and whose it is itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A cluster, and how much is done on it."""
+
+    scenario: str
+    workers: int
+    steps: int
+    """Of all workers together."""
+    protocols: tuple[str, ...] = PROTOCOLS
+
+
+CASES = {
+    "padded": Case(PADDED, 8, 400),
+    "link": Case(PADDED + LINK, 8, 400, PROTOCOLS[:7]),
+    "unpadded": Case("", 2, 2000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a run came to, real or not."""
+
+    steps_per_second: float
+    waiting: float
+    """Share of all workers' time."""
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any]) -> Speed:
+        """As the summary has it."""
+        rows, parts = summary["per_worker"], ("compute", "wait", "transfer", "other")
+        total = sum(row[f"{part}_seconds"] for row in rows for part in parts)
+        return cls(summary["steps_per_second"], sum(row["wait_seconds"] for row in rows) / total)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A run, and what was predicted of it."""
+
+    measured: Speed
+    own: Speed
+    other: Speed
+    scenario: Speed | None
+    """None where the scenario doesn't say how long steps take."""
+
+
+def measure(case: Case, protocol: str, seed: int, folder: Path) -> tuple[Speed, Run]:
+    """A real run, and what its ledger says."""
+    scenario = folder / "scenario.toml"
+    scenario.write_text(case.scenario)
+    kept = folder / protocol
+    flags = ["-n", str(case.workers), "-p", protocol, "--scenario", str(scenario), "--seed", str(seed)]
+    flags += ["--threads", "1", "--record", "0", "--tee", "none", "--json", "--out", str(kept)]
+    command = [sys.executable, "-m", "paceline", "run", *flags, str(WORKLOAD), "--samples", str(case.steps * BATCH)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+    if done.returncode:
+        raise Failed(f"{protocol}: exit code {done.returncode}\n{done.stderr}")
+    return Speed.of(json.loads(done.stdout)), read(kept)
+
+
+def predicted(run: Run, protocol: str) -> Speed:
+    """Of that protocol in the run's place."""
+    return Speed.of(simulate(run.simulation(choose(protocol, registry()))))
+
+
+def from_scenario(case: Case, protocol: str, seed: int, folder: Path) -> Speed | None:
+    """Of that protocol, with nothing measured."""
+    scenario = load(folder / "scenario.toml")
+    if scenario.compute is None:
+        return None
+    simulation = Simulation(
+        choice=choose(protocol, registry()),
+        scenario=scenario,
+        workers=case.workers,
+        limit=Limit(),
+        seed=seed,
+        batch=BATCH,
+        data=case.steps,
+    )
+    return Speed.of(simulate(simulation))
+
+
+def compare(case: Case, protocols: Sequence[str], seed: int) -> dict[str, Compared]:
+    """A round of a case, by protocol."""
+    with tempfile.TemporaryDirectory(prefix="paceline-fidelity-") as temporary:
+        folder, ended = Path(temporary), {}
+        for protocol in dict.fromkeys((STANDARD, OTHER, *protocols)):
+            print(f"seed {seed}: {protocol}, {case.workers} workers", file=sys.stderr)
+            ended[protocol] = measure(case, protocol, seed, folder)
+        compared = {}
+        for protocol in protocols:
+            measured, run = ended[protocol]
+            _, another = ended[OTHER if protocol == STANDARD else STANDARD]
+            own, other = predicted(run, protocol), predicted(another, protocol)
+            compared[protocol] = Compared(measured, own, other, from_scenario(case, protocol, seed, folder))
+        return compared
+
+
+def table(compared: Mapping[tuple[str, str], Sequence[Compared]]) -> list[list[str]]:
+    """A row for each case and protocol."""
+    rows = [
+        ["case", "protocol", "", "steps/s", *(f"{column}, off" for column in PREDICTIONS), "waiting", *PREDICTIONS],
+    ]
+    for (name, protocol), rounds in compared.items():
+        real = [one.measured for one in rounds]
+        found: list[list[Speed | None]] = [
+            [one.own for one in rounds],
+            [one.other for one in rounds],
+            [one.scenario for one in rounds],
+        ]
+        rows.append(
+            [
+                *(name, protocol, "", f"{median(speed.steps_per_second for speed in real):.1f}"),
+                *(_off(real, speeds) for speeds in found),
+                f"{median(speed.waiting for speed in real):.1%}",
+                *(_waiting(speeds) for speeds in found),
+            ]
+        )
+    return rows
+
+
+def _off(real: Sequence[Speed], speeds: Sequence[Speed | None]) -> str:
+    ratios = [
+        speed.steps_per_second / measured.steps_per_second
+        for measured, speed in zip(real, speeds, strict=True)
+        if speed is not None
+    ]
+    return f"{median(ratios) - 1:+.1%}" if ratios else ""
+
+
+def _waiting(speeds: Sequence[Speed | None]) -> str:
+    there = [speed.waiting for speed in speeds if speed is not None]
+    return f"{median(there):.1%}" if there else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), metavar="P", help="as -p takes them")
+    parser.add_argument("--repeats", type=int, help="rounds (default: 5; with --quick, 1)")
+    parser.add_argument("--quick", action="store_true", help="one round: to see that it works")
+    parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
+    args = parser.parse_args()
+    about, began = machine(), time.monotonic()
+    repeats = args.repeats or (1 if args.quick else 5)
+    compared: dict[tuple[str, str], list[Compared]] = {}
+    for seed in range(repeats):
+        for name in args.cases:
+            case = CASES[name]
+            protocols = [one for one in args.protocols if one in case.protocols or one not in PROTOCOLS]
+            for protocol, one in compare(case, protocols, seed).items():
+                compared.setdefault((name, protocol), []).append(one)
+    print(
+        f"{about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}; "
+        f"{repeats} rounds in {time.monotonic() - began:.0f} s; medians over the rounds\n"
+    )
+    print_table(table(compared), args.markdown)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""`paceline simulate`: what protocols would give on a cluster that isn't there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.run import CODES, checked_script, new_folder, seconds, whole
+from paceline.core.choice import choose
+from paceline.core.scenario import load
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.records.summary import Target
+from paceline.sim.calibration import read
+from paceline.sim.simulate import Progress, Simulation, simulate
+from paceline.sim.world import Limit
+
+if TYPE_CHECKING:
+    from paceline.cli.gradients import Script
+
+
+def add_to(commands: Any) -> None:
+    """Add the command and its flags."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "simulate",
+        help="see what protocols would give on a cluster that isn't there",
+        description="Run protocols' machines in virtual time, on the cluster that CLUSTER.toml describes, or in the "
+        "place of a run that was made, as long as that one or for as many steps.",
+        allow_abbrev=False,
+    )
+    add = command.add_argument
+    add(
+        "cluster",
+        metavar="CLUSTER.toml",
+        nargs="?",
+        type=Path,
+        help="a scenario file: workers, how fast they are, the network",
+    )
+    add(
+        "--from",
+        dest="run",
+        metavar="RUN",
+        type=Path,
+        help="in place of CLUSTER.toml: a run's folder; its cluster, data and seed, and what its steps, versions and "
+        "averages took",
+    )
+    how = "how they synchronise; may be given several times (default: as in the RUN)"
+    add("-p", "--protocol", action="append", metavar="NAME[:KEY=VALUE,…]", help=how)
+    add("-n", "--workers", type=whole("-n", 1), metavar="N", help="workers (default: the cluster's)")
+    add(
+        "--seconds", type=seconds("--seconds"), default=math.inf, metavar="T", help="stop after so many virtual seconds"
+    )
+    add("--steps", type=whole("--steps", 1), default=math.inf, metavar="N", help="stop once so many steps are applied")
+    add("--versions", type=whole("--versions", 1), default=math.inf, metavar="N", help="stop at that version")
+    add(
+        "--batch", type=whole("--batch", 1), metavar="B", help="samples in a step, to count them (default: not counted)"
+    )
+    add("--seed", type=whole("--seed", 0), help="of all randomness (default: 0, or the RUN's)")
+    add("--out", type=Path, metavar="DIR", help="keep ledgers and summaries there, in a folder for each protocol")
+    add("--json", action="store_true", help="print the summary; of several protocols, an array of them")
+    trained = "with --gradients: "
+    add("--threads", type=whole("--threads", 1), default=1, metavar="T", help=f"{trained}of each worker (default: 1)")
+    add(
+        "--epochs", type=whole("--epochs", 1), metavar="N", help=f"{trained}how many the script trains, if it won't say"
+    )
+    add("--record", type=whole("--record", 0), default=4, metavar="K", help=f"{trained}versions kept in an epoch (4)")
+    met = f"{trained}note when a recorded version meets it"
+    add("--target", action="append", default=[], metavar="METRIC>=VALUE", help=met)
+    how = "last of all, a training script and its arguments: every virtual step computes a real gradient of it"
+    add("--gradients", nargs=argparse.REMAINDER, metavar="SCRIPT …", help=how)
+    command.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Do what the flags say; returns the exit code."""
+    simulations = _on_a_cluster(options) if options.run is None else _in_place_of_a_run(options)
+    script = None if options.gradients is None else _script(options)
+    for simulation in simulations:
+        simulation.check(trains=script is not None)
+    folders = _folders(options.out, simulations)
+    summaries = []
+    with _progress(not options.json and script is None) as bar:
+        for simulation, folder in zip(simulations, folders, strict=True):
+            if script is None:
+                summaries.append(simulate(simulation, folder, bar(simulation)))
+            else:
+                from paceline.cli.gradients import train
+
+                summaries.append(
+                    train(simulation, script, folder or new_folder(f"simulated-{simulation.choice.spec.name}"))
+                )
+    if options.json:
+        print(json.dumps(summaries if len(summaries) > 1 else summaries[0], indent=2))
+    else:
+        from paceline.cli.table import print_comparison
+
+        print_comparison(summaries)
+    return max(CODES[summary["outcome"]] for summary in summaries)
+
+
+def _on_a_cluster(options: argparse.Namespace) -> list[Simulation]:
+    """As CLUSTER.toml and the flags say."""
+    if options.cluster is None:
+        raise ConfigError("nothing says what the cluster is like: name a CLUSTER.toml, or a run, with --from RUN")
+    if options.protocol is None:
+        raise ConfigError("nothing says how workers synchronise: name a protocol, such as -p bsp")
+    scenario = load(options.cluster)
+    workers = options.workers or scenario.workers
+    if workers is None:
+        raise ConfigError(
+            f"{options.cluster}: it does not say how many workers there are; set cluster.workers, or give -n"
+        )
+    return [
+        Simulation(
+            choice=choose(text, registry()),
+            scenario=scenario,
+            workers=workers,
+            limit=_limit(options),
+            seed=options.seed or 0,
+            batch=options.batch,
+        )
+        for text in options.protocol
+    ]
+
+
+def _in_place_of_a_run(options: argparse.Namespace) -> list[Simulation]:
+    """As that run's ledger says, and the flags; what is taken for granted is said."""
+    for flag, value in (("CLUSTER.toml", options.cluster), ("-n", options.workers), ("--batch", options.batch)):
+        if value is not None:
+            raise ConfigError(f"{flag} is given, and --from {options.run}, which has its own: leave one of them out")
+    run = read(options.run)
+    limit = _limit(options)
+    choices = [choose(text, registry()) for text in options.protocol or [run.protocol]]
+    for remark in dict.fromkeys(remark for choice in choices for remark in run.remarks(choice)):
+        print(f"paceline: --from {options.run}: {remark}", file=sys.stderr)
+    return [run.simulation(choice, None if limit == Limit() else limit, options.seed) for choice in choices]
+
+
+def _script(options: argparse.Namespace) -> Script:
+    from paceline.cli.gradients import Script
+
+    if not options.gradients:
+        raise ConfigError("--gradients has no script; name it, with its arguments, last of all")
+    path, *arguments = options.gradients
+    return Script(
+        path=checked_script(Path(path)),
+        arguments=tuple(arguments),
+        threads=options.threads,
+        epochs=options.epochs,
+        record=options.record,
+        targets=tuple(Target.parse(text) for text in options.target),
+        json=options.json,
+    )
+
+
+def _limit(options: argparse.Namespace) -> Limit:
+    return Limit(seconds=options.seconds, steps=options.steps, versions=options.versions)
+
+
+def _folders(out: Path | None, simulations: list[Simulation]) -> list[Path | None]:
+    """A folder for each; with a single one, it is `out` itself."""
+    if out is None:
+        return [None for _ in simulations]
+    if out.exists():
+        raise ConfigError(f"--out {out} is there already; name another folder, or remove this one")
+    if len(simulations) == 1:
+        return [out]
+    names = [str(simulation.choice).replace("/", "-") for simulation in simulations]
+    return [out / (name if names.index(name) == at else f"{name}-{at + 1}") for at, name in enumerate(names)]
+
+
+@contextmanager
+def _progress(shown: bool) -> Iterator[Callable[[Simulation], Progress | None]]:
+    """A bar with the time left, on a terminal."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda simulation: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from paceline.cli.table import brief
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+
+        def of(simulation: Simulation) -> Progress:
+            choice = simulation.choice
+            task = bar.add_task(brief(choice.spec.name, choice.parameters()), total=1.0)
+            limit, facts = simulation.limit, 0
+            most = limit.steps if simulation.data is None else simulation.data
+
+            def told(now: float, steps: int, versions: int) -> None:
+                nonlocal facts
+                facts += 1
+                if facts % 1000 == 0:
+                    done = max(now / limit.seconds, steps / most, versions / limit.versions)
+                    bar.update(task, completed=min(done, 1.0))
+
+            return told
+
+        yield of

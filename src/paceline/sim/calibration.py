@@ -1,0 +1,431 @@
+"""What a real run cost, read from its ledger: the costs that predict that run, and what others would have given.
+
+A worker's k-th step takes what its k-th took in the run, and goes round when there are no more: the first step is left
+out then, as much in it comes once. So bursts stay bursts, whatever they came from, and what follows what stays as it
+was: drawing steps at random would keep neither. A slow-down that the scenario has is taken off where it was and put on
+where it would be. Versions and averages are replayed in the same manner.
+
+A step's time in the run is told apart by the facts at its two ends, on one clock: from when it could begin until its
+update was there. The worker says how much of it went into computing and into its own copies; the rest are messages.
+Nothing of it is a wait for others, and nothing is a transfer at the network's pace.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.core.choice import Choice, written
+from paceline.core.facts import (
+    GradientReady,
+    ParametersTaken,
+    ReduceFinished,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerLeft,
+)
+from paceline.core.link import SharedLink
+from paceline.core.orders import ApplyUpdate, Reduce, Release, StartPull, StartPush, StepReplica
+from paceline.core.scenario import Kill, Scenario, Slowdown, from_plain
+from paceline.errors import ConfigError
+from paceline.records.ledger import connect, read_facts
+from paceline.records.times import exposed
+from paceline.sim.costs import ScenarioCosts
+from paceline.sim.simulate import Simulation
+from paceline.sim.world import Limit
+
+DIGITS = 12
+"""After the point, of a difference of two moments in seconds: what took as long is then the same to the last bit, and
+what came at the same moment does so again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step of the run took, in seconds; `began` counts from the run's start."""
+
+    began: float
+    compute: float
+    between: float
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a run's ledger has of costs."""
+
+    steps: dict[int, dict[int, Step]]
+    """By worker, then by step; only of workers that finished any."""
+    commits: dict[int, tuple[int, float]]
+    """By version: how many updates are in it, and the seconds that it took."""
+    averages: dict[int, tuple[tuple[int, ...], float]]
+    """By group: its members, and the seconds that it took."""
+
+    @property
+    def busiest(self) -> int:
+        """The worker with the most steps."""
+        return max(self.steps, key=lambda worker: len(self.steps[worker]))
+
+
+class RecordedCosts:
+    """As a run's ledger says."""
+
+    def __init__(self, recorded: Recorded, scenario: Scenario, workers: int, model: ScenarioCosts | None) -> None:
+        """`model`: what averages cost where the run has none; None: what versions cost, and the other way round."""
+        self._recorded = recorded
+        self._model = model
+        self._hosts = scenario.hosts(workers)
+        self._slow: dict[int, list[Slowdown]] = {}
+        for event in scenario.events:
+            if isinstance(event, Slowdown):
+                self._slow.setdefault(event.worker, []).append(event)
+        self._steps = [recorded.steps.get(worker, recorded.steps[recorded.busiest]) for worker in range(workers)]
+        self._round = [_in_order(steps)[1:] or _in_order(steps) for steps in self._steps]
+        commits: dict[tuple[int, ...], list[float]] = {}
+        for contributions, seconds in recorded.commits.values():
+            commits.setdefault((contributions,), []).append(seconds)
+        averages: dict[tuple[int, ...], list[float]] = {}
+        for members, seconds in recorded.averages.values():
+            averages.setdefault(self._kind(members), []).append(seconds)
+        self._commits = commits or averages
+        self._averages = averages or commits
+
+    def compute(self, worker: int, step: int, at: float) -> float:
+        """See `Costs`."""
+        then, one = self._step(worker, step)
+        if worker not in self._slow:
+            return one.compute
+        return one.compute / self._factor(worker, then, one.began) * self._factor(worker, step, at)
+
+    def between(self, worker: int, step: int) -> float:
+        """See `Costs`."""
+        return self._step(worker, step)[1].between
+
+    def delay(self, worker: int, step: int) -> float:
+        """See `Costs`."""
+        return self._step(worker, step)[1].delay
+
+    def commit(self, order: ApplyUpdate) -> float:
+        """See `Costs`."""
+        contributions, seconds = self._recorded.commits.get(order.version, (0, 0.0))
+        if contributions == len(order.contributions):
+            return seconds
+        if not self._recorded.commits and self._model is not None:
+            return self._model.commit(order)
+        return _nearest(self._commits, (len(order.contributions),), order.version)
+
+    def average(self, order: Reduce) -> float:
+        """See `Costs`."""
+        members, seconds = self._recorded.averages.get(order.group, ((), 0.0))
+        if members == order.members:
+            return seconds
+        if not self._recorded.averages and self._model is not None:
+            return self._model.average(order)
+        return _nearest(self._averages, self._kind(order.members), order.group)
+
+    def _step(self, worker: int, step: int) -> tuple[int, Step]:
+        """The recorded step that it is like, with its number."""
+        found = self._steps[worker].get(step)
+        if found is not None:
+            return step, found
+        going_round = self._round[worker]
+        return going_round[(step - 1) % len(going_round)]
+
+    def _factor(self, worker: int, step: int, at: float) -> float:
+        """What the scenario's slow-downs make of that step."""
+        return math.prod(event.factor for event in self._slow[worker] if event.active(step, at))
+
+    def _kind(self, members: Sequence[int]) -> tuple[int, ...]:
+        """How many members a group has, and on how many nodes."""
+        return len(members), len({self._hosts[worker] for worker in members})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run to go by."""
+
+    folder: Path
+    protocol: str
+    """As `-p` takes it."""
+    scenario: Scenario
+    workers: int
+    seed: int
+    batch: int | None
+    """Samples in most steps; None: they were not counted."""
+    message: int
+    """Bytes of a transfer, or about what one would have; 0 if nothing says."""
+    limit: Limit
+    """What ended it."""
+    data: int | None
+    """How many steps there was data for, if it ended as that did."""
+    costs: RecordedCosts
+    recorded: Recorded
+    simulated: bool
+    died: tuple[int, ...]
+    """Workers whose deaths the scenario did not foresee."""
+
+    def simulation(self, choice: Choice, limit: Limit | None = None, seed: int | None = None) -> Simulation:
+        """Of that protocol in this run's place: until what ended the run, or, if given, that limit."""
+        data = self.data if limit is None else None
+        limit = limit or self.limit
+        steps = min(limit.steps, math.inf if data is None else data)
+        events = tuple(  # a run may have ended before one of its scenario's events came
+            event
+            for event in self.scenario.events
+            if (event.at or 0.0) < limit.seconds and (event.at_step or 0) < steps
+        )
+        return Simulation(
+            choice=choice,
+            scenario=replace(self.scenario, events=events),
+            workers=self.workers,
+            limit=limit,
+            seed=self.seed if seed is None else seed,
+            batch=self.batch,
+            costs=self.costs,
+            message=self.message,
+            data=data,
+        )
+
+    def remarks(self, choice: Choice) -> list[str]:
+        """What a prediction of that protocol takes for granted, a sentence each."""
+        lines, name, recorded = [], choice.spec.name, self.recorded
+        strangers = [worker for worker in range(self.workers) if worker not in recorded.steps]
+        if strangers:
+            names = ", ".join(map(str, strangers))
+            lines.append(f"worker {names} finished no step: its steps are taken to be like worker {recorded.busiest}'s")
+        if self.died:
+            lines.append(f"worker {', '.join(map(str, self.died))} died in that run: here it goes on to the end")
+        if choice.spec.family == "decentralized":
+            if not recorded.averages:
+                like = "what a version took" if recorded.commits else "no time"
+                like = "what the scenario's network says" if self.simulated else like
+                lines.append(f"no groups averaged in that run: an average of {name} is taken to take {like}")
+        else:
+            if not recorded.commits:
+                like = "what an average took" if recorded.averages and not self.simulated else "no time"
+                lines.append(f"no store made versions in that run: one of {name} is taken to take {like}")
+        return lines
+
+
+def read(folder: Path) -> Run:
+    """What that run's ledger says. Raises ConfigError, in one line, if there is none, or no finished step in it."""
+    path = folder / "ledger.sqlite"
+    if not path.is_file():
+        raise ConfigError(f"--from {folder}: there is no ledger.sqlite in it; name a run's folder")
+    try:
+        with closing(connect(path)) as database:
+            config = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM run")}
+            run = _read(folder, path, database, config)
+    except (sqlite3.Error, msgspec.MsgspecError, ValueError, KeyError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"--from {folder}: its ledger can't be read ({what}); name another run's folder") from error
+    return run
+
+
+def _read(folder: Path, path: Path, database: sqlite3.Connection, config: Mapping[str, Any]) -> Run:
+    workers, name = config["workers"], config["protocol"]["name"]
+    scenario = from_plain(config["scenario"], str(folder))
+    simulated = bool(config.get("simulated"))
+    reading = _Reading(SharedLink.of(scenario.network) is not None)
+    reading.take_transfers(database)
+    reading.take_facts(path)
+    recorded = Recorded(reading.steps(database), reading.commits(), reading.averages)
+    if not recorded.steps:
+        raise ConfigError(f"--from {folder}: no step was finished in that run; name one that has trained")
+    batch = database.execute("SELECT samples FROM pushes GROUP BY samples ORDER BY count(*) DESC LIMIT 1").fetchone()
+    settings = ",".join(
+        f"{key}={value if isinstance(value, str) else written(value)}"
+        for key, value in config["protocol"]["config"].items()
+    )
+    steps, seconds = reading.applied, reading.ended - reading.began
+    limit, data = Limit(steps=steps), None
+    message, seed = reading.message or _of_the_last_version(folder), config["seed"]
+    killed = {event.worker for event in scenario.events if isinstance(event, Kill)}
+    reasons = set(reading.left.values())
+    if reasons <= {"finished", "died"} and "finished" in reasons:
+        limit, data = Limit(), steps
+    elif "max_seconds" in config["limits"] and steps < config["limits"].get("max_steps", math.inf):
+        limit = Limit(seconds=seconds)
+    return Run(
+        folder=folder,
+        protocol=f"{name}:{settings}" if settings else name,
+        scenario=scenario,
+        workers=workers,
+        seed=seed,
+        batch=config.get("batch") or (batch[0] if batch else None),
+        message=message,
+        limit=limit,
+        data=data,
+        costs=RecordedCosts(
+            recorded, scenario, workers, ScenarioCosts(scenario, workers, seed, message) if simulated else None
+        ),
+        recorded=recorded,
+        simulated=simulated,
+        died=tuple(worker for worker, reason in reading.left.items() if reason == "died" and worker not in killed),
+    )
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What is gathered on the way through the ledger."""
+
+    paced: bool
+    """Whether transfers take what a network's model says; else they are over as they begin."""
+    began: float = 0.0
+    ended: float = 0.0
+    applied: int = 0
+    """Steps."""
+    message: int = 0
+    left: dict[int, str] = field(default_factory=dict)
+    """By worker that left: why."""
+    since: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By (worker, step): when it could begin, as it was released and its version was there."""
+    until: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By (worker, step): when what came of it could begin."""
+    made: dict[int, float] = field(default_factory=dict)
+    """By version: when its first pull showed it to be there."""
+    ordered: dict[int, tuple[float, int, bool]] = field(default_factory=dict)
+    """By version: when it was ordered, of how many updates, and whether somebody was to pull it from then on."""
+    averages: dict[int, tuple[tuple[int, ...], float]] = field(default_factory=dict)
+    flows: dict[int, list[tuple[str, float, float]]] = field(default_factory=dict)
+    """By worker: its transfers at the network's pace, and its averages, as `exposed` takes them."""
+
+    def take_transfers(self, database: sqlite3.Connection) -> None:
+        """All of them, before the facts."""
+        rows = database.execute("SELECT worker, direction, number, bytes, began, ended FROM transfers ORDER BY began")
+        for worker, direction, number, size, began, ended in rows:
+            self.message = size
+            self.flows.setdefault(worker, []).append((direction, began, ended))
+            if direction == "pull":
+                self.made.setdefault(number, began)
+
+    def take_facts(self, path: Path) -> None:
+        """Every fact with its orders, in order."""
+        awaited: dict[int, tuple[int, int, float]] = {}  # by worker: the step that it awaits a version for, since when
+        averaging: dict[int, tuple[tuple[int, ...], float]] = {}
+        pushed_at_once: set[tuple[int, int]] = set()
+        for fact, orders in read_facts(path):
+            self.ended = fact.at
+            match fact:
+                case TrainingBegan():
+                    self.began = fact.at
+                case WorkerLeft():
+                    self.left[fact.worker] = fact.reason
+                case GradientReady():
+                    self.until[fact.worker, fact.step] = fact.at
+                case UpdateArrived() if not self.paced and (fact.worker, fact.step) in pushed_at_once:
+                    self.until[fact.worker, fact.step] = fact.at
+                case ParametersTaken():
+                    if not self.paced:
+                        self.made.setdefault(fact.version, fact.at)
+                    step, version, since = awaited.get(fact.worker, (-1, -1, 0.0))
+                    if version == fact.version:
+                        del awaited[fact.worker]
+                        there = fact.at if self.paced else max(since, self.made[version])
+                        self.since[fact.worker, step] = there
+                case ReduceFinished():
+                    members, since = averaging.pop(fact.group)
+                    self.averages[fact.group] = members, _seconds(fact.at, since)
+                    for worker in members:
+                        self.flows.setdefault(worker, []).append(("pull", since, fact.at))
+            versions: dict[int, int] = {}
+            pulled: set[int] = set()
+            for order in orders:
+                match order:
+                    case ApplyUpdate():
+                        self.applied += len(order.contributions)
+                        versions[order.version] = len(order.contributions)
+                    case StepReplica():
+                        self.applied += 1
+                    case Release(parameters="pull"):
+                        awaited[order.worker] = order.step, order.version, fact.at
+                        pulled.add(order.version)
+                    case Release():
+                        self.since[order.worker, order.step] = fact.at
+                    case StartPull():
+                        pulled.add(order.version)
+                    case StartPush() if isinstance(fact, GradientReady):
+                        pushed_at_once.add((order.worker, order.step))
+                    case Reduce():
+                        averaging[order.group] = order.members, fact.at
+            for version, contributions in versions.items():
+                self.ordered[version] = fact.at, contributions, version in pulled
+
+    def commits(self) -> dict[int, tuple[int, float]]:
+        """Of those versions that were pulled as soon as they were there; the store makes one after another."""
+        found, busy = {}, 0.0
+        for version, (at, contributions, pulled) in self.ordered.items():
+            busy = max(busy, at)
+            if pulled and version in self.made:
+                found[version] = contributions, _seconds(self.made[version], busy)
+                busy = max(busy, self.made[version])
+        return found
+
+    def steps(self, database: sqlite3.Connection) -> dict[int, dict[int, Step]]:
+        """Every step whose times and whose two ends are there."""
+        rows = database.execute(
+            "SELECT worker, step, began, compute, push, pull, other FROM step_times ORDER BY worker, step"
+        )
+        found: dict[int, dict[int, Step]] = {}
+        installing: dict[int, float] = {}  # by worker: the seconds in which it took up its version, in the row before
+        flows = {worker: deque(sorted(flows, key=lambda flow: flow[1])) for worker, flows in self.flows.items()}
+        for worker, step, began, compute, push, pull, other in rows:
+            if (worker, step) not in self.since or (worker, step) not in self.until:
+                continue
+            until = self.until[worker, step]
+            pushing, pulling = _on_the_way(flows.get(worker), until, self.since.get((worker, step + 1), self.ended))
+            own = other + max(0.0, push - pushing) + installing.get(worker, 0.0)
+            installing[worker] = max(0.0, pull - pulling)
+            rest = max(0.0, until - self.since[worker, step] - compute)
+            between = min(own, rest)
+            times = Step(began, compute, _seconds(between), _seconds(rest - between))
+            found.setdefault(worker, {})[step] = times
+        return found
+
+
+def _of_the_last_version(folder: Path) -> int:
+    """Its bytes on disk, which are little more than the model's; 0 if it is not there."""
+    file = folder / "versions" / "final.safetensors"
+    return file.stat().st_size if file.is_file() else 0
+
+
+def _on_the_way(flows: deque[tuple[str, float, float]] | None, since: float, until: float) -> tuple[float, float]:
+    """Seconds of pushes and of pulls at the network's pace within this time, which is later at every call."""
+    if flows is None:
+        return 0.0, 0.0
+    while flows and flows[0][2] <= since:
+        flows.popleft()
+    present = []
+    for flow in flows:
+        if flow[1] >= until:
+            break
+        present.append(flow)
+    return exposed(present, since, until)
+
+
+def _seconds(until: float, since: float = 0.0) -> float:
+    return round(max(0.0, until - since), DIGITS)
+
+
+def _in_order(steps: Mapping[int, Step]) -> list[tuple[int, Step]]:
+    return sorted(steps.items(), key=lambda item: item[0])
+
+
+def _nearest(costs: Mapping[tuple[int, ...], Sequence[float]], kind: tuple[int, ...], number: int) -> float:
+    """One of those of that kind, or of the nearest that there is; 0 without any."""
+    if not costs:
+        return 0.0
+
+    def distance(other: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(abs(one - another) for one, another in zip(kind, other, strict=False))
+
+    those = costs[min(costs, key=distance)]
+    return those[number % len(those)]

@@ -1,0 +1,102 @@
+"""What things cost in virtual time, in seconds: a step, a version, a group's average."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from paceline.core.orders import ApplyUpdate, Reduce
+from paceline.core.scenario import Network, Scenario, Slowdown
+
+RING = """A ring of p members that average M bytes over a link of B bytes a second with latency a takes
+2(p - 1)·a + 2(p - 1)/p · M/B: the usual cost model of a reduce-scatter and an all-gather."""
+
+
+class Costs(Protocol):
+    """What the world asks. The answers depend on nothing but the arguments and what the costs were made from."""
+
+    def compute(self, worker: int, step: int, at: float) -> float:
+        """Of that step of that worker, from when it has its parameters, at second `at`, until its gradient is there."""
+        ...
+
+    def between(self, worker: int, step: int) -> float:
+        """Of what the worker does between that step's gradient and telling of it, besides all transfers."""
+        ...
+
+    def delay(self, worker: int, step: int) -> float:
+        """Of that step's messages, to the worker and from it: it waits for them."""
+        ...
+
+    def commit(self, order: ApplyUpdate) -> float:
+        """Of making that version, in a store that makes one at a time."""
+        ...
+
+    def average(self, order: Reduce) -> float:
+        """Of that group's average, from when its members are all at it."""
+        ...
+
+
+class ScenarioCosts:
+    """As the scenario says. Messages take no time, and nothing comes between steps."""
+
+    def __init__(self, scenario: Scenario, workers: int, seed: int, message: int = 0) -> None:
+        """`message`: bytes of a replica, where the scenario's network does not say."""
+        network = scenario.network or Network()
+        self._seed = seed
+        self._network = network
+        self._message = network.message if network.message is not None else message
+        self._hosts = scenario.hosts(workers)
+        self._quiet = replace(scenario, events=())
+        self._busy: dict[int, Scenario] = {}
+        """The scenario with that worker's slow-downs alone: to ask it costs nothing for all the others'."""
+        for event in scenario.events:
+            if isinstance(event, Slowdown):
+                own = self._busy.get(event.worker, self._quiet)
+                self._busy[event.worker] = replace(own, events=(*own.events, event))
+        steady = scenario.jitter == 0 and scenario.compute is not None
+        self._constant = {
+            worker: self._quiet.step_seconds(worker, 0, 0.0, 0.0, seed)
+            for worker in range(workers)
+            if steady and worker not in self._busy
+        }
+        """By worker whose steps are all as long: how long."""
+
+    def compute(self, worker: int, step: int, at: float) -> float:
+        """See `Costs`."""
+        constant = self._constant.get(worker)
+        if constant is not None:
+            return constant
+        return self._busy.get(worker, self._quiet).step_seconds(worker, step, at, 0.0, self._seed)
+
+    def between(self, worker: int, step: int) -> float:
+        """See `Costs`."""
+        return 0.0
+
+    def delay(self, worker: int, step: int) -> float:
+        """See `Costs`."""
+        return 0.0
+
+    def commit(self, order: ApplyUpdate) -> float:
+        """See `Costs`."""
+        return self._network.commit
+
+    def average(self, order: Reduce) -> float:
+        """See `Costs`. By the ring's cost model, at the bandwidth of the links that the group needs."""
+        members = len(order.members)
+        bandwidth = self._bandwidth([self._hosts[worker] for worker in order.members])
+        passes = 2 * (members - 1)
+        return passes * self._network.latency + passes / members * self._message / bandwidth
+
+    def _bandwidth(self, hosts: Sequence[str]) -> float:
+        """Bytes a second within a node, between one worker of each of several, or among several of several."""
+        on_each = Counter(hosts)
+        if len(on_each) == 1:
+            given = self._network.within_nodes
+        elif max(on_each.values()) == 1:
+            given = self._network.between_nodes
+        else:
+            given = self._network.mixed if self._network.mixed is not None else self._network.between_nodes
+        return math.inf if given is None else given

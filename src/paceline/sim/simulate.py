@@ -1,0 +1,174 @@
+"""One simulation, from its first event to its summary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from paceline.core.choice import Choice, check_fit
+from paceline.core.drive import drive
+from paceline.core.scenario import Scenario
+from paceline.errors import ConfigError, ProtocolViolation, RunFailed
+from paceline.records.journal import Journal
+from paceline.records.ledger import Ledger, NoLedger
+from paceline.records.summary import Outcome, Summary, write
+from paceline.sim.costs import Costs, ScenarioCosts
+from paceline.sim.world import Dealt, Endless, Limit, Training, World
+from paceline.version import __version__
+
+Progress = Callable[[float, int, int], None]
+"""Called with the virtual second, and the steps applied and versions made so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What is to be simulated."""
+
+    choice: Choice
+    scenario: Scenario
+    workers: int
+    limit: Limit
+    seed: int = 0
+    batch: int | None = None
+    """Samples in each step; None: they are not counted."""
+    costs: Costs | None = None
+    """What things cost; None: what the scenario says."""
+    message: int = 0
+    """Bytes of a push, a pull or a replica, where the scenario's network does not say."""
+    data: int | None = None
+    """How many steps there is data for, whoever makes them; None: without end."""
+
+    def check(self, trains: bool = False) -> None:
+        """Raises ConfigError, in one line, for what can't be simulated.
+
+        `trains`: a script says how much work there is, and how large its model is.
+        """
+        scenario, limit = self.scenario.checked_for(self.workers), self.limit
+        check_fit(self.choice, scenario.hosts(self.workers))
+        name = self.choice.spec.name
+        if self.costs is None and scenario.compute is None:
+            raise ConfigError(
+                f"{scenario.name}: it does not say how long a step takes; set cluster.compute, such as "
+                'compute = "400ms", or take it from a run, with --from'
+            )
+        network = scenario.network
+        if (
+            self.costs is None
+            and network is not None
+            and network.narrow
+            and network.message is None
+            and not (self.message or trains)
+        ):
+            raise ConfigError(
+                f"{scenario.name}: network has a bandwidth, and nothing says how many bytes a transfer has; set "
+                'network.message, such as message = "25MB"'
+            )
+        steps = min(limit.steps, math.inf if self.data is None else self.data)
+        if min(limit.seconds, steps, limit.versions) == math.inf and not trains:
+            raise ConfigError("nothing says when to stop: give --seconds, --steps or --versions")
+        if self.choice.spec.parts and steps == math.inf and not trains:
+            raise ConfigError(
+                f"{name} switches at a share of the work, so it needs to know how much there is: --steps N"
+            )
+        if limit.versions < math.inf and self.choice.spec.family == "decentralized":
+            raise ConfigError(f"{name} has no store that makes versions: give --steps or --seconds")
+        scenario.checked_to_happen(limit.seconds, steps)
+
+
+def simulate(simulation: Simulation, folder: Path | None = None, progress: Progress | None = None) -> Summary:
+    """Do it. Returns the summary: a real run's, in virtual seconds.
+
+    With a folder, which must not be there yet, it has the ledger, the configuration and the summary, as a real run's.
+    Raises ConfigError for what can't be simulated.
+    """
+    simulation.check()
+    training = _training(simulation)
+    if folder is None:
+        return play(simulation, training, Journal(NoLedger()), progress)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: {error.strerror}; name a folder that can be made") from None
+    config = _config(simulation)
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
+    ledger = Ledger(folder / "ledger.sqlite")
+    try:
+        for key, value in config.items():
+            ledger.note(key, value)
+        summary = play(simulation, training, Journal(ledger), progress)
+    finally:
+        ledger.close()
+    write(folder / "summary.json", summary)
+    return summary
+
+
+def play(simulation: Simulation, training: Training, journal: Journal, progress: Progress | None = None) -> Summary:
+    """Drive a fresh machine through it, with these steps."""
+    one, error = simulation, None
+    outcome: Outcome = "completed"
+    world = world_of(one, training, journal, progress)
+    try:
+        drive(one.choice.machine(), world.facts(), world.carry_out, journal.record)
+    except (ProtocolViolation, RunFailed) as failure:
+        outcome, error = "failed", str(failure)
+    if not error and all(left == "died" for left in world.left.values()):
+        outcome, error = "failed", "all workers died"
+    return journal.tally.summary(
+        protocol=one.choice,
+        workers=one.workers,
+        threads=None,
+        seed=one.seed,
+        outcome=outcome,
+        error=error,
+        ended=world.now,
+    )
+
+
+def world_of(simulation: Simulation, training: Training, journal: Journal, progress: Progress | None) -> World:
+    """The world that it happens in, with these steps."""
+    one, scenario = simulation, simulation.scenario.checked_for(simulation.workers)
+    return World(
+        scenario,
+        one.workers,
+        costs=one.costs or ScenarioCosts(scenario, one.workers, one.seed, one.message),
+        training=training,
+        limit=one.limit,
+        journal=journal,
+        message=one.message,
+        seed=one.seed,
+        progress=progress,
+    )
+
+
+def _training(simulation: Simulation) -> Training:
+    """Steps that consist of nothing."""
+    batch, data, limit = simulation.batch, simulation.data, simulation.limit.steps
+    if data is not None:
+        return Dealt(data * (batch or 1), batch, data)
+    return Endless(None if limit == math.inf else int(limit) * (batch or 1), batch)
+
+
+def _config(simulation: Simulation) -> dict[str, Any]:
+    """As a run's `config.toml` has it."""
+    choice, limit = simulation.choice, simulation.limit
+    limits = {"max_seconds": limit.seconds, "max_steps": limit.steps, "max_versions": limit.versions}
+    return {
+        "paceline": __version__,
+        "simulated": True,
+        "protocol": {
+            "name": choice.spec.name,
+            "config": {  # TOML has no null
+                name: "none" if value is None else value for name, value in choice.parameters().items()
+            },
+        },
+        "workers": simulation.workers,
+        "seed": simulation.seed,
+        "batch": simulation.batch or 0,
+        "limits": {name: value for name, value in limits.items() if value < math.inf},
+        "scenario": simulation.scenario.checked_for(simulation.workers).to_plain(),
+    }

@@ -1,0 +1,495 @@
+"""A cluster in virtual time: it carries out a machine's orders, and says what comes of them, and when.
+
+The clock jumps from event to event: a heap of (second, number, event), and the link, which knows its own. Nothing
+here depends on anything but the arguments, so the same ones give the same facts, on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Literal, Protocol
+
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
+    ReplicaCopied,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.link import SharedLink, Transfer
+from paceline.core.orders import (
+    ApplyUpdate,
+    CopyReplica,
+    DropUpdate,
+    Order,
+    Reduce,
+    Release,
+    StartPull,
+    StartPush,
+    StepReplica,
+)
+from paceline.core.roster import NAMED_AT_MOST
+from paceline.core.scenario import Kill, Scenario
+from paceline.errors import RunFailed
+from paceline.records.journal import Journal
+from paceline.records.times import StepTimes, TransferTimes, exposed
+from paceline.sim.costs import Costs
+
+
+class Training(Protocol):
+    """What the steps consist of, which takes no virtual time: nothing, or a script's real gradients."""
+
+    @property
+    def work(self) -> int | None:
+        """As in `TrainingBegan`."""
+
+    def carry_out(self, order: Order, at: float) -> None:
+        """Do it, to its end."""
+
+    def samples(self, worker: int, step: int) -> int | None:
+        """In that step's gradient, None where they are not counted. Raises NoData if there was none left for it."""
+
+    def averaged(self, group: int) -> None:
+        """That group's average comes about, or has failed."""
+
+    def left(self, worker: int, reason: str, untold: int | None) -> None:
+        """It is gone, and what was on its way to it or from it with it.
+
+        `untold`: a step that it had drawn data for, and whose gradient nobody was told of.
+        """
+
+
+class NoData(Exception):
+    """A step has no data left to work on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endless:
+    """Steps that consist of nothing, without end."""
+
+    work: int | None
+    size: int | None
+    """Samples in each."""
+
+    def carry_out(self, order: Order, at: float) -> None:
+        """See `Training`."""
+
+    def samples(self, worker: int, step: int) -> int | None:
+        """See `Training`."""
+        return self.size
+
+    def averaged(self, group: int) -> None:
+        """See `Training`."""
+
+    def left(self, worker: int, reason: str, untold: int | None) -> None:
+        """See `Training`."""
+
+
+@dataclass(slots=True)
+class Dealt:
+    """Steps that consist of nothing, as many as there is data for; whoever is free takes the next."""
+
+    work: int | None
+    size: int | None
+    """Samples in each."""
+    left_over: int
+    """How many steps there is data for yet."""
+
+    def carry_out(self, order: Order, at: float) -> None:
+        """See `Training`."""
+        if isinstance(order, DropUpdate) and order.samples == "return":
+            self.left_over += 1
+
+    def samples(self, worker: int, step: int) -> int | None:
+        """See `Training`."""
+        if not self.left_over:
+            raise NoData
+        self.left_over -= 1
+        return self.size
+
+    def averaged(self, group: int) -> None:
+        """See `Training`."""
+
+    def left(self, worker: int, reason: str, untold: int | None) -> None:
+        """See `Training`."""
+        self.left_over += untold is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """When to stop: at the earliest of these."""
+
+    seconds: float = math.inf
+    steps: float = math.inf
+    """Applied."""
+    versions: float = math.inf
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker, while it is here."""
+
+    step: int
+    """The step it was released for last, or the one before its first."""
+    version: int = -1
+    """The version that it computes that step on."""
+    awaits: int | None = None
+    """The version whose pull it awaits, to begin."""
+    began: float = 0.0
+    """When it began to compute."""
+    computed: float = 0.0
+    """Seconds that it took."""
+    drew: int = -1
+    """The last step that it drew data for."""
+    told: int = -1
+    """The last step whose gradient it told of."""
+    ended: float | None = None
+    """When it was through with its last step and waited, until its next one begins."""
+    heard: float = 0.0
+    """When that was heard of: its transfers count from then on, as in a real run."""
+    transfers: list[tuple[str, float, float]] = field(default_factory=list)
+    """As `exposed` takes them, since its last step began."""
+    flows: dict[int, None] = field(default_factory=dict)
+    """Numbers of its transfers under way."""
+    on_the_way: dict[int, None] = field(default_factory=dict)
+    """Steps whose gradient is there, and that are in no store, in no replica, and not dropped."""
+    group: int | None = None
+    """The group that it averages with."""
+    declined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    worker: int
+    what: Literal["push", "pull", "copy"]
+    number: int
+    """The step that is pushed, the version that is pulled, or whose replica is copied."""
+
+
+@dataclass(slots=True)
+class _Group:
+    members: tuple[int, ...]
+    began: float
+    lost: list[int] = field(default_factory=list)
+    """Those who have died since."""
+
+
+Event = Callable[[], Fact | None]
+"""What happens at a moment that has come, and the fact that it is, unless it no longer is one."""
+
+
+class World:
+    """`facts` and `carry_out` are `drive`'s two ends."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        workers: int,
+        *,
+        costs: Costs,
+        training: Training,
+        limit: Limit,
+        journal: Journal,
+        message: int = 0,
+        seed: int = 0,
+        progress: Callable[[float, int, int], None] | None = None,
+    ) -> None:
+        """`message`: bytes of a push or pull, where the scenario's network does not say.
+
+        `progress(now, steps, versions)` is called at every fact.
+        """
+        self.now = 0.0
+        """Seconds since the run's start."""
+        self.left: dict[int, str] = {}
+        """By worker that isn't here: why."""
+        self._scenario = scenario
+        self._hosts = scenario.hosts(workers)
+        self._costs = costs
+        self._training = training
+        self._limit = limit
+        self._journal = journal
+        self._tally = journal.tally
+        self._seed = seed
+        self._progress = progress
+        network = scenario.network
+        self._link = SharedLink.of(network)
+        self._message = network.message if network is not None and network.message is not None else message
+        self._workers = {worker: Worker(-1) for worker in range(workers)}
+        self._used: dict[int, int] = {}
+        """By worker that has left: its last step."""
+        self._kills = {
+            (event.worker, event.at_step): event
+            for event in scenario.events
+            if isinstance(event, Kill) and event.at_step is not None
+        }
+        self._events: list[tuple[float, int, Event]] = []
+        self._numbers = 0
+        self._at_once: deque[Fact] = deque()
+        """What happens at this very moment, in this order, before any event."""
+        self._flows: dict[int, _Flow] = {}
+        self._made: dict[int, float] = {}
+        """By version that is not made yet: when it will be."""
+        self._store_busy = 0.0
+        """Until when the store makes versions."""
+        self._groups: dict[int, _Group] = {}
+
+    def facts(self) -> Iterator[Fact]:
+        """Everything that happens, as it happens, until the limit is reached or all workers have left.
+
+        Raises RunFailed if those who are left wait, and nothing can happen any more.
+        """
+        members = tuple((worker, self._hosts[worker], 0) for worker in self._workers)
+        yield TrainingBegan(members=members, version=0, at=0.0, work=self._training.work, seed=self._seed)
+        for event in self._scenario.events:
+            if isinstance(event, Kill) and event.at is not None:
+                self._at(event.at, lambda event=event: self._die(event))  # type: ignore[misc]
+        while not self._reached() and (fact := self._next()) is not None:
+            yield fact
+            if self._progress is not None:
+                self._progress(self.now, self._tally.steps, self._tally.versions)
+        if self._workers and self.now < self._limit.seconds and not self._reached():
+            waiting = ", ".join(map(str, list(self._workers)[:NAMED_AT_MOST]))
+            raise RunFailed(f"after {self.now:.6g} s all wait, and nothing can happen any more: worker {waiting}")
+        for worker in list(self._workers):
+            yield self._leave(worker, "stopped")
+
+    def carry_out(self, order: Order) -> None:
+        """Do it. What comes of it happens later, or at this moment."""
+        self._training.carry_out(order, self.now)
+        match order:
+            case Release():
+                self._release(order)
+            case StartPush(worker=worker, step=step):
+                self._transfer(worker, "push", step)
+            case StartPull(worker=worker, version=version):
+                self._pull(worker, version)
+            case ApplyUpdate():
+                self._commit(order)
+            case DropUpdate(worker=worker, step=step) | StepReplica(worker=worker, step=step):
+                self._settle(worker, step)
+            case Reduce():
+                self._average(order)
+            case CopyReplica(source=source, worker=worker):
+                self._transfer(worker, "copy", source)
+            case _:  # it takes no time, and nothing comes of it
+                pass
+
+    # --- time -----------------------------------------------------------------------------------------
+
+    def _at(self, at: float, event: Event) -> None:
+        self._numbers += 1
+        heappush(self._events, (at, self._numbers, event))
+
+    def _reached(self) -> bool:
+        return self._tally.steps >= self._limit.steps or self._tally.versions >= self._limit.versions
+
+    def _next(self) -> Fact | None:
+        """The next fact, and the clock is at its moment. None: there is none within the limit."""
+        while True:
+            if self._at_once:
+                return self._at_once.popleft()
+            until = min(self._events[0][0] if self._events else math.inf, self._limit.seconds)
+            ended = self._link.finish(until) if self._link is not None else None
+            if ended is not None:
+                if ended.number in self._flows:  # else its worker left at that very moment
+                    self._transferred(ended)
+                continue
+            if not self._events and not self._flows:
+                return None
+            if not self._events or self._events[0][0] > self._limit.seconds:
+                self.now = self._limit.seconds
+                return None
+            self.now, _, event = heappop(self._events)
+            if (fact := event()) is not None:
+                return fact
+
+    # --- steps ----------------------------------------------------------------------------------------
+
+    def _release(self, order: Release) -> None:
+        worker = self._workers[order.worker]
+        worker.step, worker.version = order.step, order.version
+        if order.parameters == "pull":
+            worker.awaits = order.version
+            self._pull(order.worker, order.version)
+        else:
+            self._begin(order.worker)
+
+    def _begin(self, number: int) -> None:
+        """It has its parameters: it computes from now on."""
+        worker = self._workers[number]
+        self._tell_times(number, worker)
+        worker.awaits, worker.began = None, self.now
+        step = worker.step
+        if (kill := self._kills.get((number, step))) is not None:
+            self._at(self.now, lambda: self._die(kill))
+            return
+        try:
+            samples = self._training.samples(number, step)
+        except NoData:
+            worker.declined = True
+            self._at_once.append(StepDeclined(worker=number, step=step, at=self.now))
+            self._leave_if_through(number, worker)
+            return
+        worker.drew = step
+        worker.computed = self._costs.compute(number, step, self.now)
+        through = self.now + worker.computed + self._costs.between(number, step)
+        ready = through + self._costs.delay(number, step)
+        self._at(ready, lambda: self._ready(number, worker, samples, through))
+
+    def _ready(self, number: int, worker: Worker, samples: int | None, through: float) -> Fact | None:
+        if self._workers.get(number) is not worker:  # it has left meanwhile, and may be back
+            return None
+        step = worker.step
+        worker.told, worker.ended, worker.heard = step, through, self.now
+        worker.on_the_way[step] = None
+        return GradientReady(worker=number, step=step, version=worker.version, samples=samples, at=self.now)
+
+    def _settle(self, number: int, step: int) -> None:
+        """That step's update is on the way no more."""
+        worker = self._workers.get(number)
+        if worker is not None:
+            worker.on_the_way.pop(step, None)
+            if worker.declined:
+                self._leave_if_through(number, worker)
+
+    def _tell_times(self, number: int, worker: Worker) -> None:
+        """Where its last step's time went, now that the next one begins, or none will."""
+        if worker.ended is None:
+            return
+        push, pull = exposed(worker.transfers, worker.heard, self.now) if worker.transfers else (0.0, 0.0)
+        other = worker.ended - worker.began - worker.computed
+        wait = self.now - worker.ended - push - pull
+        times = StepTimes(worker.began, worker.computed, push, max(wait, 0.0), pull, max(other, 0.0))
+        self._journal.step_times(number, worker.told, times)
+        worker.ended = None
+        worker.transfers.clear()
+
+    # --- parameters and updates -----------------------------------------------------------------------
+
+    def _commit(self, order: ApplyUpdate) -> None:
+        """The store makes one version after another."""
+        cost = self._costs.commit(order)
+        if cost:
+            self._store_busy = made = max(self.now, self._store_busy) + cost
+            self._made[order.version] = made
+            self._at(made, lambda: self._is_made(order.version))
+
+    def _is_made(self, version: int) -> None:
+        del self._made[version]
+
+    def _pull(self, number: int, version: int) -> None:
+        """As soon as that version is made."""
+        made = self._made.get(version)
+        if made is None:
+            self._transfer(number, "pull", version)
+            return
+
+        worker = self._workers[number]
+
+        def begin() -> None:
+            if self._workers.get(number) is worker:  # else it has left, and may be back
+                self._transfer(number, "pull", version)
+
+        self._at(made, begin)
+
+    def _transfer(self, number: int, what: Literal["push", "pull", "copy"], of: int) -> None:
+        if self._link is None:
+            self._arrived(_Flow(number, what, of))
+            return
+        flow = self._link.begin(number, "push" if what == "push" else "pull", self._message, self.now)
+        self._flows[flow] = _Flow(number, what, of)
+        self._workers[number].flows[flow] = None
+
+    def _transferred(self, ended: Transfer) -> None:
+        self.now = ended.ended
+        flow, worker = self._flows.pop(ended.number), self._workers[ended.worker]
+        del worker.flows[ended.number]
+        worker.transfers.append((ended.direction, ended.began, ended.ended))
+        times = TransferTimes(ended.began, ended.ended, ended.ended)
+        self._journal.ledger.transferred(ended.worker, ended.direction, flow.number, ended.size, times)
+        self._arrived(flow)
+
+    def _arrived(self, flow: _Flow) -> None:
+        """It is where it was to come, now."""
+        match flow.what:
+            case "push":
+                self._at_once.append(UpdateArrived(worker=flow.worker, step=flow.number, at=self.now))
+                self._settle(flow.worker, flow.number)
+            case "copy":
+                self._at_once.append(ReplicaCopied(source=flow.number, worker=flow.worker, at=self.now))
+            case "pull":
+                self._at_once.append(ParametersTaken(worker=flow.worker, version=flow.number, at=self.now))
+                if self._workers[flow.worker].awaits == flow.number:
+                    self._begin(flow.worker)
+
+    # --- groups ---------------------------------------------------------------------------------------
+
+    def _average(self, order: Reduce) -> None:
+        self._groups[order.group] = _Group(order.members, self.now)
+        for member in order.members:
+            if member in self._workers:
+                self._workers[member].group = order.group
+        self._at(self.now + self._costs.average(order), lambda: self._averaged(order.group))
+
+    def _averaged(self, number: int) -> Fact:
+        group = self._groups.pop(number)
+        for member in group.members:
+            worker = self._workers.get(member)
+            if worker is not None and worker.group == number:
+                worker.group = None
+                worker.transfers.append(("pull", group.began, self.now))
+        self._training.averaged(number)
+        if group.lost:
+            return ReduceFailed(group=number, lost=tuple(sorted(group.lost)), at=self.now)
+        return ReduceFinished(group=number, at=self.now)
+
+    # --- who is here ----------------------------------------------------------------------------------
+
+    def _leave_if_through(self, number: int, worker: Worker) -> None:
+        """It has no data left: it leaves once its last update is on the way no more."""
+        if not worker.on_the_way:
+            here = self._workers
+            self._at(self.now, lambda: self._leave(number, "finished") if here.get(number) is worker else None)
+
+    def _die(self, kill: Kill) -> Fact | None:
+        if kill.worker not in self._workers:
+            return None
+        if kill.rejoin_after is not None:
+            self._at(self.now + kill.rejoin_after, lambda: self._join(kill.worker))
+        return self._leave(kill.worker, "died")
+
+    def _leave(self, number: int, reason: str) -> WorkerLeft:
+        worker = self._workers[number]
+        self._tell_times(number, worker)
+        for flow in list(worker.flows):
+            self._cancel(flow)
+        if reason == "died":  # a copy that its source does not outlive is void
+            for flow in [flow for flow, one in self._flows.items() if one.what == "copy" and one.number == number]:
+                self._cancel(flow)
+        if reason == "died" and worker.group is not None:
+            self._groups[worker.group].lost.append(number)
+        del self._workers[number]
+        self._used[number], self.left[number] = worker.step, reason
+        self._training.left(number, reason, worker.drew if worker.drew > worker.told else None)
+        return WorkerLeft(worker=number, reason=reason, at=self.now)
+
+    def _cancel(self, flow: int) -> None:
+        assert self._link is not None
+        self._link.cancel(flow, self.now)
+        del self._workers[self._flows.pop(flow).worker].flows[flow]
+
+    def _join(self, number: int) -> WorkerJoined:
+        step = self._used[number] + 1
+        self._workers[number] = Worker(step - 1)
+        del self.left[number]
+        return WorkerJoined(worker=number, host=self._hosts[number], step=step, at=self.now)

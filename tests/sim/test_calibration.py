@@ -1,0 +1,417 @@
+"""`paceline simulate --from RUN`: what a ledger says of costs, and that it predicts the run that it is of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.core.choice import Choice, choose
+from paceline.core.facts import Fact, GradientReady, ParametersTaken, TrainingBegan, UpdateArrived, WorkerLeft
+from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush
+from paceline.core.scenario import Kill, Network, Scenario, Slowdown
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.records.ledger import Ledger
+from paceline.records.summary import Summary
+from paceline.records.times import StepTimes
+from paceline.sim.calibration import RecordedCosts, Run, Step, read
+from paceline.sim.costs import ScenarioCosts
+from paceline.sim.simulate import Simulation, simulate
+from paceline.sim.world import Limit
+from support import runs
+from support.scripts import training
+
+STRAGGLER = Scenario(
+    workers=4,
+    nodes=2,
+    compute=0.05,
+    speeds={3: 0.4},
+    network=Network(bandwidth=1e8, message=10**6, latency=1e-4, within_nodes=4e8, between_nodes=1e8),
+)
+ALONE = Scenario(workers=2, compute=0.05)
+
+
+def chosen(protocol: str) -> Choice:
+    return choose(protocol, registry())
+
+
+def simulation(
+    protocol: str = "asp", scenario: Scenario = STRAGGLER, limit: Limit | None = None, **more: Any
+) -> Simulation:
+    assert scenario.workers is not None
+    given = Limit(steps=100) if limit is None else limit
+    return Simulation(
+        choice=chosen(protocol), scenario=scenario, workers=scenario.workers, limit=given, batch=8, **more
+    )
+
+
+def made(
+    folder: Path, protocol: str = "asp", scenario: Scenario = STRAGGLER, limit: Limit | None = None, **more: Any
+) -> tuple[Summary, Run]:
+    """A simulation's summary, and what its ledger says."""
+    return simulate(simulation(protocol, scenario, limit, **more), folder), read(folder)
+
+
+class Costly(ScenarioCosts):
+    """Everything takes some time, and no step as long as another."""
+
+    def compute(self, worker: int, step: int, at: float) -> float:
+        return super().compute(worker, step, at) + 0.001 * (step % 3)
+
+    def between(self, worker: int, step: int) -> float:
+        return 0.003 + 0.0001 * worker
+
+    def delay(self, worker: int, step: int) -> float:
+        return 0.002 + 0.0001 * (step % 5)
+
+    def commit(self, order: ApplyUpdate) -> float:
+        return 0.004 + 0.001 * len(order.contributions) + 0.0001 * (order.version % 3)
+
+    def average(self, order: Reduce) -> float:
+        return 0.005 + 0.001 * len(order.members) + 0.0001 * (order.group % 3)
+
+
+def costly(scenario: Scenario) -> Costly:
+    assert scenario.workers is not None
+    return Costly(scenario, scenario.workers, 0)
+
+
+# --- a run predicts itself ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", registry())
+def test_a_run_of_constant_steps_predicts_itself(protocol: str, tmp_path: Path) -> None:
+    summary, run = made(tmp_path / "run", protocol)
+    assert simulate(run.simulation(chosen(run.protocol))) == summary
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "ps-plus", "all-reduce", "ripples"])
+def test_a_run_in_which_everything_takes_its_time_predicts_itself(protocol: str, tmp_path: Path) -> None:
+    summary, run = made(tmp_path / "run", protocol, costs=costly(STRAGGLER))
+    again = simulate(run.simulation(chosen(protocol)))
+    assert again["steps"] == summary["steps"]
+    assert again["wall_seconds"] == pytest.approx(summary["wall_seconds"], rel=1e-8)
+    for row, before in zip(again["per_worker"], summary["per_worker"], strict=True):
+        for part in ("compute", "wait", "transfer", "other"):
+            assert row[f"{part}_seconds"] == pytest.approx(before[f"{part}_seconds"], rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("limit", "data"), [(Limit(seconds=2.5), None), (Limit(versions=20), None), (Limit(), 90)], ids=str
+)
+def test_a_prediction_ends_as_the_run_did(limit: Limit, data: int | None, tmp_path: Path) -> None:
+    summary, run = made(tmp_path / "run", "ssp:bound=2", limit=limit, data=data)
+    assert simulate(run.simulation(chosen(run.protocol))) == summary
+
+
+def test_the_protocol_is_the_runs_with_its_parameters(tmp_path: Path) -> None:
+    for number, protocol in enumerate(
+        ["sync-switch:then=dssp:lower=2,upper=8,switch_at=0.25", "ripples:threshold=none"]
+    ):
+        _, run = made(tmp_path / str(number), protocol)
+        assert str(chosen(run.protocol)) == str(chosen(protocol))
+
+
+def test_a_prediction_goes_on_past_the_end_of_the_run(tmp_path: Path) -> None:
+    _, run = made(tmp_path / "short", limit=Limit(steps=40))
+    longer = Limit(steps=400)
+    assert simulate(run.simulation(chosen("asp"), longer)) == simulate(simulation(limit=longer))
+
+
+def test_one_protocols_run_predicts_the_others(tmp_path: Path) -> None:
+    _, run = made(tmp_path / "run", "bsp")
+    for protocol in registry():
+        assert simulate(run.simulation(chosen(protocol))) == simulate(simulation(protocol)), protocol
+
+
+# --- what a step takes --------------------------------------------------------------------------------
+
+
+def test_bursts_stay_bursts(tmp_path: Path) -> None:
+    burst = replace(ALONE, jitter=0.2, events=(Slowdown(worker=1, at_step=10, for_steps=5, factor=4.0),))
+    _, run = made(tmp_path / "run", "bsp", burst)
+    model = ScenarioCosts(burst, 2, 0)
+    for step in range(50):
+        assert run.costs.compute(1, step, 0.0) == pytest.approx(model.compute(1, step, 0.0))
+
+
+def test_steps_beyond_the_last_go_round_without_the_first(tmp_path: Path) -> None:
+    _, run = made(tmp_path / "run", "bsp", replace(ALONE, jitter=0.2))
+    assert [run.costs.compute(0, 50 + step, 0.0) for step in range(98)] == [
+        run.costs.compute(0, 1 + step % 49, 0.0) for step in range(98)
+    ]
+    assert len({run.costs.compute(0, step, 0.0) for step in range(50)}) == 50
+
+
+def test_a_slow_down_at_a_time_comes_at_that_time_whatever_step_that_is(tmp_path: Path) -> None:
+    slow = replace(ALONE, events=(Slowdown(worker=0, at=1.0, for_=0.5, every=1.5, factor=3.0),))
+    _, run = made(tmp_path / "run", "asp", slow)
+    for step in (3, 20, 40):
+        assert run.costs.compute(0, step, 0.9) == pytest.approx(0.05)
+        assert run.costs.compute(0, step, 1.1) == pytest.approx(0.15)
+
+
+def test_what_a_step_takes_is_told_apart(tmp_path: Path) -> None:
+    costs = costly(STRAGGLER)
+    _, run = made(tmp_path / "run", "bsp", costs=costs)
+    for worker in range(4):
+        for step in range(24):
+            found = run.recorded.steps[worker][step]
+            expected = costs.compute(worker, step, 0.0), costs.between(worker, step), costs.delay(worker, step)
+            assert (found.compute, found.between, found.delay) == pytest.approx(expected, abs=1e-9)
+    assert run.recorded.commits[7] == (4, pytest.approx(0.0081, abs=1e-9))
+
+
+def test_of_a_version_that_had_to_wait_for_another_only_its_own_time_counts(tmp_path: Path) -> None:
+    scenario = replace(STRAGGLER, network=None, speeds={})
+    _, run = made(tmp_path / "run", "asp", scenario, costs=costly(scenario))
+    costs = [seconds for _, seconds in run.recorded.commits.values()]
+    assert len(costs) >= 90
+    assert max(costs) == pytest.approx(0.0052, abs=1e-9)
+
+
+Written = list[tuple[Fact, tuple[Order, ...]]]
+
+
+def written(folder: Path, facts: Written, times: dict[tuple[int, int], StepTimes]) -> Run:
+    """A ledger of one worker that these facts are in, and these steps' times."""
+    folder.mkdir()
+    ledger = Ledger(folder / "ledger.sqlite")
+    protocol = {"name": "asp", "config": {}}
+    scenario = Scenario(workers=1).to_plain()
+    for key, value in {"protocol": protocol, "workers": 1, "seed": 0, "limits": {}, "scenario": scenario}.items():
+        ledger.note(key, value)
+    for fact, orders in facts:
+        ledger.record(fact, orders)
+    for (worker, step), one in times.items():
+        ledger.step_times(worker, step, one)
+    ledger.close()
+    return read(folder)
+
+
+def one_step(pulled_at: float) -> Written:
+    """It is pushed at 1.0 and version 1 is ordered; a pull of that is ordered at `pulled_at`, which takes 0.1 s."""
+    release = Release(worker=0, step=1, version=1)
+    apply = ApplyUpdate(version=1, contributions=((0, 0, 1.0),))
+    facts: Written = [
+        (TrainingBegan(members=((0, "", 0),), version=0, at=0.0), (Release(worker=0, step=0, version=0),)),
+        (ParametersTaken(worker=0, version=0, at=0.01), ()),
+        (GradientReady(worker=0, step=0, version=0, samples=None, at=1.0), (StartPush(worker=0, step=0),)),
+    ]
+    if pulled_at == 1.0:
+        facts.append((UpdateArrived(worker=0, step=0, at=1.0), (apply, release)))
+    else:
+        facts.append((UpdateArrived(worker=0, step=0, at=1.0), (apply,)))
+        facts.append((ParametersTaken(worker=0, version=0, at=pulled_at), (release,)))
+    return [*facts, (ParametersTaken(worker=0, version=1, at=pulled_at + 0.1), ())]
+
+
+TIMES = {(0, 0): StepTimes(began=0.1, compute=0.7, push=0.02, wait=0.1, pull=0.0, other=0.09)}
+
+
+def test_a_version_takes_until_whoever_waits_for_it_has_it(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", one_step(1.0), TIMES)
+    assert run.recorded.commits == {1: (1, 0.1)}
+
+
+def test_a_version_that_nobody_waited_for_says_nothing(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", one_step(5.0), TIMES)
+    assert run.recorded.commits == {}
+
+
+def test_what_is_neither_computing_nor_the_workers_own_are_messages(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", one_step(1.0), TIMES)
+    assert run.recorded.steps == {0: {0: Step(began=0.1, compute=0.7, between=0.11, delay=0.18)}}
+
+
+def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path: Path) -> None:
+    ready = GradientReady(worker=0, step=1, version=1, samples=None, at=2.1)
+    times = {
+        (0, 0): replace(TIMES[0, 0], pull=0.04),
+        (0, 1): StepTimes(began=1.2, compute=0.8, push=0.01, wait=0.0, pull=0.0, other=0.02),
+    }
+    run = written(tmp_path / "run", [*one_step(1.0), (ready, ())], times)
+    assert run.recorded.steps[0][0].between == pytest.approx(0.11)
+    assert run.recorded.steps[0][1] == Step(began=1.2, compute=0.8, between=0.07, delay=0.13)
+
+
+# --- what the run can't say ---------------------------------------------------------------------------
+
+
+def test_what_the_run_has_nothing_of_is_said(tmp_path: Path) -> None:
+    _, stored = made(tmp_path / "stored", "bsp", ALONE)
+    _, grouped = made(tmp_path / "grouped", "all-reduce", ALONE)
+    assert stored.remarks(chosen("asp")) == grouped.remarks(chosen("ripples")) == []
+    average = "no groups averaged in that run: an average of ad-psgd is taken to take"
+    version = "no store made versions in that run: one of bsp is taken to take"
+    assert stored.remarks(chosen("ad-psgd")) == [f"{average} what the scenario's network says"]
+    assert grouped.remarks(chosen("bsp")) == [f"{version} no time"]
+    assert replace(stored, simulated=False).remarks(chosen("ad-psgd")) == [f"{average} what a version took"]
+    assert replace(grouped, simulated=False).remarks(chosen("bsp")) == [f"{version} what an average took"]
+
+
+def test_of_a_real_run_versions_stand_for_averages_and_averages_for_versions(tmp_path: Path) -> None:
+    _, stored = made(tmp_path / "stored", "bsp", ALONE, costs=costly(ALONE))
+    _, grouped = made(tmp_path / "grouped", "all-reduce", ALONE, costs=costly(ALONE))
+    average = Reduce(group=5, members=(0, 1), what="parameters")
+    costs = RecordedCosts(stored.recorded, ALONE, 2, None)
+    assert costs.average(average) in [seconds for _, seconds in stored.recorded.commits.values()]
+    version = ApplyUpdate(version=5, contributions=((0, 0, 0.5), (1, 0, 0.5)))
+    costs = RecordedCosts(grouped.recorded, ALONE, 2, None)
+    assert costs.commit(version) in [seconds for _, seconds in grouped.recorded.averages.values()]
+
+
+def test_without_versions_and_averages_both_take_no_time(tmp_path: Path) -> None:
+    _, run = made(tmp_path / "run", "bsp", ALONE, costs=costly(ALONE))
+    costs = RecordedCosts(replace(run.recorded, commits={}), ALONE, 2, None)
+    assert costs.commit(ApplyUpdate(version=5, contributions=((0, 0, 1.0),))) == 0
+    assert costs.average(Reduce(group=5, members=(0, 1), what="parameters")) == 0
+
+
+def test_what_the_scenario_had_for_later_than_the_end_is_no_mistake(tmp_path: Path) -> None:
+    events = (
+        Slowdown(worker=0, at_step=10, factor=2.0),
+        Slowdown(worker=0, at=4.0, factor=2.0),
+        Slowdown(worker=1, at_step=200, factor=2.0),
+        Slowdown(worker=1, at=50.0, factor=2.0),
+    )
+    _, run = made(tmp_path / "run", scenario=replace(ALONE, events=events[:2]), limit=Limit(seconds=20.0))
+    run = replace(run, scenario=replace(ALONE, events=events))
+    for limit, kept in (
+        (None, (0, 1, 2)),
+        (Limit(seconds=100.0), (0, 1, 2, 3)),
+        (Limit(seconds=3.0), (0, 2)),
+        (Limit(steps=100), (0, 1, 3)),
+    ):
+        one = run.simulation(chosen("asp"), limit)
+        assert one.scenario.events == tuple(events[number] for number in kept)
+        one.check()
+
+
+def test_of_other_sizes_the_nearest_that_the_run_has_counts(tmp_path: Path) -> None:
+    _, run = made(tmp_path / "run", "bsp", costs=costly(STRAGGLER))
+    of_all = [seconds for contributions, seconds in run.recorded.commits.values() if contributions == 4]
+    assert run.costs.commit(ApplyUpdate(version=999, contributions=((0, 999, 1.0),))) in of_all
+
+
+def test_every_step_of_a_real_run_is_there(tmp_path: Path) -> None:
+    flags = ("-n", "2", "--threads", "1", "--record", "0", "-p", "bsp")
+    run = read(runs.run(training(epochs=1), *flags, tmp_path=tmp_path).completed().folder)
+    assert (run.protocol, run.data, run.limit, run.batch) == ("bsp", 16, Limit(), 4)
+    assert {(worker, step) for worker, steps in run.recorded.steps.items() for step in steps} == {
+        (worker, step) for worker in range(2) for step in range(8)
+    }
+    assert set(run.recorded.commits) == set(range(1, 9))
+    assert all(seconds > 0 for _, seconds in run.recorded.commits.values())
+    summary = simulate(run.simulation(chosen("bsp")))
+    assert (summary["outcome"], summary["steps"], summary["samples"]) == ("completed", 16, 64)
+
+
+def test_a_worker_without_a_finished_step_is_like_the_one_with_the_most(tmp_path: Path) -> None:
+    scenario = replace(STRAGGLER, speeds={3: 0.001})
+    _, run = made(tmp_path / "run", "asp", scenario, Limit(steps=30))
+    assert set(run.recorded.steps) == {0, 1, 2}
+    assert "worker 3 finished no step: its steps are taken to be like worker 0's" in run.remarks(chosen("asp"))
+    assert run.costs.compute(3, 7, 0.0) == run.costs.compute(0, 7, 0.0)
+
+
+def test_of_a_death_that_the_scenario_does_not_foresee_is_said_that_it_is_none(tmp_path: Path) -> None:
+    kill = Kill(worker=1, at=1.0)
+    _, run = made(tmp_path / "foreseen", scenario=replace(ALONE, events=(kill,)))
+    assert run.remarks(chosen("asp")) == []
+    run = written(tmp_path / "run", [*one_step(1.0), (WorkerLeft(worker=0, reason="died", at=2.0), ())], TIMES)
+    assert "worker 0 died in that run: here it goes on to the end" in run.remarks(chosen("asp"))
+
+
+# --- the command --------------------------------------------------------------------------------------
+
+
+def test_without_protocols_the_runs_own_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary, _ = made(tmp_path / "run", "dssp:lower=2,upper=8")
+    assert main(["simulate", "--from", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == summary
+
+
+def test_what_is_taken_for_granted_is_said_once_on_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / "run", "bsp")
+    flags = ["-p", "asp", "-p", "all-reduce", "-p", "all-reduce", "--json"]
+    assert main(["simulate", "--from", str(tmp_path / "run"), *flags]) == 0
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)) == 3
+    assert printed.err.count("\n") == 1
+    assert "an average of all-reduce is taken" in printed.err
+
+
+def no_folder(folder: Path) -> None:
+    pass
+
+
+def no_ledger(folder: Path) -> None:
+    folder.mkdir()
+
+
+def not_a_ledger(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "ledger.sqlite").write_text("no database at all, but long enough to be taken for one" * 100)
+
+
+def nothing_in_it(folder: Path) -> None:
+    folder.mkdir()
+    Ledger(folder / "ledger.sqlite").close()
+
+
+def no_steps(folder: Path) -> None:
+    made(folder, limit=Limit(seconds=0.01))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (no_folder, "there is no ledger.sqlite"),
+        (no_ledger, "there is no ledger.sqlite"),
+        (not_a_ledger, "no ledger can be read"),
+        (nothing_in_it, "its ledger can't be read"),
+        (no_steps, "no step was finished"),
+    ],
+)
+def test_what_is_no_run_is_refused_in_one_line(
+    make: Callable[[Path], None], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        make(tmp_path / "run")
+    except ConfigError:
+        assert make is no_steps  # the simulation is made, and then read
+    assert main(["simulate", "--from", str(tmp_path / "run")]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert str(tmp_path / "run") in line
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["{run}/cluster.toml", "--from", "{run}"], "CLUSTER.toml is given"),
+        (["--from", "{run}", "-n", "8"], "-n is given"),
+        (["--from", "{run}", "--batch", "8"], "--batch is given"),
+        (["-p", "bsp"], "nothing says what the cluster is like"),
+        (["{run}/cluster.toml"], "nothing says how workers synchronise"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_flags_that_contradict_a_run_are_refused_in_one_line(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / "run", limit=Limit(steps=8))
+    assert main(["simulate", *(flag.format(run=tmp_path / "run") for flag in flags)]) == 2
+    line = capsys.readouterr().err
+    assert said in line
+    assert line.count("\n") == 1

@@ -1,0 +1,228 @@
+"""`paceline simulate`: the table, the JSON, the folders, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.core.scenario import load
+from paceline.records.ledger import read_facts
+
+CLUSTER = """
+[cluster]
+workers = 4
+compute = "250ms"
+[[worker]]
+index = 3
+speed = 0.5
+"""
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Runs the command on a cluster, which is given as TOML."""
+
+    def run(*arguments: str, cluster: str = CLUSTER) -> Said:
+        path = tmp_path / "cluster.toml"
+        path.write_text(cluster)
+        code = main(["simulate", str(path), *arguments])
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return run
+
+
+def test_of_one_protocol_json_is_its_summary_and_nothing_else_is_printed(simulate: Any) -> None:
+    said = simulate("-p", "ssp:bound=2", "--seconds", "60", "--batch", "32", "--seed", "7", "--json")
+    assert (said.code, said.err) == (0, "")
+    summary = json.loads(said.out)
+    assert summary["protocol"] == {"name": "ssp", "config": {"bound": 2}}
+    assert (summary["workers"], summary["seed"], summary["wall_seconds"]) == (4, 7, 60.0)
+    assert [row["steps"] for row in summary["per_worker"]] == [122, 122, 122, 120]
+    assert summary["samples"] == 32 * summary["steps"]
+
+
+def test_of_several_json_is_an_array_in_their_order(simulate: Any) -> None:
+    said = simulate("-p", "ssp", "-p", "bsp", "-p", "ad-psgd", "--steps", "40", "--json")
+    assert [one["protocol"]["name"] for one in json.loads(said.out)] == ["ssp", "bsp", "ad-psgd"]
+
+
+def test_samples_are_counted_only_if_a_step_is_said_to_have_any(simulate: Any) -> None:
+    summary = json.loads(simulate("-p", "bsp", "--steps", "8", "--json").out)
+    assert (summary["samples"], summary["samples_per_second"]) == (None, None)
+
+
+def test_n_on_the_command_line_wins_over_the_clusters_workers(simulate: Any) -> None:
+    assert len(json.loads(simulate("-p", "bsp", "-n", "6", "--steps", "6", "--json").out)["per_worker"]) == 6
+
+
+def test_the_table_has_a_line_for_each_protocol_with_what_was_asked_for(simulate: Any) -> None:
+    said = simulate("-p", "bsp", "-p", "ssp:bound=15", "--seconds", "600", "--batch", "10")
+    assert (said.code, said.err) == (0, "")
+    above, below, bsp, ssp = (line.split() for line in said.out.splitlines())
+    assert above == ["steps", "samples", "versions", "stale", "stale", "stale"]
+    assert below == ["protocol", "/s", "/s", "/s", "waiting", "transfer", "mean", "p95", "max", "lead"]
+    assert bsp == ["bsp", "8", "80", "2", "37.5%", "0.0%", "0", "0", "0", "1"]
+    assert ssp[:5] == ["ssp:bound=15", "8.075", "80.75", "8.075", "37.0%"]
+    assert ssp[9] == "16"
+
+
+def test_a_protocol_is_named_by_its_parameters_that_are_not_the_default_ones(simulate: Any) -> None:
+    lines = simulate("-p", "ssp:bound=3", "-p", "dssp:upper=20", "--steps", "40").out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["ssp", "dssp:upper=20"]
+
+
+def test_where_no_terminal_shows_it_each_protocol_is_whole_and_in_one_line(
+    simulate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = "sync-switch:switch_at=0.5,stragglers=greedy,window=20"
+    lines = simulate("-p", long, "-p", "hsp:order=shortest,idle=always", "--steps", "40").out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == [long, "hsp:order=shortest,idle=always"]
+
+
+def test_out_is_a_runs_folder_with_the_summary_that_is_printed(simulate: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "kept"
+    said = simulate("-p", "ripples", "--steps", "40", "--seed", "3", "--out", str(folder), "--json")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary == json.loads(said.out)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "ledger.sqlite", "summary.json"]
+    config = tomllib.loads((folder / "config.toml").read_text())
+    assert config["simulated"] is True
+    assert (config["workers"], config["seed"], config["limits"]) == (4, 3, {"max_steps": 40})
+    assert config["protocol"]["name"] == "ripples"
+    (tmp_path / "again.toml").write_text(_toml(config["scenario"]))
+    assert load(tmp_path / "again.toml") == load(tmp_path / "cluster.toml")
+    assert sum(type(fact).__name__ == "GradientReady" for fact, _ in read_facts(folder / "ledger.sqlite")) >= 40
+
+
+def test_out_of_several_has_a_folder_for_each(simulate: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    said = simulate("-p", "bsp", "-p", "asp", "-p", "asp", "--steps", "20", "--out", str(folder), "--json")
+    assert sorted(path.name for path in folder.iterdir()) == ["asp", "asp-3", "bsp"]
+    printed = json.loads(said.out)
+    assert [json.loads((folder / name / "summary.json").read_text()) for name in ("bsp", "asp", "asp-3")] == printed
+
+
+def test_a_run_that_failed_is_told_and_exits_with_3(simulate: Any) -> None:
+    deaths = "".join(f'[[event]]\nworker = {worker}\nkill = true\nat = "2s"\n' for worker in range(4))
+    said = simulate("-p", "asp", "-p", "bsp", "--seconds", "10", cluster=CLUSTER + deaths)
+    assert said.code == 3
+    assert said.out.splitlines()[-2:] == ["asp: failed: all workers died", "bsp: failed: all workers died"]
+    assert simulate("-p", "asp", "--seconds", "10", "--json", cluster=CLUSTER + deaths).code == 3
+
+
+LIMIT = ("--seconds", "10")
+BSP = ("-p", "bsp", *LIMIT)
+
+REFUSED = {
+    "no limit": (CLUSTER, ("-p", "bsp"), ["--seconds, --steps or --versions"]),
+    "no protocol": (CLUSTER, LIMIT, ["-p"]),
+    "an unknown protocol": (CLUSTER, ("-p", "spp", *LIMIT), ['unknown protocol "spp"', '"ssp"']),
+    "a parameter out of range": (CLUSTER, ("-p", "ssp:bound=-1", *LIMIT), ["bound is -1", "0 or more"]),
+    "no work to switch at a share of": (CLUSTER, ("-p", "sync-switch", *LIMIT), ["sync-switch", "--steps N"]),
+    "versions without a store": (CLUSTER, ("-p", "ad-psgd", "--versions", "5"), ["ad-psgd", "--steps or --seconds"]),
+    "a group above the workers": (
+        CLUSTER,
+        ("-p", "ripples:group_size=5", *LIMIT),
+        ["group_size is 5", "there are 4 workers"],
+    ),
+    "the second of two can't": (CLUSTER, (*BSP, "-p", "sync-switch"), ["sync-switch"]),
+    "no workers": (CLUSTER, (*BSP, "-n", "0"), ['-n is "0"']),
+    "no time": (CLUSTER, ("-p", "bsp", "--seconds", "0"), ['--seconds is "0"']),
+    "no number": (CLUSTER, ("-p", "bsp", "--seconds", "nan"), ['--seconds is "nan"']),
+    "half a step": (CLUSTER, ("-p", "bsp", "--steps", "1.5"), ['--steps is "1.5"']),
+    "an empty batch": (CLUSTER, (*BSP, "--batch", "0"), ['--batch is "0"']),
+    "workers 0": ("[cluster]\nworkers = 0\n", BSP, ["cluster.toml", "cluster.workers is 0", "at least 1"]),
+    "workers not said": ('[cluster]\ncompute = "1s"\n', BSP, ["cluster.toml", "cluster.workers", "-n"]),
+    "compute not said": ("[cluster]\nworkers = 2\n", BSP, ["cluster.toml", "cluster.compute"]),
+    "zero bandwidth": (CLUSTER + '[network]\nbandwidth = "0bit/s"\n', BSP, ["network.bandwidth", "more than 0"]),
+    "zero bandwidth between nodes": (CLUSTER + '[network]\nbetween_nodes = "0B/s"\n', BSP, ["network.between_nodes"]),
+    "no servers": (CLUSTER + "[network]\nservers = 0\n", BSP, ["network.servers is 0"]),
+    "bytes not said": (CLUSTER + '[network]\nbandwidth = "1Gbit/s"\n', BSP, ["cluster.toml", "network.message"]),
+    "a negative speed": (CLUSTER + "[[worker]]\nindex = 1\nspeed = -2\n", BSP, ["speed is -2", "above 0"]),
+    "a worker who is not there": (CLUSTER + "[[worker]]\nindex = 9\nspeed = 2\n", BSP, ["index is 9", "from 0 to 3"]),
+    "a fifth worker who dies": (
+        CLUSTER + '[[event]]\nworker = 4\nkill = true\nat = "1s"\n',
+        BSP,
+        ["event 1: worker is 4", "from 0 to 3"],
+    ),
+    "more nodes than workers": (CLUSTER.replace("4", "4\nnodes = 5", 1), BSP, ["cluster.nodes is 5", "4 workers"]),
+    "an event after the end": (
+        CLUSTER + '[[event]]\nworker = 0\nkill = true\nat = "10s"\n',
+        BSP,
+        ["event 1: at is 10s", "after 10s"],
+    ),
+    "an event after the last step": (
+        CLUSTER + "[[event]]\nworker = 0\nslow = 2.0\nat_step = 40\n",
+        ("-p", "bsp", "--steps", "40"),
+        ["event 1: at_step is 40", "40 steps"],
+    ),
+    "not a scenario": ("workers: 3\n", BSP, ["cluster.toml", "line 1"]),
+}
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_what_cannot_be_is_told_in_one_line_and_exits_with_2(simulate: Any, given: str) -> None:
+    cluster, arguments, parts = REFUSED[given]
+    said = simulate(*arguments, cluster=cluster)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("paceline: ")
+    assert said.err.count("\n") == 1
+    for part in parts:
+        assert part in said.err
+
+
+def test_a_cluster_that_is_not_there_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(tmp_path / "none.toml"), *BSP]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_folder_that_is_there_is_left_alone(simulate: Any, tmp_path: Path, several: bool) -> None:
+    (tmp_path / "kept").mkdir()
+    said = simulate(*BSP, *(["-p", "asp"] if several else []), "--out", str(tmp_path / "kept"))
+    assert said.code == 2
+    assert "is there already" in said.err
+    assert said.err.count("\n") == 1
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_nothing_is_begun_if_one_of_several_is_refused(simulate: Any, tmp_path: Path) -> None:
+    assert simulate(*BSP, "-p", "ripples:group_size=9", "--out", str(tmp_path / "kept")).code == 2
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(simulate: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = simulate(*BSP, "--out", str(tmp_path / "file" / "kept"))
+    assert said.code == 2
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_example_scenarios_can_be_simulated(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(path), "-p", "bsp", "-p", "ripples", "--steps", "100"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def _toml(plain: dict[str, Any]) -> str:
+    import tomli_w
+
+    return tomli_w.dumps(plain)

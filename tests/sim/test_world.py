@@ -1,0 +1,632 @@
+"""Virtual time: closed forms by hand, conservation, the same facts everywhere, every registered protocol to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.choice import Choice, check_fit, choose
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    ReplicaCopied,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.orders import (
+    ApplyUpdate,
+    CopyReplica,
+    DropUpdate,
+    Order,
+    Reduce,
+    Release,
+    StartPull,
+    StartPush,
+    StepReplica,
+)
+from paceline.core.scenario import Kill, Network, Scenario, Slowdown
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.records.journal import Journal
+from paceline.records.ledger import NoLedger, connect, read_facts
+from paceline.records.summary import Summary
+from paceline.sim.costs import ScenarioCosts
+from paceline.sim.simulate import Progress, Simulation, play, simulate
+from paceline.sim.world import Endless, Limit, NoData
+from protocols.test_conformance import CHOICES
+
+History = list[tuple[Fact, tuple[Order, ...]]]
+
+B = 100.0
+"""Bytes a second of most links here."""
+
+
+def simulation(protocol: str | Choice, scenario: Scenario, workers: int, **settings: Any) -> Simulation:
+    """Limits by their names, and what else a simulation takes."""
+    limit = Limit(**{name: settings.pop(name) for name in ("seconds", "steps", "versions") if name in settings})
+    choice = choose(protocol, registry()) if isinstance(protocol, str) else protocol
+    return Simulation(choice=choice, scenario=scenario, workers=workers, limit=limit, **settings)
+
+
+def simulated(protocol: str, scenario: Scenario, workers: int, **settings: Any) -> Summary:
+    return simulate(simulation(protocol, scenario, workers, **settings))
+
+
+def period(protocol: str, scenario: Scenario, workers: int, rounds: int = 16) -> float:
+    """Seconds of a round, or of as many updates as there are workers, once the beginning is behind."""
+    begun, ended = (
+        simulated(protocol, scenario, workers, steps=count * workers)["wall_seconds"] for count in (rounds, 2 * rounds)
+    )
+    return (ended - begun) / rounds  # type: ignore[no-any-return]
+
+
+def steps_of(summary: Summary) -> list[int]:
+    return [row["steps"] for row in summary["per_worker"]]
+
+
+# Closed forms
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
+@pytest.mark.parametrize("latency", [0.0, 0.25])
+@pytest.mark.parametrize("incast", [1.0, 0.5])
+def test_a_round_of_bsp_is_one_step_and_n_transfers_each_way(n: int, latency: float, incast: float) -> None:
+    network = Network(bandwidth=B, latency=latency, message=50, incast=incast)
+    summary = simulated("bsp", Scenario(compute=2.0, network=network), n, versions=6)
+    push = n * 0.5 / (incast if n > 1 else 1.0)
+    assert summary["wall_seconds"] == pytest.approx(6 * (n * 0.5 + 2.0 + push + 2 * latency), rel=1e-12)
+    assert steps_of(summary) == [6] * n
+    assert {row["compute_seconds"] for row in summary["per_worker"]} == {12.0}
+    assert {row["wait_seconds"] for row in summary["per_worker"]} == {0.0}
+
+
+def test_a_round_of_bsp_takes_what_its_slowest_step_takes() -> None:
+    scenario = Scenario(compute=1.0, speeds={2: 0.25}, events=(Slowdown(worker=0, at_step=3, for_steps=2, factor=8.0),))
+    summary = simulated("bsp", scenario, 3, versions=10)
+    assert summary["wall_seconds"] == 8 * 4.0 + 2 * 8.0
+    assert [row["wait_seconds"] for row in summary["per_worker"]] == [8 * 3.0, 8 * 3.0 + 2 * 7.0, 2 * 4.0]
+
+
+@pytest.mark.parametrize(("n", "compute", "transfer"), [(4, 0.4, 0.05), (4, 0.4, 0.1), (8, 0.8, 0.1)])
+def test_the_parameter_servers_rows_of_hsps_page_are_met(n: int, compute: float, transfer: float) -> None:
+    """A simultaneous broadcast, no incast; the formulas are in section 5 of the page."""
+    scenario = Scenario(compute=compute, network=Network(bandwidth=1e6, message=round(1e6 * transfer)))
+    in_step = compute + 2 * n * transfer
+    ahead = max(compute + transfer, n * transfer, in_step / 2)
+    assert period("bsp", scenario, n) == pytest.approx(in_step, rel=1e-6)
+    assert period("hsp:idle=none", scenario, n) == pytest.approx(in_step, rel=1e-6)
+    assert period("hsp:idle=always", scenario, n) == pytest.approx(ahead, rel=1e-6)
+    assert period("asp", scenario, n) == pytest.approx(in_step, rel=1e-6), "all in step, a fair link"
+    assert period("hsp", scenario, n) == pytest.approx(in_step if transfer == 0.05 else ahead, rel=1e-6)
+
+
+def test_bsp_with_incast_takes_the_pages_seconds() -> None:
+    for n, compute, transfer, expected in ((4, 0.4, 0.05, 0.933), (4, 0.4, 0.1, 1.467), (8, 0.8, 0.1, 2.933)):
+        network = Network(bandwidth=1e6, message=round(1e6 * transfer), incast=0.6)
+        assert period("bsp", Scenario(compute=compute, network=network), n) == pytest.approx(expected, abs=5e-4)
+
+
+def staggered(n: int, groups: int, compute: float, apart: float) -> Scenario:
+    """Workers in so many groups of neighbours, whose first pushes begin `apart` seconds after another's."""
+    events = tuple(
+        Slowdown(worker=worker, at_step=0, for_steps=1, factor=1 + (worker // (n // groups)) * apart / compute)
+        for worker in range(n)
+    )
+    return Scenario(compute=compute, network=Network(bandwidth=B, message=100), events=events)
+
+
+def test_asp_on_a_link_with_room_makes_n_updates_in_a_step_and_two_transfers() -> None:
+    """4 transfers of 1 s are less than 8 + 2: staggered by 2 s they never meet."""
+    assert period("asp", staggered(4, 4, compute=8.0, apart=2.0), 4) == pytest.approx(10.0, rel=1e-12)
+
+
+def test_asp_on_a_full_link_makes_n_updates_in_n_transfers() -> None:
+    """8 transfers of 1 s are more than 4 + 2: four pairs, 2 s apart, leave the link no moment idle."""
+    assert period("asp", staggered(8, 4, compute=4.0, apart=2.0), 8) == pytest.approx(8.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
+@pytest.mark.parametrize(("n", "compute"), [(2, 10.0), (8, 1.0), (8, 6.0), (16, 3.0)])
+def test_asp_is_never_faster_than_its_workers_or_its_link(n: int, compute: float, jitter: float) -> None:
+    scenario = Scenario(compute=compute, jitter=jitter, network=Network(bandwidth=B, message=100))
+    summary = simulated("asp", scenario, n, steps=100 * n)
+    pushes = summary["steps"] - n
+    assert summary["wall_seconds"] >= pushes * 1.0, "each push takes the link for a second"
+    in_steps = sum(row["compute_seconds"] for row in summary["per_worker"]) / n
+    assert summary["wall_seconds"] >= in_steps + 2 * pushes / n
+
+
+TWO = Scenario(compute=1.0, speeds={1: 0.5})
+
+
+@pytest.mark.parametrize(
+    ("protocol", "steps", "lead"),
+    [
+        ("asp", [1000, 500], 500),
+        ("ssp:bound=3", [503, 500], 4),
+        ("ssp:bound=15", [515, 500], 16),
+        ("dssp:cap=false,counting=literal", [1000, 500], 500),
+        ("dssp:cap=false", [1000, 500], 500),
+        ("dssp", [503, 500], 16),
+    ],
+)
+def test_two_workers_of_which_one_is_half_as_fast_make_the_steps_of_dssps_page(
+    protocol: str, steps: list[int], lead: int
+) -> None:
+    """Section 9, without jitter: 1000 s, steps of 1 and 2 s; of DSSP the lead that it may have."""
+    summary = simulated(protocol, TWO, 2, seconds=1000.0)
+    assert steps_of(summary) == steps
+    assert summary["per_worker"][0]["max_lead"] == lead
+    assert summary["per_worker"][0]["wait_seconds"] == 1000.0 - steps[0]
+    assert summary["per_worker"][1]["wait_seconds"] == 0.0
+
+
+NETWORK = Network(bandwidth=B, latency=0.125, message=60, incast=0.75)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "hsp", "ps-plus"])
+def test_several_servers_are_one_link_of_all_their_bandwidths(protocol: str) -> None:
+    scenario = Scenario(compute=1.0, jitter=0.2, network=replace(NETWORK, servers=4))
+    wider = Scenario(compute=1.0, jitter=0.2, network=replace(NETWORK, bandwidth=4 * B))
+    assert simulated(protocol, scenario, 5, steps=200) == simulated(protocol, wider, 5, steps=200)
+    assert simulated(protocol, scenario, 5, steps=200) != simulated(
+        protocol, Scenario(compute=1.0, jitter=0.2, network=NETWORK), 5, steps=200
+    )
+
+
+@pytest.mark.parametrize(("n", "transfer"), [(1, 2.5), (4, 2.5), (5, 3.125), (8, 5.0)])
+def test_no_transfer_is_faster_than_its_workers_own_link(n: int, transfer: float) -> None:
+    """100 bytes at 40 a second take 2.5 s, until the server's 160 a second are too few for all."""
+    network = Network(bandwidth=160.0, worker_bandwidth=40.0, message=100)
+    assert period("bsp", Scenario(compute=1.0, network=network), n) == pytest.approx(1.0 + 2 * transfer, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n", "nodes", "bandwidth"), [(4, 1, 400.0), (4, 4, 200.0), (4, 2, 50.0), (1, 1, None), (3, 2, 50.0)]
+)
+def test_an_average_takes_a_rings_time_on_the_links_that_its_group_needs(
+    n: int, nodes: int, bandwidth: float | None
+) -> None:
+    network = Network(latency=0.25, message=300, within_nodes=400.0, between_nodes=200.0, mixed=50.0)
+    ring = 2 * (n - 1) * 0.25 + (2 * (n - 1) / n * 300 / bandwidth if bandwidth else 0.0)
+    assert period("all-reduce", Scenario(nodes=nodes, compute=2.0, network=network), n) == pytest.approx(
+        2.0 + ring, rel=1e-12
+    )
+
+
+def test_where_nothing_is_said_of_mixed_groups_they_take_the_links_between_nodes() -> None:
+    network = Network(message=300, within_nodes=400.0, between_nodes=200.0)
+    two, four = (Scenario(nodes=nodes, compute=2.0, network=network) for nodes in (2, 4))
+    assert period("all-reduce", two, 4) == period("all-reduce", four, 4) == pytest.approx(2.0 + 1.5 * 1.5)
+
+
+def test_without_a_bandwidth_an_average_takes_its_latencies() -> None:
+    assert period("all-reduce", Scenario(compute=2.0, network=Network(latency=0.25, message=300)), 3) == 2.0 + 4 * 0.25
+
+
+def test_bursts_slow_the_steps_that_begin_in_them() -> None:
+    scenario = Scenario(compute=1.0, events=(Slowdown(worker=0, at=10.0, for_=5.0, every=20.0, factor=5.0),))
+    summary = simulated("asp", scenario, 2, seconds=40.0)
+    assert steps_of(summary) == [10 + 1 + 15 + 1 + 5, 40]  # one long step each time, as it lasts to the burst's end
+
+
+# The engine keeps its promises
+
+SCENARIO = Scenario(
+    nodes=2,
+    compute=0.1,
+    jitter=0.05,
+    network=Network(
+        bandwidth=5e6, latency=1e-3, message=50_000, incast=0.8, within_nodes=1e7, between_nodes=5e6, mixed=2e6
+    ),
+    speeds={3: 0.4},
+    events=(
+        Slowdown(worker=2, at=1.0, for_=1.0, every=3.0, factor=4.0),
+        Kill(worker=1, at=2.0, rejoin_after=1.5),
+        Kill(worker=0, at_step=12, rejoin_after=0.25),
+    ),
+)
+"""A straggler, bursts, two deaths, and two who come back."""
+
+WORKERS, STEPS = 4, 150
+
+
+@pytest.fixture(scope="module", params=CHOICES, ids=str)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Choice, Path, Summary]:
+    """Each registered protocol through it: the choice, its folder, its summary."""
+    folder = tmp_path_factory.mktemp("simulated") / "run"
+    summary = simulate(simulation(request.param, SCENARIO, WORKERS, steps=STEPS, seed=3, batch=32), folder)
+    return request.param, folder, summary
+
+
+def facts(folder: Path) -> History:
+    return list(read_facts(folder / "ledger.sqlite"))
+
+
+def test_every_protocol_goes_to_the_end_with_a_straggler_bursts_deaths_and_joins(
+    run: tuple[Choice, Path, Summary],
+) -> None:
+    _, folder, summary = run
+    assert (summary["outcome"], summary["error"]) == ("completed", None)
+    assert STEPS <= summary["steps"] < STEPS + 2 * WORKERS, "a version is made whole"
+    assert summary["samples"] == 32 * summary["steps"]
+    history = facts(folder)
+    joined = {fact.worker: fact.step for fact, _ in history if isinstance(fact, WorkerJoined)}
+    assert sorted(joined) == [0, 1]
+    made = {(fact.worker, fact.step) for fact, _ in history if isinstance(fact, GradientReady)}
+    for worker, step in joined.items():
+        assert (worker, step) in made, "who has come back makes steps"
+
+
+def test_its_invariants_hold_after_every_fact_and_a_fresh_machine_gives_the_same_orders(
+    run: tuple[Choice, Path, Summary],
+) -> None:
+    choice, folder, _ = run
+    machine: Any = choice.machine()
+    for fact, orders in facts(folder):
+        given = machine.handle(fact)
+        assert given == orders
+        assert [order.why for order in given] == [order.why for order in orders]
+        for sentence, holds in choice.spec.invariants.items():
+            assert holds(machine), sentence
+        for name, part in zip(choice.spec.parts, choice.parts, strict=True):
+            for sentence, holds in part.spec.invariants.items():
+                assert holds(getattr(machine, name).machine), sentence
+
+
+def test_every_step_is_applied_or_dropped_or_under_way_at_the_end(run: tuple[Choice, Path, Summary]) -> None:
+    _, folder, _ = run
+    history = facts(folder)
+    ended = next(
+        at for at, (fact, _) in enumerate(history) if isinstance(fact, WorkerLeft) and fact.reason == "stopped"
+    )
+    released: dict[tuple[int, int], None] = {}
+    last: dict[int, int] = {}
+    means: dict[int, tuple[tuple[int, int, float], ...]] = {}
+    settled: dict[tuple[int, int], int] = {}
+
+    def settle(worker: int, step: int) -> None:
+        settled[worker, step] = settled.get((worker, step), 0) + 1
+        released.pop((worker, step), None)
+
+    for fact, orders in history[:ended]:
+        if isinstance(fact, WorkerLeft):  # what it had not told of went with it
+            released.pop((fact.worker, last[fact.worker]), None)
+        for order in orders:
+            match order:
+                case Release(worker=worker, step=step):
+                    released[worker, step], last[worker] = None, step
+                case ApplyUpdate(contributions=contributions):
+                    for worker, step, _ in contributions:
+                        settle(worker, step)
+                case Reduce(group=group, contributions=contributions):
+                    means[group] = contributions
+                case StepReplica(worker=worker, step=step, group=None):
+                    settle(worker, step)
+                case StepReplica(group=int() as group):
+                    for worker, step, _ in means.pop(group, ()):
+                        settle(worker, step)
+                case DropUpdate(worker=worker, step=step):
+                    if (worker, step) in released:
+                        settle(worker, step)
+    assert set(settled.values()) == {1}
+    assert len(settled) >= STEPS
+    for worker, step in released:
+        assert step >= last[worker] - 1, "who is under way is at its last step, or pushes the one before"
+
+
+def test_every_transfer_ends_or_its_worker_has_left_and_as_many_bytes_arrive_as_are_sent(
+    run: tuple[Choice, Path, Summary],
+) -> None:
+    choice, folder, _ = run
+    history = facts(folder)
+    open_: dict[tuple[int, str, int], float] = {}
+    ended: list[tuple[int, str, int, float, float]] = []
+    for fact, orders in history:
+        key = None
+        match fact:
+            case UpdateArrived(worker=worker, step=step):
+                key = (worker, "push", step)
+            case ParametersTaken(worker=worker, version=version):
+                key = (worker, "pull", version)
+            case ReplicaCopied(worker=worker, source=source):
+                key = (worker, "pull", source)
+            case WorkerLeft(worker=worker):
+                for one in [one for one in open_ if one[0] == worker]:
+                    del open_[one]
+        if key is not None:
+            ended.append((*key, open_.pop(key), fact.at))
+        for order in orders:
+            match order:
+                case StartPush(worker=worker, step=step):
+                    key = (worker, "push", step)
+                case (
+                    Release(worker=worker, version=version, parameters="pull")
+                    | StartPull(worker=worker, version=version)
+                ):
+                    key = (worker, "pull", version)
+                case CopyReplica(worker=worker, source=source):
+                    key = (worker, "pull", source)
+                case _:
+                    continue
+            assert key not in open_
+            open_[key] = fact.at
+    assert not open_, "all have left in the end"
+    with connect(folder / "ledger.sqlite") as ledger:
+        kept = ledger.execute("SELECT worker, direction, number, bytes, began, ended, delivered FROM transfers")
+        rows = kept.fetchall()
+    assert sorted((row[0], row[1], row[2], row[4], row[5]) for row in rows) == sorted(ended)
+    assert {row[3] for row in rows} <= {50_000}
+    assert all(row[5] == row[6] for row in rows), "the run acts on an end as it comes"
+    if choice.spec.family == "parameter-server":
+        assert len(rows) > STEPS
+
+
+def test_a_workers_four_seconds_are_its_time_and_a_steps_parts_are_the_time_to_the_next(
+    run: tuple[Choice, Path, Summary],
+) -> None:
+    _, folder, summary = run
+    history = facts(folder)
+    stays: dict[int, float] = {}
+    began: dict[int, float] = {}
+    for fact, _ in history:
+        match fact:
+            case TrainingBegan(members=members):
+                began = {worker: fact.at for worker, _, _ in members}
+            case WorkerJoined(worker=worker):
+                began[worker] = fact.at
+            case WorkerLeft(worker=worker):
+                stays[worker] = stays.get(worker, 0.0) + fact.at - began[worker]
+    for row in summary["per_worker"]:
+        parts = [row[f"{part}_seconds"] for part in ("compute", "wait", "transfer", "other")]
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(stays[row["worker"]], rel=1e-7)
+    with connect(folder / "ledger.sqlite") as ledger:
+        rows = ledger.execute(
+            "SELECT worker, step, began, compute + push + wait + pull + other FROM step_times ORDER BY worker, step"
+        ).fetchall()
+    first = {fact.step: fact.worker for fact, _ in history if isinstance(fact, WorkerJoined)}
+    compared = 0
+    for (worker, step, at, length), (following, number, then, _) in pairwise(rows):
+        if worker == following and number == step + 1 and first.get(number) != worker:
+            compared += 1
+            assert then - at == pytest.approx(length, abs=1e-9)
+    assert compared > STEPS / 2
+
+
+def test_the_ledger_has_the_summarys_numbers(run: tuple[Choice, Path, Summary]) -> None:
+    _, folder, summary = run
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    with connect(folder / "ledger.sqlite") as ledger:
+        (applied,) = ledger.execute("SELECT count(*) FROM applied_updates").fetchone()
+        (last,) = ledger.execute("SELECT max(at) FROM facts").fetchone()
+    assert applied == summary["steps"]
+    assert last == pytest.approx(summary["wall_seconds"], rel=1e-8)
+
+
+FINGERPRINTS = """
+import hashlib, json, sys, tempfile
+from pathlib import Path
+from sim.test_world import SCENARIO, simulation
+from paceline.records.ledger import read_facts
+from paceline.sim.simulate import simulate
+for protocol in sys.argv[1:]:
+    with tempfile.TemporaryDirectory() as folder:
+        summary = simulate(simulation(protocol, SCENARIO, 4, steps=120, seed=5), Path(folder) / "run")
+        history = list(read_facts(Path(folder) / "run" / "ledger.sqlite"))
+    print(protocol, hashlib.sha256(repr((json.dumps(summary), history)).encode()).hexdigest())
+"""
+
+
+def test_a_seed_gives_the_same_facts_in_every_process_whatever_strings_hash_to() -> None:
+    protocols = ["ssp", "dssp", "hsp", "ps-plus", "sync-switch", "all-reduce", "ad-psgd", "ripples"]
+
+    def fingerprints(hashing: str) -> str:
+        path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+        return subprocess.run(
+            [sys.executable, "-c", FINGERPRINTS, *protocols],
+            env={**os.environ, "PYTHONHASHSEED": hashing, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+
+    first, second = fingerprints("0"), fingerprints("12345")
+    assert first == second
+    assert len(first.splitlines()) == len(protocols)
+
+
+def test_another_seed_gives_other_steps() -> None:
+    walls = {simulated("asp", SCENARIO, 4, steps=50, seed=seed)["wall_seconds"] for seed in range(5)}
+    assert len(walls) == 5
+
+
+# Limits
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "hsp", "all-reduce", "ad-psgd"])
+def test_seconds_end_it_at_that_very_second(protocol: str, tmp_path: Path) -> None:
+    scenario = replace(SCENARIO, events=())
+    summary = simulate(simulation(protocol, scenario, 4, seconds=3.25), tmp_path / "run")
+    assert summary["wall_seconds"] == 3.25
+    history = facts(tmp_path / "run")
+    assert all(fact.at <= 3.25 for fact, _ in history)
+    assert [(fact.at, fact.reason) for fact, _ in history if isinstance(fact, WorkerLeft)] == [(3.25, "stopped")] * 4
+
+
+def test_what_happens_at_the_last_second_still_does() -> None:
+    assert steps_of(simulated("asp", Scenario(compute=1.0), 2, seconds=3.0)) == [3, 3]
+
+
+def test_steps_end_it_once_so_many_are_applied() -> None:
+    assert simulated("asp", SCENARIO, 4, steps=77)["steps"] == 77
+    assert simulated("bsp", replace(SCENARIO, events=()), 4, steps=77)["steps"] == 80, "a version is made whole"
+
+
+def test_versions_end_it_at_that_version() -> None:
+    summary = simulated("bsp", replace(SCENARIO, events=()), 4, versions=7)
+    assert (summary["versions"], summary["steps"]) == (7, 28)
+    assert simulated("asp", SCENARIO, 4, versions=9)["versions"] == 9
+
+
+def test_the_earliest_limit_counts() -> None:
+    scenario = Scenario(compute=1.0)
+    for limits in ({"seconds": 4.0, "steps": 100}, {"seconds": 100.0, "steps": 8}, {"versions": 8, "steps": 100}):
+        assert simulated("asp", scenario, 2, **limits)["steps"] == 8
+
+
+def test_progress_is_told_of_every_fact_with_the_second_the_steps_and_the_versions() -> None:
+    told: list[tuple[float, int, int]] = []
+    one: Progress = lambda now, steps, versions: told.append((now, steps, versions))  # noqa: E731
+    summary = simulate(simulation("bsp", replace(SCENARIO, events=()), 4, versions=5), progress=one)
+    assert told == sorted(told)
+    assert told[-1] == (pytest.approx(summary["wall_seconds"], rel=1e-8), 20, 5)
+    assert len(told) == 20 * 3  # a pull, a gradient and a push of each step
+
+
+# Who leaves, who comes
+
+
+def test_who_dies_takes_its_transfers_along_and_the_link_is_the_others() -> None:
+    """Both pull until 2; at 3 both begin to push, 0 dies at 4 with half of its second spent: 1 ends at 4.5."""
+    scenario = Scenario(compute=1.0, network=Network(bandwidth=B, message=100), events=(Kill(worker=0, at=4.0),))
+    summary = simulated("asp", scenario, 2, steps=1)
+    assert (summary["wall_seconds"], steps_of(summary)) == (4.5, [0, 1])
+    assert summary["per_worker"][0]["left"] == {"reason": "died", "at": 4.0}
+
+
+def test_who_comes_back_starts_at_that_moment_with_its_next_step(tmp_path: Path) -> None:
+    scenario = Scenario(compute=1.0, events=(Kill(worker=0, at=2.5, rejoin_after=4.0),))
+    summary = simulate(simulation("asp", scenario, 2, seconds=10.0), tmp_path / "run")
+    assert steps_of(summary) == [2 + 3, 10]
+    (joined,) = (fact for fact, _ in facts(tmp_path / "run") if isinstance(fact, WorkerJoined))
+    assert (joined.worker, joined.step, joined.at) == (0, 3, 6.5)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "network"), [("bsp", None), ("all-reduce", Network(bandwidth=B, message=100)), ("ad-psgd", None)]
+)
+def test_who_is_back_before_its_step_would_have_ended_does_not_end_that_step(
+    protocol: str, network: Network | None
+) -> None:
+    """At 4; until then it waits for the round's end, or for a replica."""
+    events = (Kill(worker=0, at=3.5, rejoin_after=0.25),)
+    summary = simulated(protocol, Scenario(compute=4.0, network=network, events=events), 3, seconds=60.0)
+    assert (summary["outcome"], summary["error"]) == ("completed", None)
+    assert summary["per_worker"][0]["steps"] > 10
+
+
+def test_a_worker_that_is_away_cannot_die_and_comes_back_when_its_first_death_says() -> None:
+    events = (Kill(worker=0, at=2.5, rejoin_after=4.0), Kill(worker=0, at=3.0, rejoin_after=1.0))
+    summary = simulated("asp", Scenario(compute=1.0, events=events), 2, seconds=10.0)
+    assert steps_of(summary) == [2 + 3, 10]
+
+
+def test_a_run_whose_workers_have_all_died_has_failed() -> None:
+    scenario = Scenario(compute=1.0, events=(Kill(worker=0, at=2.5), Kill(worker=1, at_step=4)))
+    summary = simulated("asp", scenario, 2, seconds=10.0)
+    assert (summary["outcome"], summary["error"], summary["wall_seconds"]) == ("failed", "all workers died", 4.0)
+
+
+def test_all_may_be_away_for_a_while() -> None:
+    events = tuple(Kill(worker=worker, at=2.5, rejoin_after=4.0) for worker in (0, 1))
+    summary = simulated("asp", Scenario(compute=1.0, events=events), 2, seconds=10.0)
+    assert (summary["outcome"], steps_of(summary)) == ("completed", [5, 5])
+
+
+class Given(Endless):
+    """So many steps have data, for each worker."""
+
+    def samples(self, worker: int, step: int) -> int | None:
+        if step >= 5:
+            raise NoData
+        return 1
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_where_the_data_ends_all_finish_and_nothing_is_lost(choice: Choice) -> None:
+    one = simulation(choice, replace(SCENARIO, events=()), 4, steps=10**6)
+    journal = Journal(NoLedger())
+    summary = play(one, Given(20, 1), journal)
+    assert (summary["outcome"], summary["error"]) == ("completed", None)
+    assert {row["left"]["reason"] for row in summary["per_worker"]} == {"finished"}
+    assert sum(steps_of(summary)) + len(journal.tally.ready) <= 20
+    assert summary["steps"] >= 15
+
+
+class Slow(ScenarioCosts):
+    """Versions take the store half a second."""
+
+    def commit(self, order: ApplyUpdate) -> float:
+        return 0.5
+
+
+def test_a_store_makes_one_version_after_another_and_a_pull_waits_for_its_own() -> None:
+    scenario = Scenario(compute=1.0)
+    one = simulation("asp", scenario, 4, versions=40, costs=Slow(scenario, 4, 0))
+    assert simulate(one)["wall_seconds"] == pytest.approx(1.0 + 9 * 2.0, abs=2.0), "four versions in 2 s, not in 1.5"
+    alone = simulation("asp", scenario, 1, versions=10, costs=Slow(scenario, 1, 0))
+    assert simulate(alone)["wall_seconds"] == 10 * 1.0 + 9 * 0.5
+
+
+def upheaval(seed: int) -> tuple[Scenario, int, dict[str, float]]:
+    """A random cluster in which many die, some come back, and moments coincide; how many; and when it ends."""
+    chance = random.Random(seed)
+    workers = chance.randrange(2, 7)
+
+    def event() -> Slowdown | Kill:
+        worker, at = chance.randrange(workers), chance.randrange(20) * 0.25
+        if chance.random() < 0.2:
+            return Slowdown(worker=worker, at=at, for_=1.0, every=chance.choice([None, 2.0]), factor=3.0)
+        rejoin_after = chance.choice([None, 0.0, 0.25, 1.0])
+        if chance.random() < 0.3:
+            return Kill(worker=worker, at_step=chance.randrange(12), rejoin_after=rejoin_after)
+        return Kill(worker=worker, at=at, rejoin_after=rejoin_after)
+
+    network = Network(
+        bandwidth=chance.choice([None, 400.0, 100.0]),
+        worker_bandwidth=chance.choice([None, 200.0]),
+        latency=chance.choice([0.0, 0.125]),
+        message=25,
+        incast=chance.choice([1.0, 0.5]),
+        within_nodes=chance.choice([None, 200.0]),
+    )
+    scenario = Scenario(
+        nodes=chance.randrange(1, min(workers, 3) + 1),
+        compute=0.25,
+        jitter=chance.choice([0.0, 0.2]),
+        network=chance.choice([None, network]),
+        events=tuple(event() for _ in range(chance.randrange(8))),
+    )
+    return scenario, workers, {"steps": 200, "seconds": 12.0}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_no_upheaval_stops_those_who_are_left(choice: Choice) -> None:
+    for seed in range(200):
+        scenario, workers, limits = upheaval(seed)
+        try:
+            check_fit(choice, scenario.hosts(workers))
+        except ConfigError:
+            continue
+        for training in (Endless(200, 1), Given(5 * workers, 1)):
+            one = simulation(choice, scenario, workers, **limits)
+            journal = Journal(NoLedger())
+            summary = play(one, training, journal)
+            assert summary["error"] in (None, "all workers died"), f"seed {seed}"
+            assert summary["steps"] == sum(steps_of(summary))
+            if training.work == 200 and summary["error"] is None and summary["steps"] < 200:
+                assert summary["wall_seconds"] == 12.0, f"seed {seed}"
