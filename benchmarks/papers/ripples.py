@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from sync_switch import print_table
+from claims import print_table
 
 from paceline.records.ledger import connect
 

@@ -35,6 +35,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 
+from claims import print_table
+
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = Path(__file__).with_name("mnist_small.py")
 WORKERS = 8
@@ -135,19 +137,6 @@ def _cells(runs: Sequence[Run], bsp: dict[int, Run]) -> list[str]:
         f"{mean(stale):.2f}" if stale else "",
         f"{sum(run.outcome == 'diverged' for run in runs)}",
     ]
-
-
-def print_table(rows: Sequence[Sequence[str]], markdown: bool) -> None:
-    """The first row is the head."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for number, row in enumerate(rows):
-        cells = [
-            cell.ljust(width) if column == 1 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print(f"| {' | '.join(cells)} |" if markdown else "  ".join(cells).rstrip())
-        if markdown and number == 0:
-            print(f"|{'|'.join('-' * (w + 2) if c == 1 else '-' * (w + 1) + ':' for c, w in enumerate(widths))}|")
 
 
 def read(path: Path | None) -> list[Run]:

@@ -1,0 +1,285 @@
+"""DSSP's counts beside those of ASP and SSP, in virtual time: a permanent straggler, bursts, and Table I's cluster.
+
+    python benchmarks/papers/dssp.py --markdown        # half a minute on one core
+
+Two workers; transfers cost nothing. The same command prints the same on any machine.
+
+1. Steps of 1 s and 2 s, 1000 s long: the steps of each worker, and the largest lead that one had, beside the table on
+   our notes' page of the paper, which is our own model and not the paper's. Without jitter to within a step. With a
+   jitter of 5 %, the range over the seeds: only what the page reads out of those rows is compared.
+2. Steps of 1 s ± 2 %, and each worker three times slower for L steps of every 40, half a period after the other one;
+   2000 s long: steps of both, seconds waited, and the largest lead, as means over the seeds. Beside the page's, ours as
+   well; whether protocols come in the expected order is looked at in each seed.
+3. Table I's cluster: what is known of it is that all runs end after about 8900 s, and that accuracies are reached where
+   the learning rate drops, after 200 and 250 of 300 epochs. Of when that is there are two readings: by the slow
+   worker's epochs, or by updates at the server, as many to an epoch as one worker makes. Both are computed under each
+   protocol, with the fast worker so much faster that ASP's first drop, by updates, comes at 1780 s, as Figure 4 has
+   it. That is a look for what would explain the table, not a test of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean
+
+from claims import Claim, print_claims, print_table, simulated
+
+from paceline.core.scenario import Scenario
+from paceline.sim.costs import ScenarioCosts
+from paceline.sim.world import Limit
+
+LITERAL, CORRECTED, CAPPED = "dssp:counting=literal,cap=false", "dssp:cap=false", "dssp"
+TITLES = {
+    "bsp": "BSP",
+    "asp": "ASP",
+    "ssp:bound=0": "SSP 0",
+    "ssp:bound=3": "SSP 3",
+    "ssp:bound=6": "SSP 6",
+    "ssp:bound=15": "SSP 15",
+    LITERAL: "DSSP 3..15, literal, no cap",
+    CORRECTED: "DSSP 3..15, corrected, no cap",
+    CAPPED: "DSSP 3..15, corrected, cap",
+}
+"""As it is written for `-p`, and as the tables call it."""
+UPPER = 15
+
+# --- 1. a permanent straggler ---------------------------------------------------------------------------
+
+COUNTS = {
+    "asp": (1000, 500, 500),
+    "ssp:bound=3": (503, 500, 4),
+    "ssp:bound=15": (515, 500, 16),
+    LITERAL: (1000, 500, 500),
+    CORRECTED: (1000, 500, 500),
+    CAPPED: (503, 500, 16),
+}
+"""The page's section 9, without jitter: steps of the fast and of the slow worker, largest lead."""
+JITTERY = {
+    "asp": "999, 500",
+    "ssp:bound=3": "504, 500 / 4",
+    "ssp:bound=15": "516, 500 / 16",
+    LITERAL: "505, 500 / 175",
+    CORRECTED: "506, 500 / 146",
+    CAPPED: "504, 500 / 16",
+}
+"""The same with jitter, for one seed of the page's."""
+TRENDS = {
+    "asp": "the lead grows without end",
+    "ssp:bound=3": "a lead of at most 4, and the rate of the slow worker",
+    "ssp:bound=15": "a lead of at most 16, and the rate of the slow worker",
+    LITERAL: "a lead far beyond 16",
+    CORRECTED: "a lead far beyond 16",
+    CAPPED: "a lead of at most 16, and the rate of the slow worker",
+}
+"""What is compared of it."""
+
+
+def counts(protocol: str, jitter: float = 0.0, seed: int = 0) -> tuple[int, int, int]:
+    """Steps of the fast worker and of the slow one in 1000 s, and the largest lead."""
+    scenario = Scenario(compute=1.0, jitter=jitter, speeds={1: 0.5})
+    summary = simulated(protocol, scenario, 2, Limit(seconds=1000), seed=seed)
+    fast, slow = summary["per_worker"]
+    return fast["steps"], slow["steps"], max(fast["max_lead"], slow["max_lead"])
+
+
+def count_claims() -> list[Claim]:
+    """A claim for each column of section 9, without jitter."""
+    claims = []
+    for protocol, published in COUNTS.items():
+        ours = counts(protocol)
+        close = all(abs(one - other) <= 1 for one, other in zip(published, ours, strict=True))
+        told = (f"{fast}, {slow} / {lead}" for fast, slow, lead in (published, ours))
+        claims.append(Claim(TITLES[protocol], next(told), "our own model", next(told), close))
+    return claims
+
+
+def trend_claims(seeds: int) -> list[Claim]:
+    """The same with jitter."""
+    claims = []
+    for protocol, published in JITTERY.items():
+        runs = [counts(protocol, 0.05, seed) for seed in range(seeds)]
+        if protocol == "asp":
+            reached = all(lead > 400 for _, _, lead in runs)
+        elif protocol in (LITERAL, CORRECTED):
+            reached = all(lead > 2 * UPPER for _, _, lead in runs)
+        else:
+            most = COUNTS[protocol][2]
+            reached = all(lead <= most and fast - slow <= most for fast, slow, lead in runs)
+        cells = [f"{min(part)}–{max(part)}" for part in zip(*runs, strict=True)]
+        ours = f"{cells[0]}, {cells[1]} / {cells[2]}"
+        claims.append(Claim(TITLES[protocol], published, "our own model", ours, reached, TRENDS[protocol]))
+    return claims
+
+
+# --- 2. bursts ------------------------------------------------------------------------------------------
+
+PERIOD = 40
+BURSTS = {
+    4: {
+        "asp": (3327, 0, 9),
+        "ssp:bound=0": (2843, 586, 1),
+        "ssp:bound=3": (3190, 169, 4),
+        "ssp:bound=6": (3326, 3, 7),
+        "ssp:bound=15": (3327, 0, 9),
+        CAPPED: (3278, 62, 8),
+        CORRECTED: (3279, 61, 8),
+        LITERAL: (3287, 51, 8),
+    },
+    6: {
+        "asp": (3072, 0, 14),
+        "ssp:bound=0": (2486, 762, 1),
+        "ssp:bound=3": (2749, 422, 4),
+        "ssp:bound=6": (3062, 13, 7),
+        "ssp:bound=15": (3072, 0, 14),
+        CAPPED: (2955, 153, 12),
+        CORRECTED: (2970, 132, 12),
+        LITERAL: (3020, 68, 12),
+    },
+}
+"""The page's section 10, by a burst's length: steps, seconds waited, largest lead."""
+
+
+class Bursts(ScenarioCosts):
+    """`length` of every 40 steps of a worker are three times as long; the two workers' are half a period apart."""
+
+    def __init__(self, scenario: Scenario, seed: int, length: int) -> None:
+        super().__init__(scenario, 2, seed)
+        self._length = length
+
+    def compute(self, worker: int, step: int, at: float) -> float:
+        """See `Costs`."""
+        slow = (step + PERIOD // 2 * (1 + worker)) % PERIOD < self._length
+        return super().compute(worker, step, at) * (3 if slow else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """What a protocol made of the bursts, with one seed."""
+
+    steps: int
+    waited: float
+    lead: int
+
+
+def burst(protocol: str, length: int, seed: int, seconds: float = 2000, jitter: float = 0.02) -> Burst:
+    """One simulation."""
+    scenario = Scenario(compute=1.0, jitter=jitter)
+    costs = Bursts(scenario, seed, length)
+    summary = simulated(protocol, scenario, 2, Limit(seconds=seconds), seed=seed, costs=costs)
+    both = summary["per_worker"]
+    waited = sum(one["wait_seconds"] for one in both)
+    return Burst(summary["steps"], waited, max(one["max_lead"] for one in both))
+
+
+def burst_rows(runs: dict[int, dict[str, list[Burst]]]) -> list[list[str]]:
+    """A row for each length and protocol."""
+    rows = [["L / period", "protocol", "steps", "page", "waited", "page", "largest lead", "page"]]
+    for length, by_protocol in runs.items():
+        for protocol, those in by_protocol.items():
+            steps, waited, lead = BURSTS[length][protocol]
+            ours = mean(one.steps for one in those), mean(one.waited for one in those)
+            cells = [f"{ours[0]:.0f}", f"{steps}", f"{ours[1]:.0f}", f"{waited}"]
+            most = f"{mean(one.lead for one in those):.1f}"
+            rows.append([f"{length}/{PERIOD}", TITLES[protocol], *cells, most, f"{lead}"])
+    return rows
+
+
+def burst_claims(runs: dict[int, dict[str, list[Burst]]]) -> list[Claim]:
+    """The orders that the page expects, in each seed; and how far our numbers are from the page's."""
+    claims = []
+    order = ("ssp:bound=3", CAPPED, "ssp:bound=15", "asp")
+    for length, by_protocol in runs.items():
+        seeds = list(zip(*(by_protocol[protocol] for protocol in order), strict=True))
+        right = sum(all(a.steps <= b.steps for a, b in pairwise(seed)) for seed in seeds)
+        what = f"{length}/{PERIOD}: SSP 3 ≤ DSSP ≤ SSP 15 ≤ ASP in steps"
+        claims.append(Claim(what, "always", "our own model", f"in {right} of {len(seeds)} seeds", right == len(seeds)))
+        lead = max(one.lead for one in by_protocol[CAPPED])
+        what = f"{length}/{PERIOD}: the largest lead with the cap"
+        claims.append(Claim(what, f"≤ {UPPER + 1}", "our own model", f"{lead}", lead <= UPPER + 1))
+        off = max(abs(mean(one.steps for one in those) / BURSTS[length][p][0] - 1) for p, those in by_protocol.items())
+        what = f"{length}/{PERIOD}: steps in all rows"
+        claims.append(Claim(what, "as in the table", "our own model", f"within {off:.1%}", off <= 0.02))
+    return claims
+
+
+# --- 3. Table I's cluster -------------------------------------------------------------------------------
+
+END = 8900.0
+FIRST, SECOND = 200 / 300, 250 / 300
+RATIO = END * FIRST / 1780 - 1
+"""Steps of the fast worker for one of the slow: by ASP's first drop. Updates come 1 + RATIO times as fast."""
+STEPS = 5860
+"""Of the slow worker in 8900 s: a tenth of 300 epochs of half the data, in batches of 128."""
+TABLE = {
+    "bsp": (6159.2, 5950),
+    "asp": (2993.1, 1780),
+    "ssp:bound=3": (5678.2, 5600),
+    "ssp:bound=6": (5703.8, 5600),
+    "ssp:bound=15": (5564.9, 5600),
+    CAPPED: (3016.4, 3000),
+    LITERAL: (3016.4, 3000),
+}
+"""Table I, seconds to an accuracy of .67; and the first jump in Figure 4, read off it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drops:
+    """When the learning rate falls, in seconds, if updates at the server are counted; and when the slow worker ends."""
+
+    first: float
+    second: float
+    end: float
+
+
+def drops(protocol: str, steps: int = STEPS) -> Drops:
+    """Of one protocol; `steps` are the slow worker's in 8900 s."""
+    scenario = Scenario(compute=END / steps, speeds={0: RATIO})
+    first, second = (
+        simulated(protocol, scenario, 2, Limit(versions=round(share * steps)))["wall_seconds"]
+        for share in (FIRST, SECOND)
+    )
+    # Under none of these protocols does the slow worker wait, so its last step ends when it would end alone.
+    slow = simulated(protocol, scenario, 2, Limit(seconds=END / 10))["per_worker"][1]
+    return Drops(first, second, END * (steps / 10) / slow["steps"])
+
+
+def drop_rows() -> list[list[str]]:
+    """A row for each protocol."""
+    head = ["protocol", "s to .67, Table I", "first jump, Fig. 4", "first drop, by epochs", "by updates", "second"]
+    rows = [[*head, "all ends", "explained"]]
+    for protocol, (seconds, jump) in TABLE.items():
+        ours = drops(protocol)
+        cells = [f"{seconds:.0f}", f"≈ {jump}", f"{FIRST * ours.end:.0f}", f"{ours.first:.0f}", f"{ours.second:.0f}"]
+        near = [
+            word for word, at in (("epochs", FIRST * ours.end), ("updates", ours.first)) if abs(at / jump - 1) < 0.03
+        ]
+        told = f"by {' and by '.join(near)}" if near else "no"
+        rows.append([TITLES[protocol], *cells, f"{ours.end:.0f}", told])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="default: 5")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as markdown")
+    args = parser.parse_args()
+
+    print_claims(count_claims(), args.markdown)
+    print()
+    print_claims(trend_claims(args.seeds), args.markdown)
+    print()
+    runs = {
+        length: {protocol: [burst(protocol, length, seed) for seed in range(args.seeds)] for protocol in by_protocol}
+        for length, by_protocol in BURSTS.items()
+    }
+    print_table(burst_rows(runs), args.markdown)
+    print()
+    print_claims(burst_claims(runs), args.markdown)
+    print()
+    print_table(drop_rows(), args.markdown, left=(0, 7))
+
+
+if __name__ == "__main__":
+    main()
