@@ -1,4 +1,4 @@
-"""What a decision costs: every registered protocol's machine at 10 to 10,000 workers, and the recording of it.
+"""What a decision costs: every registered protocol's machine at 10 to 10,000 workers.
 
     python benchmarks/machines.py --json machines.json --markdown
     python benchmarks/machines.py --quick
@@ -8,11 +8,6 @@ workers, and what happened is kept. Then only the machine is timed: a fresh one 
 each number of workers. The start is part of it, so costs are amortized; every history is as long, whatever the number
 of workers. Times are CPU time: a machine waits for nothing. Targets: 100,000 events/s; an event at 10,000 workers costs
 at most twice what it does at 100.
-
-Recording: steps of four workers, one every 20 ms, told to a journal with a ledger on disk as the coordinator tells
-them. For each worker that is a step's three facts with their orders, its batch, its push, its times, and one logged
-value. *Caller* is the time that the coordinator's thread is held up; *all CPU* is the whole process's, the thread that
-writes the ledger included, less what the same loop costs when it records nothing. Target: at most 2 % of the step.
 """
 
 from __future__ import annotations
@@ -22,15 +17,13 @@ import gc
 import json
 import random
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
 from itertools import count, islice
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from step import Failed, machine, print_table
 
@@ -51,22 +44,12 @@ from paceline.core.orders import (
     SwitchProtocol,
 )
 from paceline.protocols import registry
-from paceline.records.journal import Journal
-from paceline.records.ledger import Ledger
-from paceline.records.times import StepTimes
 
 FACTS, QUICK_FACTS = 300_000, 60_000  # in a history
 COMPUTE, PULL, PUSH, AVERAGE = 0.020, 0.001, 0.001, 0.001  # seconds of the world, the first more or less by a quarter
 NODE = 4  # workers on one
 SLOW_SHARE, SLOW_FACTOR = 0.1, 4.0
 SAMPLES = 32  # in a step
-
-STEP = 0.020  # seconds that a recorded step takes
-RECORDED_WORKERS = 4
-STEPS, QUICK_STEPS = 150, 50
-SETTLED = 0.5  # seconds after the last step until everything is written; transactions wait a tenth for company
-
-Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +66,6 @@ class Handling:
     def each(self) -> float:
         """Seconds for one fact."""
         return self.seconds / self.facts
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """Some steps, recorded. Times in seconds, for one step of all workers."""
-
-    protocol: str
-    workers: int
-    repeat: int
-    events: float
-    """Calls of the journal and its ledger."""
-    caller: float
-    """How long the caller was held up: the mean over the steps."""
-    caller_longest: float
-    """Of all steps."""
-    caller_cpu: float
-    cpu: float
-    """Of all threads."""
-    ledger_bytes: float
 
 
 def play(choice: Choice, workers: int) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
@@ -170,80 +134,6 @@ def handlings(choice: Choice, companies: Sequence[int], facts: int, repeats: int
             yield Handling(str(choice), workers, repeat, len(history), replay(choice, history))
 
 
-def record(choice: Choice, repeat: int, steps: int) -> Recording:
-    """Record that many steps into a ledger in a folder of its own, at the pace of training."""
-    with tempfile.TemporaryDirectory(prefix="paceline-machines-") as folder:
-        path = Path(folder) / "ledger.sqlite"
-        ledger = Ledger(path)
-        try:
-            told = _steps_to_tell(choice, Journal(ledger), steps)
-            _, _, idle = _paced([[] for _ in told])
-            held_up, caller_cpu, cpu = _paced(told)
-        finally:
-            ledger.close()
-        size = path.stat().st_size
-    return Recording(
-        protocol=str(choice),
-        workers=RECORDED_WORKERS,
-        repeat=repeat,
-        events=sum(map(len, told)) / steps,
-        caller=sum(held_up) / steps,
-        caller_longest=max(held_up),
-        caller_cpu=caller_cpu / steps,
-        cpu=(cpu - idle) / steps,
-        ledger_bytes=size / steps,
-    )
-
-
-def _steps_to_tell(choice: Choice, journal: Journal, steps: int) -> list[list[Call]]:
-    """For each step what the coordinator would call, when every worker has made one. Records the start."""
-    told: list[list[Call]] = []
-    calls: list[Call] = []
-    finished: dict[int, int] = {}
-    batches = count()
-    made = 0
-    for fact, orders in play(choice, RECORDED_WORKERS):
-        match fact:
-            case TrainingBegan():
-                journal.record(fact, orders)
-                continue
-            case GradientReady(worker=worker, step=step, at=at):
-                made += 1
-                if worker in finished:  # of a replica nothing is pulled
-                    parts = (COMPUTE, PUSH, 0.0, PULL, 0.0)
-                    calls.append((journal.step_times, (worker, finished.pop(worker), StepTimes(at, *parts))))
-                calls.append((journal.ledger.logged, (worker, step, at, "loss", 0.5)))
-                calls.append((journal.ledger.batch_used, (worker, step, 0, next(batches), "step")))
-                calls.append((journal.ledger.pushed, (worker, step, [1e-3], SAMPLES)))
-                finished[worker] = step
-            case ParametersTaken(worker=worker, at=at) if worker in finished:
-                parts = (COMPUTE, PUSH, 0.0, PULL, 0.0)
-                calls.append((journal.step_times, (worker, finished.pop(worker), StepTimes(at, *parts))))
-        calls.append((journal.record, (fact, orders)))
-        if made == RECORDED_WORKERS:
-            told.append(calls)
-            calls, made = [], 0
-            if len(told) == steps:
-                return told
-    raise AssertionError("play has no end")
-
-
-def _paced(steps: Sequence[Sequence[Call]]) -> tuple[list[float], float, float]:
-    """Seconds that each step's calls took, the CPU time of all these, and the process's, until all is written."""
-    held_up, caller_cpu = [], 0.0
-    cpu = time.process_time()
-    start = time.monotonic()
-    for number, calls in enumerate(steps):
-        time.sleep(max(0.0, start + number * STEP - time.monotonic()))
-        thread_before, before = time.thread_time(), time.perf_counter()
-        for function, arguments in calls:
-            function(*arguments)
-        held_up.append(time.perf_counter() - before)
-        caller_cpu += time.thread_time() - thread_before
-    time.sleep(SETTLED)
-    return held_up, caller_cpu, time.process_time() - cpu
-
-
 def handling_table(measured: Sequence[Handling], companies: Sequence[int]) -> list[list[str]]:
     """Events per second, and what an event costs against the same protocol's at 100 workers in the same round."""
     rows = [["protocol", "workers", "facts", "events/s", "min–max", "µs/event", "cost × 100's", "min–max"]]
@@ -262,37 +152,13 @@ def handling_table(measured: Sequence[Handling], companies: Sequence[int]) -> li
                     f"{1 / median(costs):,.0f}",
                     f"{1 / max(costs):,.0f}–{1 / min(costs):,.0f}",
                     f"{median(costs) * 1e6:.2f}",
-                    *_cells(against, 1.0, "{:.2f}"),
+                    *cells(against, 1.0, "{:.2f}"),
                 ]
             )
     return rows
 
 
-def recording_table(measured: Sequence[Recording]) -> list[list[str]]:
-    """Microseconds for an event and for a step, and a step's share of 20 ms."""
-    head = ["protocol", "workers", "events/step", "caller, µs/event", "caller, µs/step", "min–max", "longest", "share"]
-    rows = [[*head, "caller's CPU", "all CPU, µs/step", "min–max", "share", "ledger, bytes/step"]]
-    for protocol in dict.fromkeys(one.protocol for one in measured):
-        repeats = [one for one in measured if one.protocol == protocol]
-        rows.append(
-            [
-                protocol,
-                str(repeats[0].workers),
-                f"{repeats[0].events:.1f}",
-                f"{median(one.caller / one.events for one in repeats) * 1e6:.1f}",
-                *_cells([one.caller for one in repeats], 1e6, "{:.0f}"),
-                f"{max(one.caller_longest for one in repeats) * 1e6:.0f}",
-                f"{median(one.caller for one in repeats) / STEP:.2%}",
-                f"{median(one.caller_cpu for one in repeats) * 1e6:.0f}",
-                *_cells([one.cpu for one in repeats], 1e6, "{:.0f}"),
-                f"{median(one.cpu for one in repeats) / STEP:.2%}",
-                f"{median(one.ledger_bytes for one in repeats):.0f}",
-            ]
-        )
-    return rows
-
-
-def _cells(values: Sequence[float], scale: float, form: str) -> tuple[str, str]:
+def cells(values: Sequence[float], scale: float, form: str) -> tuple[str, str]:
     """The median, and the spread."""
     if not values:
         return "", ""
@@ -310,20 +176,17 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="print the tables as markdown")
     args = parser.parse_args()
     repeats = args.repeats or (2 if args.quick else 7)
-    facts, steps = (QUICK_FACTS, QUICK_STEPS) if args.quick else (FACTS, STEPS)
+    facts = QUICK_FACTS if args.quick else FACTS
 
     about = machine()
     handled: list[Handling] = []
-    recorded: list[Recording] = []
     failures: list[str] = []
     began = time.monotonic()
     for text in args.protocols:
         choice = choose(text, registry())
         try:
-            print(f"{choice}: its machine", file=sys.stderr)
+            print(choice, file=sys.stderr)
             handled += handlings(choice, args.workers, facts, repeats)
-            print(f"{choice}: recording", file=sys.stderr)
-            recorded += [record(choice, repeat, steps) for repeat in range(repeats)]
         except Failed as failure:
             failures.append(f"{choice}: {failure}")
             print(failures[-1], file=sys.stderr)
@@ -331,9 +194,7 @@ def main() -> int:
         content = {
             "machine": about,
             "quick": args.quick,
-            "step_seconds": STEP,
             "handling": [asdict(one) for one in handled],
-            "recording": [asdict(one) for one in recorded],
             "failures": failures,
         }
         args.json.write_text(json.dumps(content, indent=1) + "\n")
@@ -344,8 +205,6 @@ def main() -> int:
     )
     print("Machines (targets: 100,000 events/s; cost at 10,000 workers at most 2 × that at 100):\n")
     print_table(handling_table(handled, args.workers), args.markdown)
-    print(f"\nRecording (target: at most 2 % of a step of {STEP * 1e3:.0f} ms):\n")
-    print_table(recording_table(recorded), args.markdown)
     if failures:
         print(f"\n{len(failures)} protocols failed", file=sys.stderr)
     return 1 if failures else 0

@@ -13,6 +13,8 @@ from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.leases import Leases
 from paceline.core.orders import Reduce, StepReplica
 from paceline.fabric.channel import Channel, pair
+from paceline.records.journal import Journal
+from paceline.records.ledger import NoLedger
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
@@ -61,7 +63,7 @@ def company() -> Iterator[Company]:
         for worker, channel in enumerate(channels)
     }
     loop, facts = Loop(), list[Fact]()
-    exchange = ReplicaExchange(members, loop, lambda *_: None, facts.append, lambda: 0.0)
+    exchange = ReplicaExchange(members, loop, Journal(NoLedger()), lambda *_: None, facts.append, lambda: 0.0)
     company = Company(exchange, members, loop, facts)
     leases = Leases("queue", list(members))
     leases.open(0, [4, 4, 4], "digest")
@@ -71,6 +73,7 @@ def company() -> Iterator[Company]:
         idle_cores=unused,
         applied=unused,
         made=unused,
+        checked=unused,
         written=unused,
         not_finite=unused,
     )
@@ -113,5 +116,7 @@ def test_a_group_whose_member_has_just_died_fails_and_its_other_members_keep_the
     exchange.carry_out(Reduce(group=1, members=(0, 2), what="parameters"))
     targets = {company.average(0), company.average(2)}
     assert company.facts[1:] == [ReduceFinished(group=1, at=0.0)]
+    assert exchange.replicas == before, "until the machine is told"
+    exchange.tell(company.facts[1])
     assert {exchange.replicas[0], exchange.replicas[2]} == targets
     assert company.evicted == [(0, [0, 1, 2]), (2, [0, 1, 2])], "what was kept for them may be broken"

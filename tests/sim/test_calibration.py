@@ -55,7 +55,7 @@ def made(
     folder: Path, protocol: str = "asp", scenario: Scenario = STRAGGLER, limit: Limit | None = None, **more: Any
 ) -> tuple[Summary, Run]:
     """A simulation's summary, and what its ledger says."""
-    return simulate(simulation(protocol, scenario, limit, **more), folder), read(folder)
+    return simulate(simulation(protocol, scenario, limit, **more), folder), read(folder, registry())
 
 
 class Costly(ScenarioCosts):
@@ -88,7 +88,7 @@ def costly(scenario: Scenario) -> Costly:
 @pytest.mark.parametrize("protocol", registry())
 def test_a_run_of_constant_steps_predicts_itself(protocol: str, tmp_path: Path) -> None:
     summary, run = made(tmp_path / "run", protocol)
-    assert simulate(run.simulation(chosen(run.protocol))) == summary
+    assert simulate(run.simulation(run.choice)) == summary
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "ps-plus", "all-reduce", "ripples"])
@@ -107,7 +107,7 @@ def test_a_run_in_which_everything_takes_its_time_predicts_itself(protocol: str,
 )
 def test_a_prediction_ends_as_the_run_did(limit: Limit, data: int | None, tmp_path: Path) -> None:
     summary, run = made(tmp_path / "run", "ssp:bound=2", limit=limit, data=data)
-    assert simulate(run.simulation(chosen(run.protocol))) == summary
+    assert simulate(run.simulation(run.choice)) == summary
 
 
 def test_the_protocol_is_the_runs_with_its_parameters(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_protocol_is_the_runs_with_its_parameters(tmp_path: Path) -> None:
         ["sync-switch:then=dssp:lower=2,upper=8,switch_at=0.25", "ripples:threshold=none"]
     ):
         _, run = made(tmp_path / str(number), protocol)
-        assert str(chosen(run.protocol)) == str(chosen(protocol))
+        assert str(run.choice) == str(chosen(protocol))
 
 
 def test_a_prediction_goes_on_past_the_end_of_the_run(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def written(folder: Path, facts: Written, times: dict[tuple[int, int], StepTimes
     for (worker, step), one in times.items():
         ledger.step_times(worker, step, one)
     ledger.close()
-    return read(folder)
+    return read(folder, registry())
 
 
 def one_step(pulled_at: float) -> Written:
@@ -302,8 +302,8 @@ def test_of_other_sizes_the_nearest_that_the_run_has_counts(tmp_path: Path) -> N
 
 def test_every_step_of_a_real_run_is_there(tmp_path: Path) -> None:
     flags = ("-n", "2", "--threads", "1", "--record", "0", "-p", "bsp")
-    run = read(runs.run(training(epochs=1), *flags, tmp_path=tmp_path).completed().folder)
-    assert (run.protocol, run.data, run.limit, run.batch) == ("bsp", 16, Limit(), 4)
+    run = read(runs.run(training(epochs=1), *flags, tmp_path=tmp_path).completed().folder, registry())
+    assert (str(run.choice), run.data, run.limit, run.batch) == ("bsp", 16, Limit(), 4)
     assert {(worker, step) for worker, steps in run.recorded.steps.items() for step in steps} == {
         (worker, step) for worker in range(2) for step in range(8)
     }
@@ -375,10 +375,10 @@ def no_steps(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (no_folder, "there is no ledger.sqlite"),
+        (no_folder, "there is no such folder"),
         (no_ledger, "there is no ledger.sqlite"),
         (not_a_ledger, "no ledger can be read"),
-        (nothing_in_it, "its ledger can't be read"),
+        (nothing_in_it, "ended before it had written"),
         (no_steps, "no step was finished"),
     ],
 )

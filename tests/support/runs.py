@@ -108,7 +108,8 @@ def start(
     else:
         file = script
     folder = tmp_path / f"run_{number}"
-    arguments = ["run", "--out", str(folder), *flags, str(file), *args]
+    quiet = [] if "--progress" in flags else ["--quiet"]  # else what is printed depends on how long it takes
+    arguments = ["run", *quiet, "--out", str(folder), *flags, str(file), *args]
     environment = {**os.environ, **(env or {})}
     process: Launcher
     if fresh:

@@ -168,6 +168,24 @@ def test_sums_of_contributions_do_not_depend_on_threads_or_on_who_lacks_a_gradie
     assert all(torch.equal(one, other) for one, other in zip(*finals, strict=True))
 
 
+# --- the checksum ---------------------------------------------------------------------------------
+
+
+def test_a_version_s_checksum_is_the_sum_of_its_bits_whoever_works_on_it() -> None:
+    sums = []
+    for threads in (1, 2):
+        model = model_of()
+        store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        push(store, 0, [torch.ones_like(parameter) for parameter in model])
+        sums.append(store.commit(0, 1, [(0, 1.0)], threads=threads).checksum)
+        once = store.commit(0, 2, [(0, 1.0)], threads=threads).checksum
+        assert once == sums[-1]
+        push(store, 0, [torch.ones_like(p) if at else torch.full_like(p, 1.0001) for at, p in enumerate(model)])
+        assert store.commit(0, 2, [(0, 1.0)], threads=threads).checksum != once
+    assert sums[0] == sums[1]
+    assert 0 <= sums[0] < 1 << 64
+
+
 # --- NaN and infinity -------------------------------------------------------------------------------
 
 
@@ -181,11 +199,11 @@ def test_what_is_no_number_is_found_in_the_gradient_of_whoever_pushed_it(poison:
     bad[3].view(-1)[-1] = poison
     push(store, 0, clean)
     push(store, 1, clean)
-    assert store.commit(0, 1, [(0, 0.5), (1, 0.5)]) is None
+    assert store.commit(0, 1, [(0, 0.5), (1, 0.5)]).not_finite is None
     push(store, 1, bad)
-    assert store.commit(1, 2, [(0, 0.5), (1, 0.5)]) == NotFinite("3", 1)
-    assert store.commit(1, 2, [(0, 1.0)]) is None
-    assert store.commit(1, 2, [(0, 0.5), (1, 0.5)], look=False) is None
+    assert store.commit(1, 2, [(0, 0.5), (1, 0.5)]).not_finite == NotFinite("3", 1)
+    assert store.commit(1, 2, [(0, 1.0)]).not_finite is None
+    assert store.commit(1, 2, [(0, 0.5), (1, 0.5)], look=False).not_finite is None
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -196,21 +214,21 @@ def test_no_optimizer_hides_what_is_no_number(name: str, poison: float) -> None:
     clean = [torch.ones_like(parameter) for parameter in model]
     for step in range(3):
         push(store, 0, clean)
-        assert store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)]) is None
+        assert store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)]).not_finite is None
     clean[3].view(-1)[5] = poison
     push(store, 0, clean)
-    assert store.commit(0, 1, [(0, 1.0)]) == NotFinite("3", 0)
+    assert store.commit(0, 1, [(0, 1.0)]).not_finite == NotFinite("3", 0)
 
 
 def test_an_infinite_parameter_made_of_finite_gradients_is_found_without_a_culprit() -> None:
     model = nn.ParameterList([nn.Parameter(torch.ones(3)), nn.Parameter(torch.full((4,), 3e38))])
     store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0))
     push(store, 0, [torch.ones(3), torch.full((4,), -3e38)])
-    assert store.commit(0, 1, [(0, 1.0)]) == NotFinite("1", None)
+    assert store.commit(0, 1, [(0, 1.0)]).not_finite == NotFinite("1", None)
 
 
 def test_large_numbers_are_no_infinity() -> None:
     model = nn.ParameterList([nn.Parameter(torch.full((4,), 2e38))])
     store = store_of(model, torch.optim.SGD(model.parameters(), lr=1e-3))
     push(store, 0, [torch.full((4,), 2e38)])
-    assert store.commit(0, 1, [(0, 1.0)]) is None
+    assert store.commit(0, 1, [(0, 1.0)]).not_finite is None

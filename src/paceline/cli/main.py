@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from paceline.cli import protocols, run, simulate, tune
+from paceline.cli import protocols, replay, run, simulate, tune
 from paceline.errors import ConfigError, PacelineError
 from paceline.version import __version__
 
@@ -37,6 +37,7 @@ def parser() -> Parser:
     run.add_to(commands)
     tune.add_to(commands)
     simulate.add_to(commands)
+    replay.add_to(commands)
     protocols.add_to(commands)
     return root
 

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +47,28 @@ def add_to(commands: Any) -> None:
     add("--max-steps", type=whole("--max-steps", 1), metavar="N", help="end once so many updates are applied")
     add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after so many seconds")
     add("--report-waits", type=seconds("--report-waits"), default=30.0, metavar="S", help="report longer waits (30)")
+    rates = "multiply the script's learning rates by this (default: 1)"
+    add("--learning-rate-scale", type=above("--learning-rate-scale"), default=1.0, metavar="X", help=rates)
+    add("--tensorboard", action="store_true", help="write what is logged and evaluated for TensorBoard, too")
+    often = "where no terminal shows how it goes, a line so often (10)"
+    add("--progress", type=seconds("--progress"), default=10.0, metavar="S", help=often)
+    add("--quiet", action="store_true", help="say nothing of how it goes, only what came of it")
     add_script(command)
     command.set_defaults(call=call)
 
 
-def add_common(command: argparse.ArgumentParser, *, protocol: str, seed: str, out: str, printed: str) -> None:
-    """Add the flags that every command which trains has: the default protocol, and what some of them say in help."""
+def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: str, out: str, printed: str) -> None:
+    """Add the flags that every command which trains has, and what some of them say in help.
+
+    `protocol` is the default; None: there is none, and several can be given.
+    """
     add = command.add_argument
     add("-n", "--workers", type=whole("-n", 1), metavar="N", help="worker processes (default: the scenario's, or 2)")
-    how = f"how they synchronise (default: {protocol})"
-    add("-p", "--protocol", default=protocol, metavar="NAME[:KEY=VALUE,…]", help=how)
+    named: dict[str, Any] = {"metavar": "NAME[:KEY=VALUE,…]"}
+    if protocol is None:
+        add("-p", "--protocol", action="append", required=True, help="how they synchronise; once for each", **named)
+    else:
+        add("-p", "--protocol", default=protocol, help=f"how they synchronise (default: {protocol})", **named)
     add("--scenario", type=Path, metavar="FILE", help="how fast the workers are, and what befalls them")
     add("--seed", type=whole("--seed", 0), default=0, help=seed)
     add("--threads", type=whole("--threads", 1), metavar="T", help="of each worker (default: cores / workers)")
@@ -78,6 +91,10 @@ def call(options: argparse.Namespace) -> int:
     scenario = scenario.checked_for(workers).checked_for_real_run()
     check_fit(choice, scenario.hosts(workers))
     targets = tuple(Target.parse(text) for text in options.target)
+    if options.tensorboard and find_spec("tensorboard") is None:
+        raise ConfigError(
+            "--tensorboard needs the package tensorboard, which is not installed: pip install tensorboard"
+        )
     script = checked_script(options.script)
     folder = _checked_folder(options.out, choice.spec.name)
     threads = options.threads or max(1, len(os.sched_getaffinity(0)) // workers)
@@ -106,6 +123,10 @@ def call(options: argparse.Namespace) -> int:
             max_seconds=options.max_seconds,
             report_waits=options.report_waits,
             json=options.json,
+            quiet=options.quiet,
+            progress=options.progress,
+            tensorboard=options.tensorboard,
+            learning_rate_scale=options.learning_rate_scale,
         ),
         Interrupts(),
     )
@@ -176,13 +197,20 @@ def whole(flag: str, least: int) -> Callable[[str], int]:
 
 
 def seconds(flag: str) -> Callable[[str], float]:
+    """Reads the flag's number of seconds, which must be above 0."""
+    return above(flag, " of seconds")
+
+
+def above(flag: str, of: str = "") -> Callable[[str], float]:
+    """Reads the flag's number, which must be finite and above 0."""
+
     def read(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = 0.0
         if not 0 < value < float("inf"):
-            raise ConfigError(f'{flag} is "{text}"; it must be a number of seconds above 0')
+            raise ConfigError(f'{flag} is "{text}"; it must be a number{of} above 0')
         return value
 
     return read

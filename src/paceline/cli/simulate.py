@@ -134,9 +134,9 @@ def _in_place_of_a_run(options: argparse.Namespace) -> list[Simulation]:
     for flag, value in (("CLUSTER.toml", options.cluster), ("-n", options.workers), ("--batch", options.batch)):
         if value is not None:
             raise ConfigError(f"{flag} is given, and --from {options.run}, which has its own: leave one of them out")
-    run = read(options.run)
+    run = read(options.run, registry())
     limit = _limit(options)
-    choices = [choose(text, registry()) for text in options.protocol or [run.protocol]]
+    choices = [choose(text, registry()) for text in options.protocol or ()] or [run.choice]
     for remark in dict.fromkeys(remark for choice in choices for remark in run.remarks(choice)):
         print(f"paceline: --from {options.run}: {remark}", file=sys.stderr)
     return [run.simulation(choice, None if limit == Limit() else limit, options.seed) for choice in choices]

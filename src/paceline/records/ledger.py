@@ -78,7 +78,12 @@ CREATE TABLE leases (        -- each time that a worker's loader asked for a bat
     during INTEGER,          -- the epoch that it was in
     epoch INTEGER, batch INTEGER  -- what it got; NULL: nothing was left for it in that epoch
 );
-CREATE TABLE checksums (version INTEGER, checksum TEXT);  -- the sum of a version's bits as whole numbers, in hexadecimal
+CREATE TABLE undone (        -- steps that a replica was ordered and did not make: its worker had left
+    worker INTEGER, step INTEGER
+);
+CREATE TABLE checksums (     -- of every version that a store made: the sum of its bits as whole numbers, in hexadecimal
+    version INTEGER, checksum TEXT
+);
 CREATE TABLE versions (      -- the recorded ones
     version INTEGER, at REAL,
     samples INTEGER,         -- in it and all versions before it; NULL when they are not counted
@@ -212,6 +217,10 @@ class Ledger:
         """What the worker got when it asked for a batch in that epoch: (epoch, batch), or nothing."""
         epoch, index = batch or (None, None)
         self._queue.put(("leases", worker, during, epoch, index))
+
+    def undone(self, worker: int, step: int) -> None:
+        """Its replica was to make that step, and the worker had left already."""
+        self._queue.put(("undone", worker, step))
 
     def checked(self, version: int, checksum: int) -> None:
         """That version was made; the sum of its bits, as whole numbers modulo 2**64."""

@@ -99,6 +99,8 @@ class Share:
     wait: float = 0.0
     transfer: float = 0.0
     max_lead: int = 0
+    stale: int | None = None
+    """How stale its last applied update was."""
 
     def seconds(self, now: float) -> float:
         """Its time in the run until now, in seconds."""
@@ -348,6 +350,7 @@ class Tally:
         on, samples = self.ready.pop((worker, step))
         stale = version - 1 - on
         self._count(worker, 1, samples or 0, stale)
+        self.shares[worker].stale = stale
         return samples or 0, stale
 
     def _drop(self, order: DropUpdate) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerLeft
-from paceline.core.leases import Batch, Leases
+from paceline.core.leases import Batch, Dealing, Leases
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
@@ -34,6 +34,7 @@ from paceline.records.journal import Journal
 from paceline.records.times import StepTimes
 from paceline.runtime import messages
 from paceline.runtime.adoption import Adoption
+from paceline.runtime.board import Board
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
@@ -41,6 +42,7 @@ from paceline.runtime.member import Member
 from paceline.runtime.offers import dealing, difference, lack_of_work, region_bytes, remarks, work
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
+from paceline.runtime.progress import Shower, Watch, shower
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.replica_exchange import ReplicaExchange
 from paceline.runtime.settings import Settings
@@ -94,12 +96,17 @@ class Coordinator:
         self._let_go = False
         """Whether the workers were told to exit."""
         self._waits = WaitReports(settings.report_waits)
+        self._watch = Watch(settings, self.members, journal.tally)
+        self._shower: Shower | None = None
+        self._board = Board(settings.folder) if settings.tensorboard else None
         self._leaving: list[tuple[Member, Callable[[Member], None]]] = []
         """Who leaves when its last update has arrived, and how."""
         self._exchange: Exchange | ReplicaExchange
         self._versions: StoredVersions | Means
         if self._spec.family == "decentralized":
-            self._exchange = replicas = ReplicaExchange(self.members, loop, self._send, self._happened.append, self._at)
+            self._exchange = replicas = ReplicaExchange(
+                self.members, loop, journal, self._send, self._happened.append, self._at
+            )
             self._versions = Means(
                 replicas, self._spec.averages == "gradients", self.members, self.recordings, journal, self._at
             )
@@ -110,19 +117,26 @@ class Coordinator:
             )
             self._versions = StoredVersions(transfers, self.members, self.recordings, self._at)
 
-    def facts(self) -> Iterator[Fact]:
-        """Everything that happens, as it happens, until every worker's process has ended."""
+    def open(self) -> None:
+        """Listen to every worker."""
         for member in self.members.values():
             self._loop.watch(member.channel, lambda m=member: self._hear(m))  # type: ignore[misc]
             self._loop.watch(member.watch, lambda m=member: self._ended(m))  # type: ignore[misc]
             if member.printed is not None:
                 self._loop.watch(member.printed, lambda m=member: self._pass_on(m))  # type: ignore[misc]
+
+    def facts(self) -> Iterator[Fact]:
+        """Everything that happens, as it happens, until every worker's process has ended."""
+        self.open()
         if self.settings.max_seconds is not None:
             self._loop.after(self.settings.max_seconds, lambda: self._stop_at_limit("--max-seconds"))
         self._loop.after(self.settings.report_waits, self._report_waits)
+        self._shower = shower(self.settings, self._output)
+        self._show_progress()
         while True:
             while (fact := self._next()) is not None:
                 self._exchange.present = fact.at
+                self._exchange.tell(fact)
                 yield fact
                 self._exchange.present = None
                 self._end_postponed()
@@ -131,6 +145,9 @@ class Coordinator:
                 break
             if not self._happened:
                 self._loop.wait(self._exchange.due())
+        self._look_at_ends()
+
+    def _look_at_ends(self) -> None:
         finished = [member for member in self.members.values() if member.left == "finished"]
         if all(member.failed for member in finished):
             self._fail("all workers died" + (" after training" if len(finished) == len(self.members) else ""))
@@ -147,11 +164,16 @@ class Coordinator:
             return
         self._output.say("interrupted: ending the run (once more: at once)")
         self.outcome, self.error = "interrupted", None
+        if self._stopping:  # a limit had stopped it more gently
+            self._loop.after(GRACE, self._end_stragglers)
         self._stop(GRACE)
-        self._loop.after(GRACE, self._end_stragglers)  # also when a limit had stopped it more gently
 
     def close(self) -> None:
-        """Tell the store to end."""
+        """Tell the store to end, and show no more of how it goes."""
+        if self._shower is not None:
+            self._shower.close()
+        if self._board is not None:
+            self._board.close()
         if self.store is not None:
             self.store.end()
 
@@ -177,10 +199,10 @@ class Coordinator:
             case Hold(worker=worker, why=why):
                 self.members[worker].wait(self.settings.choice.sentence(why))
             case DropUpdate(worker=worker, step=step, samples=samples):
-                self.leases.drop(worker, step, samples)
                 self._exchange.dropped(self.members[worker], step)
+                self.leases.drop(worker, step, samples)
             case AdjustTraining(worker=worker, learning_rate_scale=scale):
-                self.members[worker].rate_scale = scale
+                self.members[worker].rate_scale = scale * self.settings.learning_rate_scale
             case LeaveOut(worker=worker):
                 self.leases.leave_out(worker)
             case SwitchProtocol(to=name, members=members):
@@ -188,7 +210,8 @@ class Coordinator:
                     self.leases.join(worker)
                 part = next(part for part in self.settings.choice.parts if part.spec.name == name)
                 self.leases.deal("rounds" if part.spec.rounds else "queue")
-                self._output.say(f"{name} decides from here on: {self.settings.choice.sentence(order.why)}")
+                if not self.settings.quiet:
+                    self._output.say(f"{name} decides from here on: {self.settings.choice.sentence(order.why)}")
 
     def _look_at_max_steps(self) -> None:
         limit = self.settings.max_steps
@@ -227,6 +250,7 @@ class Coordinator:
             idle_cores=self._idle_cores,
             applied=self._exchange.applied,
             made=self._versions.made,
+            checked=self.journal.ledger.checked,
             written=self._versions.written,
             not_finite=self._not_finite,
         )
@@ -246,7 +270,7 @@ class Coordinator:
         assert self._region is not None
         self._offer = offer = offered[0].offer
         assert offer is not None
-        self.leases = Leases(dealing(offer, self.settings), [member.worker for member in offered])
+        self.leases = self._new_leases(dealing(offer, self.settings), [member.worker for member in offered])
         for member in offered:
             member.stage = "training"
             self._begin(member)
@@ -260,7 +284,8 @@ class Coordinator:
         self._origin = time.monotonic()
         hosts = self.settings.scenario.hosts(self.settings.workers)
         members = tuple((m.worker, hosts[m.worker], 0) for m in offered)
-        amount, seed = work(offer, self.settings), self.settings.seed
+        self._watch.work = amount = work(offer, self.settings)
+        seed = self.settings.seed
         self._happened.append(TrainingBegan(members=members, version=0, at=self._at(), work=amount, seed=seed))
 
     def _begin(self, member: Member) -> None:
@@ -271,6 +296,9 @@ class Coordinator:
         self._send(member, begin, (self._region.descriptor, *(end.fileno() for end in ends)))
         for end in ends:
             end.close()
+
+    def _new_leases(self, dealing: Dealing, workers: list[int]) -> Leases:
+        return Leases(dealing, workers)
 
     # --- what workers say ---------------------------------------------------------------------------
 
@@ -292,6 +320,9 @@ class Coordinator:
                 if member.trains:
                     self.leases.give_back(member.worker, _batches(batches))
             case messages.Logged(step=step, scalars=scalars):
+                member.logged |= scalars
+                if self._board is not None:
+                    self._board.logged(member.worker, step, scalars)
                 for name, value in scalars.items():
                     self.journal.ledger.logged(member.worker, step, self._at(), name, value)
             case messages.Offered():
@@ -329,6 +360,9 @@ class Coordinator:
                 self._script_ended(member)
             case messages.Evaluated(version=version, metrics=metrics):
                 self.journal.evaluated(version, metrics)
+                if self._board is not None:
+                    made, _ = self.journal.tally.recorded_versions[version]
+                    self._board.evaluated(version, self._at() - made, metrics)
                 self._evaluations.done()
             case messages.EvaluationFailed(version=version, error=error):
                 self._evaluation_failed(f"evaluate() raised, on version {version}: {error}")
@@ -337,9 +371,9 @@ class Coordinator:
         if member.finished is not None:
             self._step_times(member, message.waited, message.pulled)
         member.finished, member.finished_at = message, self._at()
-        self._exchange.gradient_ready(member, message.step)
         if message.scalars is not None:
             member.scalars = message.scalars
+        self._exchange.gradient_ready(member, message.step)
         if not member.trains:
             return  # on its way when the run was stopped: its batches returned then
         self._adoption.pushed.add(member.worker)
@@ -381,6 +415,7 @@ class Coordinator:
             except ConfigError as error:
                 self._refuse(str(error))
                 return
+            self.journal.ledger.leased(member.worker, epoch, None if batch is None else (batch.epoch, batch.index))
             self._send(member, messages.EpochOver() if batch is None else messages.Leased(batch.epoch, batch.index))
 
     def _order_drawn(self, member: Member, message: messages.OrderDrawn) -> None:
@@ -389,6 +424,7 @@ class Coordinator:
             self.leases.open(message.epoch, sizes, message.digest)
             self.journal.ledger.epoch_opened(message.epoch, message.order, message.digest)
             self.recordings.epoch_opened(sum(sizes))
+            self._watch.epoch_opened(sum(sizes), self._offer.epochs if self._offer else None)
         self._lease(member, message.epoch, message.digest)
 
     def _snapshot(self, member: Member, hold: bool) -> None:
@@ -695,6 +731,11 @@ class Coordinator:
         for line in self._waits.lines(self.members.values(), store, time.monotonic()):
             self._output.say(line)
         self._loop.after(self.settings.report_waits, self._report_waits)
+
+    def _show_progress(self) -> None:
+        if self._shower is not None:
+            self._shower.show(self._watch.look(self._at()))
+            self._loop.after(self._shower.every, self._show_progress)
 
 
 def _batches(pairs: list[tuple[int, int]]) -> tuple[Batch, ...]:

@@ -81,6 +81,17 @@ class Exchange:
         """In the steps whose updates are applied."""
         return self._leases.settled
 
+    def tell(self, fact: Fact) -> None:
+        """As in `ReplicaExchange`: there are no replicas."""
+
+    def conclude(self) -> None:
+        """As in `ReplicaExchange`."""
+
+    @property
+    def settled(self) -> bool:
+        """As in `ReplicaExchange`: of replicas nothing is ordered."""
+        return True
+
     def lack_of_memory(self, offer: messages.Offered, available: int) -> str:
         """Why this model does not fit into so many bytes; empty if it does."""
         return lack_of_memory(offer, len(self._members), available, self._steps_in_store)
@@ -165,8 +176,8 @@ class Exchange:
             self._leases.settle(worker, step)
             member = self._members[worker]
             pushed.append((member.areas[step], weight * member.scales[step]))
-        lowest = self._members[min(worker for worker, _, _ in order.contributions)]
-        self._stored().apply(order, pushed, _scaled(lowest) if self._steps_in_store else None)
+        lowest, step, _ = min(order.contributions)
+        self._stored().apply(order, pushed, _scaled(self._members[lowest], step) if self._steps_in_store else None)
 
     def applied(self, order: ApplyUpdate) -> None:
         """The store has made it: the updates' push areas are free."""
@@ -178,6 +189,7 @@ class Exchange:
         member.on_the_way.discard(step)
         member.areas.pop(step, None)
         member.scales.pop(step, None)
+        member.scalars_of.pop(step, None)
         if member.queued is not None:
             queued, member.queued = member.queued, None
             queued()
@@ -189,6 +201,7 @@ class Exchange:
         self.let_go_of_slot(member)
         if member.trains:
             member.on_the_way.add(step)
+            member.scalars_of[step] = member.scalars
 
     def let_go_of_slot(self, member: Member) -> None:
         """It reads that version no more."""
@@ -281,8 +294,9 @@ class Exchange:
         return self._store
 
 
-def _scaled(member: Member) -> list[dict[str, Any]]:
-    """Its hyperparameters as of its last push, with the learning rates that hold now."""
+def _scaled(member: Member, step: int) -> list[dict[str, Any]]:
+    """Its hyperparameters as of that step, with the learning rates that hold now."""
+    scalars = member.scalars_of[step]
     if member.rate_scale == 1.0:
-        return member.scalars
-    return [{**group, "lr": group["lr"] * member.rate_scale} if "lr" in group else group for group in member.scalars]
+        return scalars
+    return [{**group, "lr": group["lr"] * member.rate_scale} if "lr" in group else group for group in scalars]

@@ -36,6 +36,8 @@ class Member:
     offer: messages.Offered | None = None
     scalars: list[dict[str, Any]] = field(default_factory=list)
     """Its optimizer's hyperparameters as of its last push."""
+    scalars_of: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    """The same by step, of updates neither applied nor dropped: it may have pushed another one by then."""
     heard: float = field(default_factory=time.monotonic)
     """When it last said anything."""
     waits: str | None = None
@@ -70,6 +72,8 @@ class Member:
     finished_at: float = 0.0
     released_at: float = 0.0
     """When its last release was sent; both in seconds since the run's start."""
+    logged: dict[str, float] = field(default_factory=dict)
+    """What its script logged last, by name."""
     finishing: bool = False
     """It waits in `finish()`."""
 

@@ -378,6 +378,8 @@ class Committed(Message):
 
     version: int
     seconds: float
+    checksum: int
+    """See `training.store.Committed`."""
     not_finite: tuple[str, int | None] | None
     """A parameter with a NaN or an infinity, and whose gradient has it, if one has."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -18,6 +19,8 @@ class Output:
 
     def __init__(self, *, shown_on: TextIO, prefix: bool) -> None:
         """`prefix`: name the worker before each line that is shown."""
+        self.through: Callable[[str], None] | None = None
+        """Prints lines where something else is on the screen, too."""
         self._shown_on = shown_on
         self._prefix = prefix
         self._logs: dict[int, BinaryIO] = {}
@@ -26,7 +29,7 @@ class Output:
 
     def say(self, line: str) -> None:
         """One line of our own."""
-        print(f"paceline: {line}", file=sys.stderr, flush=True)
+        self._print(f"paceline: {line}\n", sys.stderr)
 
     def pass_on(self, worker: int, log: Path, source: int) -> int | None:
         """Pass on what the worker has printed into this pipe: how many bytes. None: no more now; 0: its end."""
@@ -57,7 +60,7 @@ class Output:
                 self._tails[tail] = member.worker
                 self.say(f"  its last lines, of {member.log}:")
                 for line in tail:
-                    print(f"  | {line}", file=sys.stderr, flush=True)
+                    self._print(f"  | {line}\n", sys.stderr)
 
     def close(self) -> None:
         """Close the logs."""
@@ -69,5 +72,11 @@ class Output:
         if self._prefix:
             text = "".join(f"[worker {worker}] {line}" for line in text.splitlines(keepends=True))
         with contextlib.suppress(OSError):  # whoever read it has gone: the logs have it all
-            self._shown_on.write(text)
-            self._shown_on.flush()
+            self._print(text, self._shown_on)
+
+    def _print(self, text: str, stream: TextIO) -> None:
+        if self.through is not None and text:
+            self.through(text)
+        else:
+            stream.write(text)
+            stream.flush()

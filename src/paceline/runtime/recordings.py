@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,9 @@ class Recordings:
         self._folder = folder
         self._times = times_an_epoch
         self._journal = journal
+        self.prescribed: deque[int] | None = None
+        """Samples at which a version is due, if that is settled beforehand: else when one is depends on how fast the
+        one before it was written."""
         self._every: float | None = None
         """Samples between recordings; None while there are no epochs."""
         self._next = 0.0
@@ -55,6 +59,11 @@ class Recordings:
 
     def due(self, samples: int) -> bool:
         """Whether another share of an epoch is applied with these; asked once more, it is not."""
+        if self.prescribed is not None:
+            if not self.prescribed or samples < self.prescribed[0]:
+                return False
+            self.prescribed.popleft()
+            return True
         if self._every is None or samples < self._next:
             return False
         while self._next <= samples:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
+from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, WorkerLeft
 from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
 from paceline.errors import PeerLost
 from paceline.fabric.channel import Channel, pair
 from paceline.fabric.groups import Kept
+from paceline.records.journal import Journal
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
@@ -34,6 +35,8 @@ class _Average:
     awaited: set[int] = field(default_factory=set)
     """Members whose share is not made yet."""
     began: float = 0.0
+    made: bool = False
+    """It comes about when the machine is told."""
 
 
 @dataclass(slots=True)
@@ -62,6 +65,7 @@ class ReplicaExchange:
         self,
         members: Mapping[int, Member],
         loop: Loop,
+        journal: Journal,
         send: Callable[[Member, messages.Message], None],
         happened: Callable[[Fact], None],
         now: Callable[[], float],
@@ -78,6 +82,7 @@ class ReplicaExchange:
         """In all steps of all replicas."""
         self._members = members
         self._loop = loop
+        self._journal = journal
         self._send = send
         self._happened = happened
         self._now = now
@@ -99,11 +104,37 @@ class ReplicaExchange:
         """Steps of each worker's replica."""
         self._later: list[_Later] = []
         self._kept = Kept()
+        self.lost: dict[int, None] = {}
+        """Of whom the machine was told that they have died: their replicas count no more."""
 
     @property
     def averaging(self) -> bool:
         """Whether a group is at it."""
         return bool(self._averages)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that was ordered of replicas is done."""
+        return not (self._later or self._stepping or any(one.awaited for one in self._averages.values()))
+
+    def tell(self, fact: Fact) -> None:
+        """The machine is told of this fact now: what it says of replicas comes about, neither before nor later.
+
+        So what is read of replicas, for a mean say, depends on the order of the facts alone.
+        """
+        match fact:
+            case ReduceFinished(group=group):
+                self._come_about(group)
+            case ReduceFailed(group=group) if group in self._averages:  # somebody else says so: the average is made
+                self._unclaim(self._averages.pop(group).target)
+            case WorkerLeft(worker=worker, reason="died"):
+                self.lost[worker] = None
+
+    def conclude(self) -> None:
+        """Nothing more will be told: averages that are made come about."""
+        for group, average in list(self._averages.items()):
+            if average.made:
+                self._come_about(group)
 
     def lack_of_memory(self, offer: messages.Offered, available: int) -> str:
         """As in `Exchange`."""
@@ -161,6 +192,8 @@ class ReplicaExchange:
     def _step(self, order: StepReplica) -> None:
         """Have its replica stepped: in place, if nobody else needs it as it was."""
         worker, step, member = order.worker, order.step, self._members[order.worker]
+        if not member.trains:
+            self._journal.ledger.undone(worker, step)
         if order.group is None and not member.trains:
             return  # it will not be made: that its worker has left is the next that the machine hears of it
         self.steps += 1
@@ -275,6 +308,7 @@ class ReplicaExchange:
         """The step is in no replica, or its replica is gone."""
         if step in (unshared := self._unshared.get(member.worker, [])):
             unshared.remove(step)
+            self.samples -= self._leases.samples(member.worker, step)
 
     def applied(self, order: ApplyUpdate) -> None:
         """As in `Exchange`: no store applies anything here."""
@@ -329,32 +363,33 @@ class ReplicaExchange:
             one.do()
 
     def _end(self, average: _Average) -> None:
-        """When nobody writes into its area any more: it is whole, unless somebody was lost."""
-        if average.awaited:
+        """When nobody writes into its area any more: it is made, unless somebody was lost."""
+        if average.awaited or average.made:
             return
-        if all(self._members[worker].here for worker in average.order.members):
-            self._finish(average)
-        else:
-            self._fail(average)
-
-    def _finish(self, average: _Average) -> None:
         order = average.order
-        del self._averages[order.group]
+        if not all(self._members[worker].here for worker in order.members):
+            self._fail(average)
+            return
+        average.made = True
+        ended = self._now()
+        for worker in order.members:
+            self._members[worker].transfers.append(("pull", average.began, ended))
+        self._happened(ReduceFinished(group=order.group, at=ended))
+
+    def _come_about(self, group: int) -> None:
+        average = self._averages.pop(group)
+        order = average.order
         if order.what == "parameters":
             self.averages += 1
             for worker in order.members:
                 self._place(worker, average.target)
                 self._share(worker)
             self._unclaim(average.target)
-        else:
-            self._means[order.group] = average.target, set(order.members)
-            for worker in order.members:
-                if not self._members[worker].trains:
-                    self._needs_no_mean(worker, order.group)
-        ended = self._now()
+            return
+        self._means[group] = average.target, set(order.members)
         for worker in order.members:
-            self._members[worker].transfers.append(("pull", average.began, ended))
-        self._happened(ReduceFinished(group=order.group, at=ended))
+            if not self._members[worker].trains:
+                self._needs_no_mean(worker, group)
 
     def _share(self, worker: int) -> None:
         """What this worker's replica has is in another one, too, or counts for the last mean."""

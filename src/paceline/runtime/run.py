@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,7 @@ from paceline.records.ledger import Ledger
 from paceline.records.summary import Summary
 from paceline.runtime import messages
 from paceline.runtime.coordinator import Coordinator
+from paceline.runtime.directed import Directed
 from paceline.runtime.imports import import_torch
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
@@ -60,8 +62,12 @@ class Interrupts:
         self.pending += 1
 
 
-def run(settings: Settings, interrupts: Interrupts) -> Summary:
-    """Do it. Returns the summary, which the run's folder has too.
+Direct = Callable[[Directed, Journal], None]
+"""Has all of a run's orders carried out, and records what it tells the machine."""
+
+
+def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None) -> Summary:
+    """Do it. Returns the summary, which the run's folder has too. With `direct`, that says what happens when.
 
     Raises ConfigError when the script asks for what cannot be done; the folder is then gone again, unless
     training has come so far that it has something to lose.
@@ -73,7 +79,7 @@ def run(settings: Settings, interrupts: Interrupts) -> Summary:
     keep = False
     try:
         with _journal(settings.folder) as journal:
-            coordinator = _coordinate(settings, interrupts, journal)
+            coordinator = _coordinate(settings, interrupts, journal, direct)
         keep = coordinator.usage_error is None or coordinator.recordings.newest.version > 0
         summary = _conclude(settings, coordinator) if keep else None
         if coordinator.usage_error is not None:
@@ -117,7 +123,7 @@ def _journal(folder: Path) -> Iterator[Journal]:
         ledger.close()
 
 
-def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal) -> Coordinator:
+def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, direct: Direct | None) -> Coordinator:
     adopt_orphans()
     output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
     loop = Loop()
@@ -131,11 +137,16 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal) ->
         def on_begin(offer: messages.Offered) -> None:
             _write_config(settings, offer, journal)
 
-        coordinator = Coordinator(settings, members, journal, output, loop, on_begin)
+        directed = Directed(settings, members, journal, output, loop, on_begin) if direct is not None else None
+        coordinator = directed or Coordinator(settings, members, journal, output, loop, on_begin)
         loop.watch(interrupts, lambda: coordinator.interrupt(interrupts.take()))
         coordinator.interrupt(interrupts.take())  # what came while the workers were forked
         try:
-            drive(settings.choice.machine(), coordinator.facts(), coordinator.carry_out, journal.record)
+            if direct is not None and directed is not None:
+                direct(directed, journal)
+                directed.end()
+            else:
+                drive(settings.choice.machine(), coordinator.facts(), coordinator.carry_out, journal.record)
         except (ProtocolViolation, RunFailed) as error:
             coordinator.outcome, coordinator.error = "failed", str(error)
         return coordinator
@@ -187,7 +198,13 @@ def _fork(worker: int, settings: Settings, before: list[Member]) -> Member:
     os.close(output)
     channel = Channel(ours, messages.FromWorker, f"worker {worker}")
     return Member(
-        worker=worker, process=process, watch=os.pidfd_open(process), channel=channel, log=log, printed=printed
+        worker=worker,
+        process=process,
+        watch=os.pidfd_open(process),
+        channel=channel,
+        log=log,
+        printed=printed,
+        rate_scale=settings.learning_rate_scale,
     )
 
 
@@ -216,6 +233,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
     config: dict[str, Any] = {
         "paceline": __version__,
         "script": str(settings.script),
+        "script_sha256": hashlib.sha256(settings.script.read_bytes()).hexdigest(),
         "arguments": list(settings.arguments),
         "protocol": {
             "name": settings.choice.spec.name,
@@ -231,6 +249,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "record": settings.record,
         "on_loss": settings.on_loss,
         "on_divergence": settings.on_divergence,
+        "learning_rate_scale": settings.learning_rate_scale,
         "targets": [target.text for target in settings.targets],
         "limits": {
             name: value
@@ -247,7 +266,8 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "platform": platform.platform(),
         },
-        "scenario": settings.scenario.to_plain(),
+        "simulated": settings.simulated is not None,
+        "scenario": (settings.simulated or settings.scenario).to_plain(),
     }
     (settings.folder / "config.toml").write_text(tomli_w.dumps(config))
     for key, value in config.items():

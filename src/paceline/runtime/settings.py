@@ -38,3 +38,13 @@ class Settings:
     report_waits: float
     """Seconds after which a wait is reported."""
     json: bool
+    quiet: bool = False
+    """Whether nothing is to be said of how it goes."""
+    progress: float = 10.0
+    """Seconds from one line on how it goes to the next."""
+    tensorboard: bool = False
+    """Whether what is logged and evaluated is written for TensorBoard, too."""
+    learning_rate_scale: float = 1.0
+    """What the script's learning rates are multiplied by, wherever the optimizer runs."""
+    simulated: Scenario | None = None
+    """The cluster whose times are virtual; None: time is real."""

@@ -42,13 +42,15 @@ class StoreClient:
         idle_cores: Callable[[], int],
         applied: Callable[[ApplyUpdate], None],
         made: Callable[[int], None],
+        checked: Callable[[int, int], None],
         written: Callable[[int, str, float | None], None],
         not_finite: Callable[[ApplyUpdate, str, int | None], bool],
     ) -> None:
         """`idle_cores()` are those that the store may use beside its own.
 
         `applied(order)` is called when that is done, before whoever waits for its version, then `made(version)`;
-        so are `written(version, sha256, distance)`, where `distance` is None unless a mean was written, and
+        `checked(version, checksum)`, before both; `written(version, sha256, distance)`, where `distance` is None unless
+        a mean was written; and
         `not_finite(order, parameter, worker)`, which says whether to go on looking.
         """
         self.channel = channel
@@ -56,6 +58,7 @@ class StoreClient:
         self._idle_cores = idle_cores
         self._applied = applied
         self._made = made
+        self._checked = checked
         self._written = written
         self._not_finite = not_finite
         self._look = True
@@ -145,6 +148,7 @@ class StoreClient:
         if message.not_finite is not None:
             self._look = self._not_finite(order, *message.not_finite)
         self.slots.committed(order.version, slot)
+        self._checked(order.version, message.checksum)
         self._applied(order)
         for call in self._waiting.pop(order.version, ()):
             call(slot)

@@ -22,7 +22,7 @@ from paceline.runtime import messages
 from paceline.runtime.processes import fork_orphan
 from paceline.training.buffers import Policy
 from paceline.training.packing import packed, unpacked
-from paceline.training.store import Store
+from paceline.training.store import Committed, Store
 
 
 def fork_store(
@@ -57,8 +57,11 @@ def _serve(store: Store, end: socket.socket) -> int:
             match order:
                 case messages.Commit():
                     began = time.perf_counter()
-                    found = _commit(store, order)
-                    recorder.send(messages.Committed(order.version, time.perf_counter() - began, found))
+                    made = _commit(store, order)
+                    found = made.not_finite
+                    said = None if found is None else (found.parameter, found.worker)
+                    seconds = time.perf_counter() - began
+                    recorder.send(messages.Committed(order.version, seconds, made.checksum, said))
                 case messages.Adopt():
                     store.adopted = True
                     if descriptors:
@@ -82,13 +85,12 @@ def _serve(store: Store, end: socket.socket) -> int:
         return 1
 
 
-def _commit(store: Store, order: messages.Commit) -> tuple[str, int | None] | None:
+def _commit(store: Store, order: messages.Commit) -> Committed:
     if order.first:
         store.prepare_slot(order.target)
     if order.scalars is not None:
         store.set_scalars(order.scalars)
-    found = store.commit(order.source, order.target, order.pushed, threads=order.threads, look=order.look)
-    return None if found is None else (found.parameter, found.worker)
+    return store.commit(order.source, order.target, order.pushed, threads=order.threads, look=order.look)
 
 
 def _send_state(store: Store, worker: int, recorder: _Recorder) -> None:

@@ -159,5 +159,6 @@ class Means(_Versions):
 
         Where gradients are averaged all replicas are the same, but those of whom the last steps went without.
         """
-        workers = [worker for worker, member in self._members.items() if member.left != "died" and member.offer]
+        lost = self._replicas.lost
+        workers = [worker for worker, member in self._members.items() if worker not in lost and member.offer]
         return self._replicas.foremost(workers) if self._averages_gradients else workers

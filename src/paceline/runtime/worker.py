@@ -70,6 +70,7 @@ class WorkerLink:
         self.replicas = spec.family == "decentralized"
         self.steps_here = spec.optimizer == "worker" and not self.replicas
         self.pushes = not self.replicas or spec.averages == "gradients"
+        self.rate_scale = settings.learning_rate_scale
         self.wants_work = bool(settings.choice.spec.parts)
         self._scenario: Scenario = settings.scenario
         self._channel = channel

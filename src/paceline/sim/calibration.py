@@ -12,20 +12,19 @@ Nothing of it is a wait for others, and nothing is a transfer at the network's p
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from paceline.core.choice import Choice, written
+from paceline.core.choice import Choice
 from paceline.core.facts import (
+    Fact,
     GradientReady,
     ParametersTaken,
     ReduceFinished,
@@ -34,10 +33,11 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.link import SharedLink
-from paceline.core.orders import ApplyUpdate, Reduce, Release, StartPull, StartPush, StepReplica
-from paceline.core.scenario import Kill, Scenario, Slowdown, from_plain
+from paceline.core.machine import Spec
+from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPull, StartPush, StepReplica
+from paceline.core.scenario import Kill, Scenario, Slowdown
 from paceline.errors import ConfigError
-from paceline.records.ledger import connect, read_facts
+from paceline.records.reading import RecordedRun, open_run
 from paceline.records.times import exposed
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.simulate import Simulation
@@ -153,8 +153,8 @@ class Run:
     """A run to go by."""
 
     folder: Path
-    protocol: str
-    """As `-p` takes it."""
+    choice: Choice
+    """Its protocol."""
     scenario: Scenario
     workers: int
     seed: int
@@ -215,39 +215,33 @@ class Run:
         return lines
 
 
-def read(folder: Path) -> Run:
-    """What that run's ledger says. Raises ConfigError, in one line, if there is none, or no finished step in it."""
-    path = folder / "ledger.sqlite"
-    if not path.is_file():
-        raise ConfigError(f"--from {folder}: there is no ledger.sqlite in it; name a run's folder")
+def read(folder: Path, known: Mapping[str, Spec]) -> Run:
+    """What that run's ledger says; `known` is the registry of protocols.
+
+    Raises ConfigError, in one line, if there is none that can be read, or no finished step in it.
+    """
     try:
-        with closing(connect(path)) as database:
-            config = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM run")}
-            run = _read(folder, path, database, config)
+        run = open_run(folder, known)
+        with closing(run.ledger):
+            return _read(run)
     except (sqlite3.Error, msgspec.MsgspecError, ValueError, KeyError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"--from {folder}: its ledger can't be read ({what}); name another run's folder") from error
-    return run
+        raise ConfigError(f"{folder}: its ledger can't be read ({what}); name another run's folder") from error
 
 
-def _read(folder: Path, path: Path, database: sqlite3.Connection, config: Mapping[str, Any]) -> Run:
-    workers, name = config["workers"], config["protocol"]["name"]
-    scenario = from_plain(config["scenario"], str(folder))
-    simulated = bool(config.get("simulated"))
+def _read(run: RecordedRun) -> Run:
+    folder, config, scenario, workers, seed = run.folder, run.config, run.scenario, run.workers, run.seed
+    database, simulated = run.ledger, run.simulated
     reading = _Reading(SharedLink.of(scenario.network) is not None)
     reading.take_transfers(database)
-    reading.take_facts(path)
+    reading.take_facts(run.history())
     recorded = Recorded(reading.steps(database), reading.commits(), reading.averages)
     if not recorded.steps:
-        raise ConfigError(f"--from {folder}: no step was finished in that run; name one that has trained")
+        raise ConfigError(f"{folder}: no step was finished in that run; name one that has trained")
     batch = database.execute("SELECT samples FROM pushes GROUP BY samples ORDER BY count(*) DESC LIMIT 1").fetchone()
-    settings = ",".join(
-        f"{key}={value if isinstance(value, str) else written(value)}"
-        for key, value in config["protocol"]["config"].items()
-    )
     steps, seconds = reading.applied, reading.ended - reading.began
     limit, data = Limit(steps=steps), None
-    message, seed = reading.message or _of_the_last_version(folder), config["seed"]
+    message = reading.message or _of_the_last_version(folder)
     killed = {event.worker for event in scenario.events if isinstance(event, Kill)}
     reasons = set(reading.left.values())
     if reasons <= {"finished", "died"} and "finished" in reasons:
@@ -256,7 +250,7 @@ def _read(folder: Path, path: Path, database: sqlite3.Connection, config: Mappin
         limit = Limit(seconds=seconds)
     return Run(
         folder=folder,
-        protocol=f"{name}:{settings}" if settings else name,
+        choice=run.choice,
         scenario=scenario,
         workers=workers,
         seed=seed,
@@ -307,12 +301,12 @@ class _Reading:
             if direction == "pull":
                 self.made.setdefault(number, began)
 
-    def take_facts(self, path: Path) -> None:
+    def take_facts(self, history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> None:
         """Every fact with its orders, in order."""
         awaited: dict[int, tuple[int, int, float]] = {}  # by worker: the step that it awaits a version for, since when
         averaging: dict[int, tuple[tuple[int, ...], float]] = {}
         pushed_at_once: set[tuple[int, int]] = set()
-        for fact, orders in read_facts(path):
+        for fact, orders in history:
             self.ended = fact.at
             match fact:
                 case TrainingBegan():

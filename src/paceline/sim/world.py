@@ -59,7 +59,7 @@ class Training(Protocol):
     def samples(self, worker: int, step: int) -> int | None:
         """In that step's gradient, None where they are not counted. Raises NoData if there was none left for it."""
 
-    def averaged(self, group: int) -> None:
+    def averaged(self, fact: ReduceFinished | ReduceFailed) -> None:
         """That group's average comes about, or has failed."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
@@ -88,7 +88,7 @@ class Endless:
         """See `Training`."""
         return self.size
 
-    def averaged(self, group: int) -> None:
+    def averaged(self, fact: ReduceFinished | ReduceFailed) -> None:
         """See `Training`."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
@@ -117,7 +117,7 @@ class Dealt:
         self.left_over -= 1
         return self.size
 
-    def averaged(self, group: int) -> None:
+    def averaged(self, fact: ReduceFinished | ReduceFailed) -> None:
         """See `Training`."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
@@ -448,10 +448,11 @@ class World:
             if worker is not None and worker.group == number:
                 worker.group = None
                 worker.transfers.append(("pull", group.began, self.now))
-        self._training.averaged(number)
+        fact: ReduceFinished | ReduceFailed = ReduceFinished(group=number, at=self.now)
         if group.lost:
-            return ReduceFailed(group=number, lost=tuple(sorted(group.lost)), at=self.now)
-        return ReduceFinished(group=number, at=self.now)
+            fact = ReduceFailed(group=number, lost=tuple(sorted(group.lost)), at=self.now)
+        self._training.averaged(fact)
+        return fact
 
     # --- who is here ----------------------------------------------------------------------------------
 

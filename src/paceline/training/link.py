@@ -108,6 +108,8 @@ class Link(Protocol):
     """Whether every worker owns a replica, which groups average."""
     pushes: bool
     """Whether gradients, or what the optimizer here would subtract, go into push areas."""
+    rate_scale: float
+    """What an optimizer that runs here has its learning rates multiplied by."""
     wants_work: bool
     """Whether the protocol needs to know how much work there is."""
     epochs: int | None

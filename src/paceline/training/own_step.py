@@ -20,14 +20,17 @@ class OwnStep:
     They are a version of the store's, less what this worker pushed and that version lacks.
     """
 
-    def __init__(self, places: Places, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> None:
+    def __init__(
+        self, places: Places, optimizer: torch.optim.Optimizer, parameters: list[Tensor], rate_scale: float = 1.0
+    ) -> None:
+        """`rate_scale`: what the script's learning rates are multiplied by."""
         self.region = Region.create(places.layout.slot_bytes)
         self._values = [entry.over(self.region.memory) for entry in places.layout.moving]
         self._places = places
         self._optimizer = optimizer
         self._parameters = parameters
         self._slots: dict[int, list[Tensor]] = {}
-        self._step = bare_step(user_class(optimizer))
+        self._step = bare_step(user_class(optimizer), rate_scale)
 
     @torch.no_grad()
     def install(self, slot: int, pushed: PushArea, ahead: float | None) -> None:
@@ -66,11 +69,28 @@ class OwnStep:
             torch._foreach_sub_(pushed.gradients, self._values)
 
 
-def bare_step(kind: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
-    """The class's step without what torch wraps it in: hooks have run by then, and torch._dynamo takes seconds."""
+def bare_step(kind: type[torch.optim.Optimizer], rate_scale: float = 1.0) -> Callable[[torch.optim.Optimizer], Any]:
+    """The class's step without what torch wraps it in: hooks have run by then, and torch._dynamo takes seconds.
+
+    It steps with `rate_scale` times the learning rates that the optimizer has, and leaves those as they are.
+    """
     step: Callable[[torch.optim.Optimizer], Any] = kind.step
     if step.__module__.startswith("torch."):
         step = inspect.unwrap(step)
     elif getattr(step, "hooked", False):
         step = getattr(step, "__wrapped__", step)
-    return step
+    if rate_scale == 1.0:
+        return step
+
+    def scaled(optimizer: torch.optim.Optimizer) -> None:
+        groups = [group for group in optimizer.param_groups if "lr" in group]
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] * rate_scale
+        try:
+            step(optimizer)
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+
+    return scaled

@@ -101,6 +101,8 @@ class Part:
     scratch: memoryview
     """Where gradients are summed: as long as the part, and shared with those that never work at the same time."""
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
+    _bits: dict[int, list[Tensor]] = field(default_factory=dict)
+    """As `_views`, as whole numbers."""
     _sums: list[Tensor] = field(default_factory=list)
     _step: Callable[[torch.optim.Optimizer], Any] = field(init=False)
     _known: bool = field(init=False)
@@ -162,6 +164,13 @@ class Part:
                     return NotFinite(names[span.number], None)
         return None  # sums too large for their type, of numbers that are not
 
+    def checksum(self, memory: memoryview, target: int) -> int:
+        """The sum of the version's bits, as whole numbers modulo 2**64, while they lie in the cache."""
+        found = self._bits.get(target)
+        if found is None:
+            found = self._bits[target] = [_bits(piece.entry, memory, target) for piece in self.pieces]
+        return sum(int(bits.sum().item()) for bits in found) % (1 << 64)
+
     def split(self) -> None:
         """From now on each parameter apart: their histories come to differ."""
         pieces = [
@@ -193,6 +202,7 @@ class Part:
 
     def _become(self, pieces: list[Piece], state: State) -> None:
         self._views.clear()
+        self._bits.clear()
         self._sums.clear()
         self.pieces = pieces
         self.optimizer.state = defaultdict(dict)
@@ -319,6 +329,15 @@ def _share(value: Any, whole: Entry, piece: Entry, span: Span) -> Any:
     ordered = torch.empty_strided(whole.shape, whole.stride, dtype=value.dtype).copy_(value)
     flat = ordered.as_strided((whole.count,), (1,))
     return flat[span.in_parameter : span.in_parameter + span.count].clone()
+
+
+def _bits(entry: Entry, memory: memoryview, start: int) -> Tensor:
+    """The entry's bytes, as the longest whole numbers that they are made of."""
+    size = entry.stop - entry.offset
+    if not size:
+        return torch.empty(0, dtype=torch.int64)
+    width, kind = next((w, kind) for w, kind in ((8, torch.int64), (4, torch.int32), (1, torch.uint8)) if size % w == 0)
+    return torch.frombuffer(memory, dtype=kind, count=size // width, offset=start + entry.offset)
 
 
 def _of(value: Any, piece: Piece, span: Span) -> Any:

@@ -14,14 +14,20 @@ class Replica:
     """Steps from one area to another, or in place. Areas are numbered as `Places.push_area` numbers them."""
 
     def __init__(
-        self, places: Places, model: nn.Module, optimizer: torch.optim.Optimizer, parameters: list[Tensor]
+        self,
+        places: Places,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parameters: list[Tensor],
+        rate_scale: float = 1.0,
     ) -> None:
+        """`rate_scale`: what the script's learning rates are multiplied by."""
         self._places = places
         self._model = model
         self._optimizer = optimizer
         self._parameters = parameters
         self._areas: dict[int, PushArea] = {}
-        self._step = bare_step(user_class(optimizer))
+        self._step = bare_step(user_class(optimizer), rate_scale)
 
     def step(self, source: int, target: int, gradients: int | None) -> str | None:
         """Step the script's own optimizer on the replica, from `source` into `target`, which may be the same area.

@@ -90,10 +90,11 @@ class Session:
                 "this protocol runs the optimizer in the workers, which is not there yet for parameters on a GPU"
             )
         if self.link.steps_here:
-            self._own = OwnStep(self.places, self.optimizer, self.parameters)
+            self._own = OwnStep(self.places, self.optimizer, self.parameters, self.link.rate_scale)
             region = self._own.region
         elif self.link.replicas:
-            self._replica = Replica(self.places, self.model, self.optimizer, self.parameters)
+            scale = self.link.rate_scale
+            self._replica = Replica(self.places, self.model, self.optimizer, self.parameters, scale)
             self.link.begin_to_average(SharedMemoryGroups(self.places, self.link.worker))
         else:
             self.optimizer.state.clear()  # the store has it

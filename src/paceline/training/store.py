@@ -7,6 +7,7 @@ optimizer, of whatever class, without a byte of it being sent.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,16 @@ Scalars = list[dict[str, Any]]
 """For each parameter group, its hyperparameters that are plain values (learning rate, momentum, …)."""
 
 WORTH_TWO_THREADS = 1024 * 1024  # elements: below, handing half of a commit over costs more than it saves
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A version that was made."""
+
+    not_finite: NotFinite | None
+    """The first NaN or infinity that was found."""
+    checksum: int
+    """The sum of its parameters' bits, as whole numbers modulo 2**64."""
 
 
 class Store:
@@ -101,12 +112,11 @@ class Store:
         *,
         threads: int = 1,
         look: bool = True,
-    ) -> NotFinite | None:
+    ) -> Committed:
         """Make the version in slot `target` from the one in slot `source` and these (push area, weight).
 
         Gradients are summed in the order given; a weight of 1 multiplies nothing. With two threads the bits
-        are the same. Returns the first NaN or infinity found in a gradient or a parameter, if there is one
-        and `look` says that it matters.
+        are the same. A NaN or an infinity in a gradient or a parameter is looked for if `look` says that it matters.
         """
         pushed = [
             Pushed(self.places.worker_of(area), weight, self.pushes[area].start, self.pushes[area].present.tolist())
@@ -123,7 +133,8 @@ class Store:
         for area, _ in contributions:
             buffers = {name: value.clone() for name, value in self.pushes[area].buffers.items()}
             self.buffers[self.places.worker_of(area)] = buffers
-        return next((one for one in found if one is not None), None)
+        not_finite = next((one for one, _ in found if one is not None), None)
+        return Committed(not_finite, sum(checksum for _, checksum in found) % (1 << 64))
 
     def state(self) -> State:
         """The optimizer's state, by the parameter's number in the optimizer's order."""
@@ -169,13 +180,14 @@ class Store:
     @torch.no_grad()
     def _commit(
         self, source: int, target: int, pushed: list[Pushed], whole: bool, look: bool, parts: list[Part]
-    ) -> NotFinite | None:
-        found = None
+    ) -> tuple[NotFinite | None, int]:
+        found, checksum = None, 0
         for part in parts:
             part.commit(self.memory, source, target, pushed, whole)
+            checksum += part.checksum(self.memory, target)
             if look and found is None:
                 found = part.find_not_finite(self.memory, pushed, self.names)
-        return found
+        return found, checksum
 
     def _parts(self) -> list[Part]:
         return [part for half in self.halves for part in half]

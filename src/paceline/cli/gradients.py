@@ -1,0 +1,114 @@
+"""`paceline simulate --gradients SCRIPT`: real workers and real steps, in virtual time.
+
+The simulated world says which step is computed on which version and when; the workers that `paceline run` would
+fork compute it, one after another. Only the clock is virtual.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.core.drive import drive
+from paceline.core.facts import GradientReady, ReduceFailed, ReduceFinished
+from paceline.core.orders import Order
+from paceline.core.scenario import Kill, Scenario
+from paceline.errors import ConfigError
+from paceline.records.journal import Journal
+from paceline.records.summary import Summary, Target
+from paceline.runtime.directed import Directed
+from paceline.runtime.run import Interrupts, run
+from paceline.runtime.settings import Settings
+from paceline.sim.simulate import Simulation, world_of
+from paceline.sim.world import NoData
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What is trained, and how it is recorded."""
+
+    path: Path
+    arguments: tuple[str, ...]
+    threads: int
+    epochs: int | None
+    record: int
+    targets: tuple[Target, ...]
+    json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Real ones, as `sim.world.Training` has them."""
+
+    workers: Directed
+    work: int | None
+
+    def carry_out(self, order: Order, at: float) -> None:
+        """See `Training`."""
+        self.workers.direct(order, at)
+
+    def samples(self, worker: int, step: int) -> int | None:
+        """See `Training`."""
+        result = self.workers.result(worker, step)
+        if isinstance(result, GradientReady):
+            return result.samples
+        raise NoData
+
+    def averaged(self, fact: ReduceFinished | ReduceFailed) -> None:
+        """See `Training`."""
+        self.workers.tell(fact)
+
+    def left(self, worker: int, reason: str, untold: int | None) -> None:
+        """See `Training`."""
+        if reason == "died":
+            self.workers.lose(worker, untold)
+        elif reason == "finished":
+            self.workers.see_off(worker)
+
+
+def train(simulation: Simulation, script: Script, folder: Path) -> Summary:
+    """Do it. Returns the summary, in virtual seconds; the folder is as a real run's.
+
+    Raises ConfigError for what can't be simulated, or not be trained.
+    """
+    check(simulation)
+
+    def direct(workers: Directed, journal: Journal) -> None:
+        steps = Steps(workers, workers.begin().work)
+        message = simulation.message or workers.model_bytes
+        world = world_of(replace(simulation, message=message), steps, journal, None)
+        drive(simulation.choice.machine(), world.facts(), world.carry_out, journal.record)
+
+    settings = Settings(
+        script=script.path,
+        arguments=script.arguments,
+        choice=simulation.choice,
+        workers=simulation.workers,
+        scenario=Scenario(nodes=simulation.scenario.nodes),  # nobody is slow in real time
+        simulated=simulation.scenario.checked_for(simulation.workers),
+        seed=simulation.seed,
+        threads=script.threads,
+        folder=folder,
+        shards=None,
+        epochs=script.epochs,
+        record=script.record,
+        targets=script.targets,
+        on_loss="continue",
+        on_divergence="stop",
+        tee="first",
+        max_steps=None,
+        max_seconds=None,
+        report_waits=3600.0,
+        json=script.json,
+    )
+    return run(settings, Interrupts(), direct)
+
+
+def check(simulation: Simulation) -> None:
+    """Raises ConfigError, in one line, for what can't be simulated with a script's gradients."""
+    simulation.check(trains=True)
+    for number, event in enumerate(simulation.scenario.events, 1):
+        if isinstance(event, Kill) and event.rejoin_after is not None:
+            raise ConfigError(
+                f"event {number}: with --gradients a killed worker stays away, as in a real run: leave rejoin_after out"
+            )

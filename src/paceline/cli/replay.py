@@ -1,0 +1,239 @@
+"""`paceline replay`: make a recorded run again, with real processes, in the recorded order, and compare the bits.
+
+Replay is one more way to decide: what is ordered, and when, comes out of the ledger, and workers do it. What a step
+computes depends on its version, its samples, the seed, the worker and the step, and on nothing that time changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import platform
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.run import CODES, checked_script, new_folder, whole
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ReduceFailed,
+    ReduceFinished,
+    StepDeclined,
+    TrainingBegan,
+    WorkerLeft,
+)
+from paceline.core.leases import Batch
+from paceline.core.orders import ApplyUpdate, Order
+from paceline.core.scenario import Scenario
+from paceline.errors import ConfigError, RunFailed
+from paceline.protocols import registry
+from paceline.records.journal import Journal
+from paceline.records.ledger import connect
+from paceline.records.reading import LEDGER, RecordedRun, open_run
+from paceline.records.summary import Summary
+
+if TYPE_CHECKING:
+    from paceline.runtime.directed import Directed
+
+DIFFERS = 3
+"""Exit code."""
+
+
+def add_to(commands: Any) -> None:
+    """Add the command and its flags."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "replay",
+        help="make a run again in the recorded order, to the same bits",
+        description="Make the run in the folder RUN again, with real processes, in the order that its ledger has.",
+        allow_abbrev=False,
+    )
+    add = command.add_argument
+    add("run", metavar="RUN", type=Path, help="a run's folder")
+    until = "stop at that version, and leave it in the replay's versions/final.safetensors"
+    add("--until", type=whole("--until", 1), metavar="VERSION", help=until)
+    add("--script", type=Path, metavar="FILE", help="where the script is now (default: where it was)")
+    add("--out", type=Path, metavar="DIR", help="the replay's own folder (default: runs/replay-RUN-DATE-TIME)")
+    command.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Do what the flags say; returns the exit code."""
+    recorded = open_run(options.run, registry())
+    with closing(recorded.ledger):
+        if "script" not in recorded.config:
+            raise ConfigError(f"{options.run}: it was simulated without a script: there is nothing to compute again")
+        script = checked_script(options.script or Path(recorded.config["script"]))
+        for line in (recorded.unended, *differences(recorded.config, script)):
+            if line:
+                print(f"paceline: {line}")
+        newest = max((version for version, _ in _rows(recorded.folder, "versions")), default=0)
+        if options.until is not None and options.until > newest:
+            raise ConfigError(f"--until is {options.until}; the run's last recorded version is {newest}")
+        folder = options.out or new_folder(f"replay-{options.run.name}")
+        summary = replay(recorded, script, folder, options.until)
+    if summary["outcome"] != "completed":
+        print(f"{summary['outcome']}: {summary['error']}")
+        return CODES[summary["outcome"]]
+    comparison = compare(options.run, folder, options.until)
+    print(comparison.sentence)
+    print(f"{folder}: the replay's ledger and versions")
+    return 0 if comparison.same else DIFFERS
+
+
+def differences(config: Mapping[str, Any], script: Path) -> Iterator[str]:
+    """What is not as it was when the run was made, and may change its bits, a line each."""
+    import torch
+
+    if config.get("script_sha256") not in (None, hashlib.sha256(script.read_bytes()).hexdigest()):
+        yield f"{script} has changed since the run was made"
+    now = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    for key, value in now.items():
+        then = config["environment"][key]
+        if value != then:
+            yield f"the run was made with {key} {then}, and here it is {value}"
+
+
+def replay(recorded: RecordedRun, script: Path, folder: Path, until: int | None = None) -> Summary:
+    """Make it again, up to that version. Returns the summary of the replay, whose times are the recorded ones.
+
+    Raises ConfigError if it can't be made again here.
+    """
+    from paceline.runtime.run import Interrupts, run
+    from paceline.runtime.settings import Settings
+
+    config = recorded.config
+
+    def direct(workers: Directed, journal: Journal) -> None:
+        workers.prescribed = _leases(recorded)
+        workers.recordings.prescribed = _recordings(recorded)
+        workers.undone = frozenset(recorded.ledger.execute("SELECT worker, step FROM undone"))
+        began = workers.begin()
+        for fact, orders in recorded.history():
+            if isinstance(fact, TrainingBegan):
+                _expect_beginning(fact, began)
+            else:
+                _reenact(fact, workers)
+            try:
+                journal.record(fact, orders)
+                for order in orders:
+                    workers.direct(order, fact.at)
+            except (KeyError, ValueError, AssertionError) as error:  # it can't follow on what was ordered before
+                what = f"{fact} can't be followed by {list(orders)} here: the ledger is not as it was made"
+                raise RunFailed(f"{what}; paceline check says where it was changed") from error
+            if until is not None and _reached(until, orders, workers):
+                return
+
+    settings = Settings(
+        script=script,
+        arguments=tuple(config["arguments"]),
+        choice=recorded.choice,
+        workers=recorded.workers,
+        scenario=Scenario(nodes=recorded.scenario.nodes),  # who was slow, and who died, is in the ledger
+        simulated=recorded.scenario,
+        seed=recorded.seed,
+        threads=config["threads"],
+        folder=folder,
+        shards=config["shards"],
+        epochs=config["limits"].get("epochs"),
+        record=config["record"],
+        targets=(),
+        on_loss="continue",
+        on_divergence="continue",
+        tee="none",
+        max_steps=None,
+        max_seconds=None,
+        report_waits=3600.0,
+        json=False,
+        learning_rate_scale=config.get("learning_rate_scale", 1.0),
+    )
+    return run(settings, Interrupts(), direct)
+
+
+def _reenact(fact: Fact, workers: Directed) -> None:
+    """Have it happen. Raises RunFailed if it can't, or something else does."""
+    match fact:
+        case GradientReady(worker=worker, step=step):
+            result = workers.result(worker, step)
+            if not isinstance(result, GradientReady) or result.samples != fact.samples:
+                raise RunFailed(f"step {step} of worker {worker} is not as recorded: the script goes another way")
+        case StepDeclined(worker=worker, step=step):
+            if not isinstance(workers.result(worker, step), StepDeclined):
+                raise RunFailed(f"worker {worker} has data for step {step}, and had none: the script goes another way")
+        case ReduceFinished() | ReduceFailed():
+            workers.tell(fact)
+        case WorkerLeft(worker=worker, reason="died"):
+            workers.lose(worker)
+        case WorkerLeft(worker=worker, reason="finished"):
+            workers.see_off(worker)
+        case WorkerLeft():
+            workers.stop()
+
+
+def _expect_beginning(recorded: TrainingBegan, began: TrainingBegan) -> None:
+    if (recorded.members, recorded.work) != (began.members, began.work):
+        raise RunFailed("the script begins with other workers or another amount of work than in the recording")
+
+
+def _reached(until: int, orders: tuple[Order, ...], workers: Directed) -> bool:
+    made = max((order.version for order in orders if isinstance(order, ApplyUpdate)), default=0)
+    return max(made, workers.recordings.newest.version) >= until
+
+
+def _leases(recorded: RecordedRun) -> dict[int, deque[Batch | None]]:
+    leases: dict[int, deque[Batch | None]] = {worker: deque() for worker in range(recorded.workers)}
+    for worker, epoch, batch in recorded.ledger.execute("SELECT worker, epoch, batch FROM leases ORDER BY rowid"):
+        leases[worker].append(None if epoch is None else Batch(epoch, batch))
+    return leases
+
+
+def _recordings(recorded: RecordedRun) -> deque[int] | None:
+    """Samples at which versions were recorded, but for the last, which is in any case; None if they are not counted."""
+    rows = recorded.ledger.execute("SELECT samples FROM versions ORDER BY version").fetchall()[:-1]
+    return None if any(samples is None for (samples,) in rows) else deque(samples for (samples,) in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of comparing two runs' versions."""
+
+    same: bool
+    hashes: int
+    """Recorded versions whose hashes were compared."""
+    checksums: int
+    """Versions of a store whose checksums were."""
+    sentence: str
+
+
+def compare(run: Path, again: Path, until: int | None = None) -> Comparison:
+    """Whether all versions of which both ledgers have a checksum or a hash are the same."""
+    wrong: list[tuple[int, str]] = []
+    counts = {"checksums": 0, "versions": 0}
+    for table, what in (("checksums", "checksum"), ("versions", "SHA-256")):
+        then, now = dict(_rows(run, table)), dict(_rows(again, table))
+        compared = [version for version in then if version in now and (until is None or version <= until)]
+        counts[table] = len(compared)
+        wrong += [(v, f"{what} {now[v]}, recorded {then[v]}") for v in compared if then[v] != now[v]]
+    hashes, checksums = counts["versions"], counts["checksums"]
+    if wrong:
+        version, how = min(wrong)
+        return Comparison(False, hashes, checksums, f"version {version} is the first that differs: {how}")
+    last, sha256 = max(_rows(again, "versions"), default=(0, "not there"))
+    told = f"{hashes} recorded versions, {checksums} checksums; version {last} is {sha256}"
+    return Comparison(bool(hashes), hashes, checksums, f"the same bits: {told}")
+
+
+def _rows(folder: Path, table: str) -> list[tuple[int, str]]:
+    """(version, checksum or hash) of each in that table."""
+    column = "sha256" if table == "versions" else "checksum"
+    with closing(connect(folder / LEDGER)) as ledger:
+        return [
+            (int(version), str(value)) for version, value in ledger.execute(f"SELECT version, {column} FROM {table}")
+        ]

@@ -1,0 +1,156 @@
+"""How every command opens a run's folder: what was run, its ledger, and its summary if it has come to its end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.choice import Choice, choose, written
+from paceline.core.facts import Fact
+from paceline.core.machine import Spec
+from paceline.core.orders import Order
+from paceline.core.scenario import Scenario, from_plain
+from paceline.errors import ConfigError
+from paceline.records.ledger import connect, read_facts
+from paceline.records.summary import Summary, read
+
+LEDGER, SUMMARY = "ledger.sqlite", "summary.json"
+"""The two files of a run's folder that say how it went."""
+
+
+class LedgerDamaged(ConfigError):
+    """There is a ledger, and SQLite can't read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """A run that was made, real or simulated. Close `ledger` when done with it."""
+
+    folder: Path
+    choice: Choice
+    """The protocol that it began with."""
+    workers: int
+    """How many there were to be; the facts say who took part."""
+    seed: int
+    scenario: Scenario
+    config: Mapping[str, Any]
+    """All that the ledger's table `run` has, by key."""
+    simulated: bool
+    ledger: sqlite3.Connection
+    """For reading only."""
+    summary: Summary | None
+    """None if the run ended before it could write one."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it came to its end; else its ledger has all but its last moments."""
+        return self.summary is not None
+
+    @property
+    def unended(self) -> str:
+        """What its reader should know if it did not, in one line; empty if it did."""
+        if self.ended:
+            return ""
+        return f"{self.folder}: the run crashed before its end; this is what its ledger has, up to there"
+
+    def history(self) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
+        """Every fact with its orders, `why` included, in the order in which they were recorded."""
+        return read_facts(self.folder / LEDGER)
+
+
+def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
+    """The run in that folder; `known` is the registry of protocols.
+
+    Raises LedgerDamaged if its ledger can't be read, and ConfigError, both in one line, for a folder that is no run,
+    for a run that is still going on, for one of another version's schema, and for one that knows protocols or
+    parameters that this version does not.
+    """
+    path = folder / LEDGER
+    if not path.is_file():
+        missing = "there is no such folder" if not folder.exists() else f"there is no {LEDGER} in it"
+        raise ConfigError(f"{folder}: {missing}; name a run's folder")
+    summary = read(folder / SUMMARY) if (folder / SUMMARY).exists() else None
+    if summary is None and is_written(folder):
+        raise ConfigError(f"{folder}: this run is still going on; try again when it has ended")
+    _look_at_head(path)
+    ledger = connect(path)
+    try:
+        config = _config(ledger, path)
+        return RecordedRun(
+            folder=folder,
+            choice=_choice(config, known),
+            workers=int(config["workers"]),
+            seed=int(config["seed"]),
+            scenario=from_plain(config["scenario"], str(folder)),
+            config=config,
+            simulated=bool(config.get("simulated")),
+            ledger=ledger,
+            summary=summary,
+        )
+    except ConfigError as error:
+        ledger.close()
+        if isinstance(error, LedgerDamaged) or str(error).startswith(str(folder)):
+            raise
+        raise ConfigError(f"{folder}: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        ledger.close()
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{folder}: what its ledger says of the run can't be read ({what})") from error
+
+
+def is_written(folder: Path) -> bool:
+    """Whether a process writes that folder's ledger now: it has the folder locked, for as long as it lives."""
+    with suppress(OSError):
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(directory)
+    return False
+
+
+def _look_at_head(path: Path) -> None:
+    """Tell a damaged ledger from a file that never was one, which is left to `connect`."""
+    try:
+        with path.open("rb") as file:
+            is_database = file.read(16) == b"SQLite format 3\0"
+        if not is_database:
+            return
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            database.execute("PRAGMA user_version").fetchone()
+            database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        finally:
+            database.close()
+    except sqlite3.DatabaseError as error:
+        raise LedgerDamaged(f"{path}: the file is damaged ({error}); it was truncated or overwritten") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a run's folder that can be read") from error
+
+
+def _config(ledger: sqlite3.Connection, path: Path) -> dict[str, Any]:
+    try:
+        config = {key: json.loads(value) for key, value in ledger.execute("SELECT key, value FROM run")}
+    except sqlite3.Error as error:
+        raise LedgerDamaged(f"{path}: the table run can't be read ({error})") from error
+    if not config:
+        raise ConfigError(f"{path.parent}: this run ended before it had written what it was to do")
+    return config
+
+
+def _choice(config: Mapping[str, Any], known: Mapping[str, Spec]) -> Choice:
+    name = config["protocol"]["name"]
+    settings = ",".join(
+        f"{key}={value if isinstance(value, str) else written(value)}"
+        for key, value in config["protocol"]["config"].items()
+    )
+    return choose(f"{name}:{settings}" if settings else name, known)

@@ -1,0 +1,42 @@
+"""What scripts log and versions are evaluated to, for TensorBoard: a folder for each worker, and one for versions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FOLDER = "tensorboard"
+"""In the run's folder."""
+
+
+class Board:
+    """Writes scalars. To be made after the workers were forked: each of its files is written by a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._make = SummaryWriter
+        self._folder = folder / FOLDER
+        self._writers: dict[str, Any] = {}
+
+    def logged(self, worker: int, step: int, scalars: Mapping[str, float]) -> None:
+        """What a worker's script logged in this step."""
+        for name, value in scalars.items():
+            self._writer(f"worker-{worker}").add_scalar(name, value, step)
+
+    def evaluated(self, version: int, ago: float, metrics: Mapping[str, float]) -> None:
+        """What `evaluate` said of a version that was made so many seconds ago."""
+        for name, value in metrics.items():
+            self._writer("versions").add_scalar(name, value, version, walltime=time.time() - ago)
+
+    def close(self) -> None:
+        """Write what is left."""
+        for writer in self._writers.values():
+            writer.close()
+
+    def _writer(self, name: str) -> Any:
+        if name not in self._writers:
+            self._writers[name] = self._make(str(self._folder / name))
+        return self._writers[name]

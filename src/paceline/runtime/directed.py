@@ -1,0 +1,192 @@
+"""Real workers and a real store, whose facts somebody else tells: a clock of its own, or a recording.
+
+Each order is carried out to its end before the next one, and what comes of it is kept until it is asked for. So
+what a run comes to depends on the order of the orders alone, and not on how fast anybody was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.facts import (
+    GradientReady,
+    ReduceFailed,
+    ReduceFinished,
+    StepDeclined,
+    TrainingBegan,
+    WorkerLeft,
+)
+from paceline.core.leases import Batch, Dealing, Leases
+from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
+from paceline.errors import ConfigError, RunFailed
+from paceline.runtime.coordinator import GRACE_AT_LIMIT, Coordinator
+from paceline.runtime.member import Member
+
+Result = GradientReady | StepDeclined | WorkerLeft
+"""What came of a released step."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PrescribedLeases(Leases):
+    """A book of leases in which it is written beforehand who gets what."""
+
+    prescribed: dict[int, deque[Batch | None]]
+    """See `Directed.prescribed`."""
+
+    def take(self, worker: int, epoch: int, digest: str) -> Batch | None:
+        """See `Leases`."""
+        if digest != self.epochs[epoch].digest:
+            raise ConfigError(f"worker {worker} draws another order of samples for epoch {epoch} than in the recording")
+        batch = self.prescribed[worker].popleft()
+        return None if batch is None else self._lease(worker, batch)
+
+
+class Directed(Coordinator):
+    """A coordinator that is told at which moment each order is carried out, and tells nobody when it was done.
+
+    `begin`, then `direct` for each order, `result` for each release, `tell` for each group, `lose` for who is to be
+    killed and `see_off` for who has no data left; then `end`.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.prescribed: dict[int, deque[Batch | None]] | None = None
+        """By worker: what it gets each time it asks for a batch, None where an epoch is over for it; who asks once more
+        waits. None: it is dealt as in any run."""
+        self.undone: frozenset[tuple[int, int]] = frozenset()
+        """(worker, step) of what replicas are ordered, and is not to be done."""
+        self._asks_in_vain: dict[int, None] = {}
+        self._moment = 0.0
+        self._results: dict[tuple[int, int], Result] = {}
+        """By (worker, step), of releases that nobody has asked about yet."""
+        self._gone: dict[int, WorkerLeft] = {}
+        self._began: TrainingBegan | None = None
+
+    @property
+    def model_bytes(self) -> int:
+        """Of a push or a pull."""
+        assert self._offer is not None
+        return self._offer.model_bytes
+
+    def begin(self) -> TrainingBegan:
+        """Wait until training begins. Raises RunFailed if it doesn't, or not with all."""
+        self.open()
+        self._await(lambda: self._began is not None or not self._any_here())
+        if self._began is None:
+            raise RunFailed(self.error or "all workers ended before training began")
+        missing = self.members.keys() - {worker for worker, _, _ in self._began.members}
+        if missing:
+            raise RunFailed(f"worker {min(missing)} ended before training began")
+        return self._began
+
+    def direct(self, order: Order, at: float) -> None:
+        """Carry it out at that moment, to its end."""
+        self._moment = at
+        if isinstance(order, StepReplica) and (order.worker, order.step) in self.undone:
+            return
+        self.carry_out(order)
+        match order:
+            case Release(worker=worker, step=step):
+                self._await(lambda: self._has_come_of(self.members[worker], step))
+            case ApplyUpdate():
+                self._await(lambda: self._store().idle)
+            case StepReplica() | Reduce():
+                # a mean that is being recorded, too, is of replicas that have made their steps
+                self._await(lambda: self._exchange.settled and self._store().idle)
+
+    def result(self, worker: int, step: int) -> Result:
+        """What came of that released step. Raises RunFailed if its script has failed."""
+        left = self._gone.get(worker)
+        if left is not None and left.reason == "died":
+            raise RunFailed(f"worker {worker} died in step {step}: its script failed")
+        made = self._results.pop((worker, step), None)
+        return made or left or StepDeclined(worker=worker, step=step, at=self._moment)
+
+    def tell(self, fact: ReduceFinished | ReduceFailed) -> None:
+        """That group's average comes about, or has failed."""
+        self._exchange.tell(fact)
+
+    def lose(self, worker: int, untold: int | None = None) -> None:
+        """Kill it. `untold`: a step of it that came to a gradient of which the machine won't hear."""
+        member = self.members[worker]
+        self._kill(member)
+        self._await(lambda: not member.here)
+        member.left = "died"  # also if its script was through by itself
+        self._exchange.tell(WorkerLeft(worker=worker, reason="died", at=self._moment))
+        if untold is not None:
+            self.leases.drop(worker, untold, "return")
+
+    def see_off(self, worker: int) -> None:
+        """It has no data left: its script goes on to its end, or to `finish()`."""
+        self._await(lambda: worker in self._gone)
+
+    def stop(self) -> None:
+        """Nobody makes a step any more."""
+        if not self._stopping:
+            self._stop(GRACE_AT_LIMIT, at_once=False)
+            for member in self.members.values():
+                member.left = "finished" if member.here else member.left
+
+    def end(self) -> None:
+        """No more orders will come: record the last version, have versions evaluated, and let all processes go."""
+        if any(member.trains for member in self.members.values()):
+            self.stop()
+        self._exchange.conclude()
+        while self._any_here():
+            self._take()
+            self._conclude()
+            if self._any_here():
+                self._loop.wait()
+        self._look_at_ends()
+
+    def _at(self) -> float:
+        return self._moment
+
+    def _step_times(self, member: Member, wait: float, pull: float) -> None:
+        """Whoever directs knows them."""
+        member.finished = None
+
+    def _any_here(self) -> bool:
+        return any(member.here for member in self.members.values())
+
+    def _has_come_of(self, member: Member, step: int) -> bool:
+        """Whether that step's gradient is there, or there will be none."""
+        worker = member.worker
+        leaving = worker in self._asks_in_vain or any(one is member for one, _ in self._leaving)
+        return (worker, step) in self._results or worker in self._gone or leaving
+
+    def _lease(self, member: Member, epoch: int, digest: str) -> None:
+        if self.prescribed is not None and member.trains and not self.prescribed[member.worker]:
+            self._asks_in_vain[member.worker] = None
+            return
+        super()._lease(member, epoch, digest)
+
+    def _new_leases(self, dealing: Dealing, workers: list[int]) -> Leases:
+        if self.prescribed is None:
+            return super()._new_leases(dealing, workers)
+        return PrescribedLeases(dealing, workers, prescribed=self.prescribed)
+
+    def _await(self, done: Callable[[], bool]) -> None:
+        """Listen until that is so, or the run is to stop."""
+        while True:
+            self._take()
+            if done() or self._stopping:
+                return
+            self._loop.wait()
+
+    def _take(self) -> None:
+        """Keep what somebody will ask for of what has happened."""
+        self._end_postponed()
+        while self._happened:
+            match fact := self._happened.popleft():
+                case TrainingBegan():
+                    self._began = fact
+                case GradientReady(worker=worker, step=step) | StepDeclined(worker=worker, step=step):
+                    self._results[worker, step] = fact
+                case WorkerLeft(worker=worker):
+                    self._gone[worker] = fact
+                case _:  # whoever directs says when
+                    pass

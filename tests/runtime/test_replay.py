@@ -1,0 +1,190 @@
+"""`paceline replay`: real runs made again, to the same bits; and what it says when they can't be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+
+from paceline.core.facts import WorkerLeft
+from paceline.protocols import registry
+from paceline.records.ledger import read_facts
+from support import nursery
+from support.runs import Run, run, side_by_side
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+data = TensorDataset(torch.randn(240, 6), torch.randint(0, 3, (240,)))
+loader = DataLoader(data, batch_size=8, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+for epoch in range(2):
+    for x, y in loader:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    scheduler.step()
+"""
+
+UNEQUAL = """
+[cluster]
+nodes = 2
+compute = "4ms"
+jitter = 0.4
+[[worker]]
+index = 3
+speed = 0.4
+[[event]]
+worker = 1
+at_step = 7
+kill = true
+"""
+
+PROTOCOLS = (*registry(), "ripples:schedule=random")
+Runs = dict[str, Future[tuple[Run, Run]]]
+
+
+def made(folder: Path, protocol: str, *flags: str, script: str = SCRIPT) -> Run:
+    folder.mkdir()
+    (folder / "unequal.toml").write_text(UNEQUAL)
+    scenario = ("--scenario", str(folder / "unequal.toml"))
+    return run(script, "-n", "4", "-p", protocol, *scenario, *flags, "--tee", "none", tmp_path=folder).completed()
+
+
+def replayed(recorded: Run, *flags: str, name: str = "again") -> Run:
+    folder = recorded.folder.parent / name
+    process = nursery.Process(["replay", str(recorded.folder), "--out", str(folder), *flags], {})
+    out, err = process.communicate(timeout=120)
+    return Run(code=process.returncode, out=out, err=err, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Of every protocol a run in which one worker is slow and one dies, and its replay."""
+    folder = tmp_path_factory.mktemp("replays")
+
+    def call(protocol: str) -> Callable[[], tuple[Run, Run]]:
+        def both() -> tuple[Run, Run]:
+            recorded = made(folder / protocol.replace(":", " "), protocol, "--threads", "1")
+            return recorded, replayed(recorded)
+
+        return both
+
+    with side_by_side({protocol: call(protocol) for protocol in PROTOCOLS}) as futures:  # type: ignore[arg-type]
+        yield futures  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_run_with_a_slow_worker_and_a_death_ends_on_the_same_bits_again(protocol: str, runs: Runs) -> None:
+    recorded, again = runs[protocol].result()
+    assert any(
+        isinstance(fact, WorkerLeft) and fact.reason == "died"
+        for fact, _ in read_facts(recorded.folder / "ledger.sqlite")
+    )
+    assert again.code == 0, again.out + again.err
+    assert again.summary["final_parameters_sha256"] == recorded.summary["final_parameters_sha256"]
+    assert recorded.rows("SELECT version, sha256 FROM versions") == again.rows("SELECT version, sha256 FROM versions")
+    sums = "SELECT version, checksum FROM checksums ORDER BY version"
+    assert recorded.rows(sums) == again.rows(sums)
+    assert bool(recorded.rows(sums)) == (registry()[protocol.partition(":")[0]].family == "parameter-server")
+    used = (
+        "SELECT version, worker, step, epoch, sample FROM applied_samples ORDER BY version, worker, step, epoch, sample"
+    )
+    assert recorded.rows(used) == again.rows(used)
+    assert again.summary["final_parameters_sha256"] in again.out
+
+
+def test_until_stops_at_a_version_and_leaves_it_on_disk(runs: Runs) -> None:
+    recorded, _ = runs["asp"].result()
+    version, sha256 = recorded.rows("SELECT version, sha256 FROM versions ORDER BY version")[2]
+    again = replayed(recorded, "--until", str(version), name="until")
+    assert again.code == 0, again.out + again.err
+    parameters = safetensors.torch.load_file(recorded.folder / "versions" / f"{version:08d}.safetensors")
+    final = again.final()
+    assert final.keys() == parameters.keys()
+    named = [name for name in final if "running" not in name and "num_batches" not in name]
+    assert named
+    assert all(final[name].equal(parameters[name]) for name in named)
+    assert again.summary["final_parameters_sha256"] == sha256
+    assert again.summary["versions"] == version
+
+
+def edited(recorded: Run, name: str, statement: str, *values: object) -> Run:
+    """The same run with a ledger that somebody has changed."""
+    folder = recorded.folder.parent / name
+    shutil.copytree(recorded.folder, folder)
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
+        ledger.execute(statement, values)
+    return Run(code=0, out="", err="", folder=folder)
+
+
+def test_two_swapped_updates_make_the_replay_differ_and_it_names_the_first_version(runs: Runs) -> None:
+    recorded, _ = runs["asp"].result()
+    rows = recorded.rows("SELECT id, version, body FROM orders WHERE kind = 'ApplyUpdate' ORDER BY id")
+    place = next(at for at in range(20, len(rows)) if rows[at - 1][2] != rows[at][2])
+    (one, first, body), (other, second, following) = rows[place - 1], rows[place]
+    bodies = (
+        {"contributions": json.loads(body)["contributions"]},
+        {"contributions": json.loads(following)["contributions"]},
+    )
+    changed = edited(
+        recorded,
+        "swapped",
+        "UPDATE orders SET body = CASE id WHEN ? THEN ? ELSE ? END WHERE id IN (?, ?)",
+        one,
+        json.dumps({"version": first, **bodies[1]}),
+        json.dumps({"version": second, **bodies[0]}),
+        one,
+        other,
+    )
+    again = replayed(changed, name="swapped-again")
+    assert again.code == 3
+    assert f"version {first} is the first that differs" in again.out or "is not as it was made" in again.out
+
+
+def test_what_has_changed_since_is_said_before_it_starts(runs: Runs, tmp_path: Path) -> None:
+    recorded, _ = runs["bsp"].result()
+    other = tmp_path / "other.py"
+    other.write_text(SCRIPT.replace("lr=0.1", "lr=0.2"))
+    again = replayed(recorded, "--script", str(other), name="changed")
+    assert again.code == 3
+    assert again.out.splitlines()[0] == f"paceline: {other} has changed since the run was made"
+    assert "version 1 is the first that differs" in again.out
+
+
+def test_another_version_of_torch_is_said_with_both_versions(runs: Runs) -> None:
+    recorded, _ = runs["bsp"].result()
+    environment = json.dumps(
+        json.loads(recorded.rows("SELECT value FROM run WHERE key = 'environment'")[0][0]) | {"torch": "1.0"}
+    )
+    changed = edited(recorded, "elsewhere", "UPDATE run SET value = ? WHERE key = 'environment'", environment)
+    again = replayed(changed, name="elsewhere-again")
+    assert again.out.startswith("paceline: the run was made with torch 1.0, and here it is ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [(("--until", "100000"), "--until is 100000; the run's last"), (("--script", "nowhere.py"), "nowhere.py")],
+)
+def test_what_can_t_be_replayed_is_one_line(flags: tuple[str, ...], told: str, runs: Runs) -> None:
+    recorded, _ = runs["bsp"].result()
+    again = replayed(recorded, *flags, name="bad")
+    assert again.code == 2
+    assert told in again.err
+    assert again.err.count("\n") == 1
+    assert not again.folder.exists()
