@@ -140,10 +140,13 @@ class Timeline:
     switches: tuple[Switch, ...]
 
 
-def read_timeline(path: Path) -> Timeline:
-    """The timeline of the run with this ledger, finished or not. Raises ConfigError if there is none to be read."""
+def read_timeline(path: Path, history: Iterable[tuple[Fact, tuple[Order, ...]]] | None = None) -> Timeline:
+    """The timeline of the run with this ledger, finished or not. Raises ConfigError if there is none to be read.
+
+    `history`: the ledger's facts and orders, of whoever has read them already.
+    """
     notes = _Notes()
-    for fact, orders in read_facts(path):
+    for fact, orders in read_facts(path) if history is None else history:
         notes.fact(fact)
         for order in orders:
             notes.order(order, fact.at)

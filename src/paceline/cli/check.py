@@ -1,0 +1,59 @@
+"""`paceline check`: whether a run's ledger can be trusted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paceline.protocols import registry
+from paceline.records.check import Checked, Wrong, check
+from paceline.records.reading import LEDGER, LedgerDamaged, open_run
+
+WRONG = 3
+"""Exit code if anything is not as it should be."""
+
+
+def add_to(commands: Any) -> None:
+    """Add the command and its flags."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "check",
+        help="prove that a run's ledger can be trusted",
+        description="Tell the facts in a run's ledger to a fresh machine and demand equal orders; try the protocol's "
+        "invariants after every fact, and the rules of all protocols. Exits with 0, or with 3 and the first wrong row.",
+        allow_abbrev=False,
+    )
+    command.add_argument("run", metavar="RUN", type=Path, help="a run's folder, real or simulated")
+    command.add_argument("--json", action="store_true", help="print what came out as one JSON object")
+    command.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Do what the flags say; returns the exit code."""
+    head, unended = str(options.run), ""
+    try:
+        run = open_run(options.run, registry())
+    except LedgerDamaged as error:
+        rule, expected = "the ledger can be read", "an SQLite database"
+        wrong = Wrong(table=LEDGER, row=None, rule=rule, expected=expected, found=str(error))
+        checked = Checked(wrong=wrong, proved=[], counts={})
+    else:
+        head = f"{options.run}: {run.choice}, {run.workers} workers{', simulated' if run.simulated else ''}"
+        unended = run.unended
+        with closing(run.ledger):
+            checked = check(run)
+    if options.json:
+        plain = {"run": str(options.run), "ok": checked.wrong is None, "ended": not unended, **asdict(checked)}
+        print(json.dumps(plain, indent=2))
+    else:
+        print(head)
+        if unended:
+            print(f"  {unended.removeprefix(f'{options.run}: ')}")
+        for line in checked.proved:
+            print(f"  ok     {line}")
+        if checked.wrong is not None:
+            print("  wrong  " + str(checked.wrong).replace("\n", "\n         "))
+    return 0 if checked.wrong is None else WRONG

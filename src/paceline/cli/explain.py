@@ -1,0 +1,50 @@
+"""`paceline explain`: why a run took as long as it did."""
+
+from __future__ import annotations
+
+import argparse
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.run import whole
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.records.explain import of_step, of_worker, past, verdict
+from paceline.records.reading import open_run
+
+
+def add_to(commands: Any) -> None:
+    """Add the command and its flags."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "explain",
+        help="see why a run, or one step of it, took so long",
+        description="Say in sentences where a run's time went, who made whom wait, and what would help; or of one "
+        "worker, or of one step, why it waited, for whom, and how long.",
+        allow_abbrev=False,
+    )
+    command.add_argument("run", metavar="RUN", type=Path, help="a run's folder, real or simulated")
+    command.add_argument("--worker", type=whole("--worker", 0), metavar="W", help="of this worker")
+    command.add_argument("--step", type=whole("--step", 0), metavar="N", help="of this step, of all workers or of W")
+    command.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Do what the flags say; returns the exit code."""
+    run = open_run(options.run, registry())
+    with closing(run.ledger):
+        try:
+            read = past(run)
+        except (sqlite3.Error, ValueError, KeyError) as error:
+            raise ConfigError(f"{options.run}: its ledger can't be read ({error}); see paceline check") from error
+        if options.step is not None:
+            lines = of_step(read, options.step, options.worker)
+        elif options.worker is not None:
+            lines = of_worker(read, options.worker)
+        else:
+            lines = verdict(read)
+    if run.unended:
+        print(run.unended)
+    print("\n".join(lines))
+    return 0

@@ -1,0 +1,447 @@
+"""What `paceline check` proves of honest runs, and which rule it names of edited ones."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.core.choice import Choice
+from paceline.core.facts import Fact
+from paceline.core.orders import DropUpdate, Order
+from paceline.core.scenario import Kill, Network, Scenario
+from paceline.protocols import registry
+from paceline.records import check as rules
+from paceline.records.check import Checked, Wrong, check
+from paceline.records.ledger import SCHEMA
+from paceline.records.reading import open_run
+from paceline.sim.simulate import Simulation, simulate
+from paceline.sim.world import Limit
+from support.recorded import edited, leased, simulated
+from support.runs import run
+from support.scripts import training
+
+EVENTFUL = Scenario(
+    compute=0.05,
+    jitter=0.2,
+    nodes=2,
+    speeds={3: 0.5},
+    network=Network(bandwidth=1e9, message=10_000_000, latency=0.001),
+    events=(Kill(worker=1, at=0.4, rejoin_after=0.3), Kill(worker=0, at=0.8)),
+)
+PROTOCOLS = [*registry(), "ssp:bound=0", "ripples:schedule=random", "sync-switch:first=dssp,then=asp"]
+
+
+def checked(folder: Path) -> Checked:
+    with closing((opened := open_run(folder, registry())).ledger):
+        return check(opened)
+
+
+def wrong(folder: Path) -> Wrong:
+    found = checked(folder).wrong
+    assert found is not None
+    return found
+
+
+# --- honest runs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_run_in_which_workers_die_and_come_back_passes(tmp_path: Path, protocol: str) -> None:
+    found = checked(simulated(tmp_path / "run", protocol, steps=150, scenario=EVENTFUL))
+    assert found.wrong is None
+    assert found.counts["applied"] >= 150
+    assert found.counts["invariants"] >= len(registry()[protocol.partition(":")[0]].invariants)
+
+
+@pytest.mark.parametrize("protocol", ["asp", "bsp", "ssp:bound=2"])
+def test_every_batch_of_a_run_with_leases_is_found_to_be_used_once(tmp_path: Path, protocol: str) -> None:
+    found = checked(leased(tmp_path / "run", protocol))
+    assert found.wrong is None
+    assert (found.counts["samples"], found.counts["samples_used"]) == (100, 100)
+    assert "100 of 100 samples in 2 epochs each used once" in found.proved
+
+
+def test_a_real_run_with_a_death_and_an_evaluation_passes(tmp_path: Path) -> None:
+    inside = "if me == 1 and step == 5: os.kill(os.getpid(), signal.SIGKILL)"
+    script = training(inside, before='evaluate = lambda model: {"constant": 1.5}')
+    real = run(script, "-p", "ssp", "-n", "3", "--target", "constant>=1", tmp_path=tmp_path).completed()
+    found = checked(real.folder)
+    assert found.wrong is None
+    assert found.counts["samples_used"] == 128
+
+
+def test_a_real_run_of_replicas_that_was_stopped_at_a_limit_passes(tmp_path: Path) -> None:
+    real = run(training(), "-p", "ripples", "-n", "3", "--max-steps", "20", tmp_path=tmp_path).completed()
+    found = checked(real.folder)
+    assert found.wrong is None
+    assert found.counts["samples"] > found.counts["samples_used"] >= 80
+
+
+def test_reasons_are_not_compared(tmp_path: Path) -> None:
+    folder = simulated(tmp_path / "run", "sync-switch:first=bsp,then=asp")
+    edited(folder, """UPDATE orders SET why = '["because"]'""")
+    assert checked(folder).wrong is None
+
+
+def test_a_run_that_crashed_is_checked_up_to_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = simulated(tmp_path / "run")
+    (folder / "summary.json").unlink()
+    edited(folder, "DELETE FROM orders WHERE fact > 60", "DELETE FROM facts WHERE id > 60")
+    assert main(["check", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "crashed before its end" in out
+    assert "60 facts in the order of time" in out
+
+
+# --- edited ones ------------------------------------------------------------------------------------
+
+Edit = Callable[[sqlite3.Connection], Any]
+"""Edits a ledger, and returns the row that is wrong then."""
+
+
+def nth(database: sqlite3.Connection, table: str, kind: str, number: int = 8) -> tuple[int, dict[str, Any]]:
+    """Id and body of the n-th row of that kind."""
+    query = f"SELECT id, body FROM {table} WHERE kind = ? ORDER BY id LIMIT 1 OFFSET {number}"
+    row, body = database.execute(query, (kind,)).fetchone()
+    return row, json.loads(body)
+
+
+def rewrite(database: sqlite3.Connection, table: str, row: int, body: dict[str, Any]) -> int:
+    """Change a row's body, and its columns with it."""
+    columns = [body.get(name) for name in ("worker", "step", "version")]
+    database.execute(
+        f"UPDATE {table} SET body = ?, worker = ?, step = ?, version = ? WHERE id = ?",
+        (json.dumps(body), *columns, row),
+    )
+    if table == "facts":
+        database.execute("UPDATE facts SET at = ? WHERE id = ?", (body["at"], row))
+    return row
+
+
+def changes(table: str, kind: str, **fields: Any) -> Edit:
+    """The ninth row of that kind gets these fields, given, or made from what was there."""
+
+    def edit(database: sqlite3.Connection) -> int:
+        row, body = nth(database, table, kind)
+        new = {name: value(body[name]) if callable(value) else value for name, value in fields.items()}
+        return rewrite(database, table, row, {**body, **new})
+
+    return edit
+
+
+def swaps_two_applies(database: sqlite3.Connection) -> int:
+    (first, one), (second, other) = nth(database, "orders", "ApplyUpdate", 8), nth(database, "orders", "ApplyUpdate", 9)
+    rewrite(database, "orders", second, {**other, "contributions": one["contributions"]})
+    return rewrite(database, "orders", first, {**one, "contributions": other["contributions"]})
+
+
+def applies_once_more(database: sqlite3.Connection) -> int:
+    (_, one), (second, other) = nth(database, "orders", "ApplyUpdate", 8), nth(database, "orders", "ApplyUpdate", 9)
+    return rewrite(database, "orders", second, {**other, "contributions": one["contributions"]})
+
+
+def drops_what_was_applied(database: sqlite3.Connection) -> int:
+    row, body = nth(database, "orders", "ApplyUpdate")
+    ((worker, step, _),) = body["contributions"]
+    drop = json.dumps({"worker": worker, "step": step, "samples": "return"})
+    (fact,) = database.execute("SELECT fact FROM orders WHERE id = ?", (row,)).fetchone()
+    values = (fact, "DropUpdate", worker, step, None, drop, "[]")
+    return int(database.execute("INSERT INTO orders VALUES (NULL, ?, 9, ?, ?, ?, ?, ?, ?)", values).lastrowid or 0)
+
+
+def drops_once_more(database: sqlite3.Connection) -> int:
+    row, _ = nth(database, "orders", "DropUpdate", 0)
+    copied = "SELECT NULL, fact, 9, kind, worker, step, version, body, why FROM orders WHERE id = ?"
+    return int(database.execute(f"INSERT INTO orders {copied}", (row,)).lastrowid or 0)
+
+
+def follows_from_nothing(database: sqlite3.Connection) -> int:
+    values = (10**6, 0, "Hold", 0, None, None, '{"worker": 0}', "[]")
+    return int(database.execute("INSERT INTO orders VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", values).lastrowid or 0)
+
+
+def removes_a_fact(database: sqlite3.Connection) -> int:
+    database.execute("DELETE FROM orders WHERE fact = 20")
+    database.execute("DELETE FROM facts WHERE id = 20")
+    return 21
+
+
+def removes_a_fact_alone(database: sqlite3.Connection) -> int:
+    row, fact = database.execute("SELECT id, fact FROM orders WHERE kind = 'StartPush' LIMIT 1 OFFSET 8").fetchone()
+    database.execute("DELETE FROM facts WHERE id = ?", (fact,))
+    return int(row)
+
+
+def removes_the_last_facts(database: sqlite3.Connection) -> None:
+    (row,) = database.execute("SELECT min(id) FROM facts WHERE kind = 'WorkerLeft'").fetchone()
+    database.execute("DELETE FROM orders WHERE fact >= ?", (row,))
+    database.execute("DELETE FROM facts WHERE id >= ?", (row,))
+
+
+def removes_an_order(database: sqlite3.Connection) -> int:
+    row, fact = database.execute("SELECT id, fact FROM orders WHERE kind = 'StartPush' LIMIT 1 OFFSET 8").fetchone()
+    database.execute("DELETE FROM orders WHERE id = ?", (row,))
+    return int(fact)
+
+
+def adds_an_order(database: sqlite3.Connection) -> int:
+    values = (60, 9, "Hold", 0, None, None, '{"worker": 0}', "[]")
+    return int(database.execute("INSERT INTO orders VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", values).lastrowid or 0)
+
+
+def counts_an_order_twice(database: sqlite3.Connection) -> int:
+    row, _ = nth(database, "orders", "Hold")
+    database.execute("UPDATE orders SET position = position + 1 WHERE id = ?", (row,))
+    return row
+
+
+def column_against_body(database: sqlite3.Connection) -> int:
+    database.execute("UPDATE facts SET worker = worker + 1 WHERE id = 30")
+    return 30
+
+
+def no_json(database: sqlite3.Connection) -> int:
+    database.execute("UPDATE facts SET body = substr(body, 1, 20) WHERE id = 30")
+    return 30
+
+
+def overlaps(database: sqlite3.Connection) -> int:
+    """A group gets a member that is in another one."""
+    busy: dict[int, list[int]] = {}
+    rows = database.execute(
+        "SELECT id, kind, body FROM (SELECT id AS fact, -1 AS position, id, kind, body FROM facts "
+        "UNION ALL SELECT fact, position, id, kind, body FROM orders) ORDER BY fact, position"
+    )
+    for row, kind, text in rows.fetchall():
+        body = json.loads(text)
+        if kind == "Reduce":
+            if others := [worker for members in busy.values() for worker in members]:
+                return rewrite(database, "orders", row, {**body, "members": sorted([*body["members"], others[0]])})
+            busy[body["group"]] = body["members"]
+        elif kind in ("ReduceFinished", "ReduceFailed"):
+            del busy[body["group"]]
+    raise AssertionError("no two groups averaged at the same time")
+
+
+def uses_a_batch_twice(database: sqlite3.Connection) -> int:
+    """A later batch of the same size becomes one that was used before."""
+    rows = database.execute(
+        "SELECT uses.rowid, uses.worker, uses.epoch, uses.batch FROM batches AS uses JOIN applied_updates AS applied "
+        "ON applied.worker = uses.worker AND applied.step = uses.step WHERE batch < 12 ORDER BY uses.rowid"
+    ).fetchall()
+    (_, _, epoch, batch), *_, (row, worker, *_) = rows
+    database.execute("UPDATE batches SET epoch = ?, batch = ? WHERE rowid = ?", (epoch, batch, row))
+    database.execute("INSERT INTO leases VALUES (?, ?, ?, ?)", (worker, epoch, epoch, batch))
+    return int(row)
+
+
+def takes_a_batch_of_another(database: sqlite3.Connection) -> int:
+    row, worker, epoch, batch = database.execute(
+        "SELECT rowid, worker, epoch, batch FROM batches LIMIT 1 OFFSET 9"
+    ).fetchone()
+    database.execute("DELETE FROM leases WHERE worker = ? AND epoch = ? AND batch = ?", (worker, epoch, batch))
+    return int(row)
+
+
+def loses_a_batch(database: sqlite3.Connection) -> None:
+    database.execute("DELETE FROM batches WHERE rowid = 9")
+
+
+def invents_an_epoch(database: sqlite3.Connection) -> int:
+    database.execute("UPDATE batches SET epoch = 7 WHERE rowid = 9")
+    return 9
+
+
+def exchanges_a_sample(database: sqlite3.Connection) -> int:
+    database.execute("UPDATE epochs SET batch_order = json_set(batch_order, '$[2][0]', 99) WHERE epoch = 1")
+    return 2
+
+
+def claims_more_samples(database: sqlite3.Connection) -> int:
+    database.execute("UPDATE pushes SET samples = samples + 1 WHERE rowid = 9")
+    return 9
+
+
+@pytest.mark.parametrize(
+    ("protocol", "edit", "table", "rule"),
+    [
+        ("asp", swaps_two_applies, "orders", rules.ARRIVED),
+        ("asp", applies_once_more, "orders", rules.APPLIED_ONCE),
+        ("asp", drops_what_was_applied, "orders", rules.NOT_BOTH),
+        ("hsp", drops_once_more, "orders", rules.DROPPED_ONCE),
+        ("bsp", follows_from_nothing, "orders", rules.BELONGS),
+        ("bsp", removes_a_fact, "facts", rules.WITHOUT_GAP),
+        ("bsp", removes_a_fact_alone, "orders", rules.WITHOUT_GAP),
+        ("bsp", removes_the_last_facts, "facts", rules.ALL_LEFT),
+        ("ssp", removes_an_order, "facts", rules.SAME_ORDERS),
+        ("ssp", adds_an_order, "orders", rules.SAME_ORDERS),
+        ("ssp", counts_an_order_twice, "orders", rules.POSITIONS),
+        ("asp", column_against_body, "facts", rules.READABLE),
+        ("asp", no_json, "facts", rules.READABLE),
+        ("asp", changes("facts", "GradientReady", at=0.01), "facts", rules.FORWARD),
+        ("asp", changes("facts", "UpdateArrived", worker=lambda worker: 3 - worker), "facts", None),
+        ("asp", changes("facts", "ParametersTaken", version=0), "facts", rules.PULLS),
+        ("asp", changes("facts", "GradientReady", version=99), "facts", rules.PULLED),
+        ("asp", changes("orders", "ApplyUpdate", version=lambda version: version + 1), "orders", rules.VERSIONS),
+        ("bsp", changes("orders", "ApplyUpdate", contributions=[[0, 8, 1.5]]), "orders", rules.WEIGHT_1),
+        ("ssp", changes("orders", "Release", step=0), "orders", rules.STEPS_ONCE),
+        ("ssp", changes("orders", "Release", parameters="held"), "orders", rules.SAME_ORDERS),
+        ("ssp", changes("orders", "Hold", worker=lambda worker: worker + 1), "orders", rules.SAME_ORDERS),
+        ("ad-psgd", overlaps, "orders", rules.NO_OVERLAP),
+        ("ad-psgd", changes("orders", "Reduce", group=0), "orders", rules.GROUP_ONCE),
+        ("ad-psgd", changes("facts", "ReduceFinished", group=0), "facts", rules.ENDS),
+        ("ripples", changes("orders", "StepReplica", version=lambda version: version + 1), "orders", rules.REPLICAS),
+        ("all-reduce", changes("orders", "Reduce", contributions=[[0, 8, 0.5]]), "orders", rules.WEIGHT_1),
+        ("leases", uses_a_batch_twice, "batches", rules.ONCE),
+        ("leases", takes_a_batch_of_another, "batches", rules.LEASED),
+        ("leases", loses_a_batch, "batches", rules.BATCHES),
+        ("leases", invents_an_epoch, "batches", rules.OPENED),
+        ("leases", exchanges_a_sample, "epochs", rules.DIGEST),
+        ("leases", claims_more_samples, "pushes", rules.PUSHED),
+    ],
+)
+def test_the_first_wrong_row_and_its_rule_are_named(
+    tmp_path: Path, protocol: str, edit: Edit, table: str, rule: str | None
+) -> None:
+    slow_groups = Scenario(compute=0.05, jitter=0.2, network=Network(bandwidth=1e9, message=10_000_000, latency=0.01))
+    if protocol == "leases":
+        folder = leased(tmp_path / "run")
+    elif protocol == "ad-psgd":
+        folder = simulated(tmp_path / "run", protocol, workers=8, steps=100, scenario=slow_groups)
+    else:
+        folder = simulated(tmp_path / "run", protocol, steps=100)
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        row = edit(database)
+    found = wrong(folder)
+    assert (found.table, found.row) == (table, row)
+    assert found.rule == rule or (rule is None and found.rule.startswith("its worker is"))  # the machine's own words
+    assert len(str(found).splitlines()) == 3
+
+
+def test_a_protocol_with_other_parameters_decides_otherwise(tmp_path: Path) -> None:
+    folder = simulated(tmp_path / "run", "ssp:bound=2", steps=100)
+    edited(folder, "UPDATE run SET value = json_set(value, '$.config.bound', 1) WHERE key = 'protocol'")
+    found = wrong(folder)
+    assert (found.table, found.row, found.rule) == ("run", "protocol", rules.SAME_CONFIG)
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("bound = 2", "bound = 1"))
+    assert wrong(folder).rule == rules.SAME_ORDERS
+
+
+@pytest.mark.parametrize(
+    ("edit", "row", "rule"),
+    [
+        (lambda summary: summary["staleness"]["histogram"].update({"0": 99}), "staleness.histogram", rules.STALENESS),
+        (lambda summary: summary.update(steps=41), "steps", rules.SUMMED_UP),
+        (lambda summary: summary["per_worker"][2].update(max_lead=99), "per_worker[2].max_lead", rules.SUMMED_UP),
+        (
+            lambda summary: summary["per_worker"][1].update(compute_seconds=0.5),
+            "per_worker[1].compute_seconds",
+            rules.SUMMED_UP,
+        ),
+        (lambda summary: summary.update(final_parameters_sha256="0" * 64), "final_parameters_sha256", rules.SUMMED_UP),
+        (lambda summary: summary.pop("versions"), "versions", rules.SUMMED_UP),
+    ],
+)
+def test_a_summary_that_says_something_else_is_caught(
+    tmp_path: Path, edit: Callable[[dict[str, Any]], Any], row: str, rule: str
+) -> None:
+    folder = simulated(tmp_path / "run", "asp")
+    summary = json.loads((folder / "summary.json").read_text())
+    edit(summary)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    found = wrong(folder)
+    assert (found.table, found.row, found.rule) == ("summary.json", row, rule)
+
+
+def test_more_missed_samples_than_are_missing_are_caught(tmp_path: Path) -> None:
+    folder = leased(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "samples_missed": 4}))
+    assert wrong(folder).rule == rules.MISSED
+
+
+@pytest.mark.parametrize("protocol", ["asp", "sync-switch:first=bsp,then=asp"])
+def test_an_invariant_is_named_with_the_fact_after_which_it_does_not_hold(tmp_path: Path, protocol: str) -> None:
+    opened = open_run(simulated(tmp_path / "run", protocol), registry())
+    told = iter(range(100))
+    spec = replace(opened.choice.spec, invariants={"nothing happens ten times": lambda machine: next(told) < 9})
+    with closing(opened.ledger):
+        found = check(replace(opened, choice=replace(opened.choice, spec=spec))).wrong
+    assert found is not None
+    assert (found.table, found.row, found.rule) == ("facts", 10, f"{spec.name}: nothing happens ten times")
+
+
+class Forgetful:
+    """`asp` that says nothing of updates that will never arrive."""
+
+    def __init__(self, config: Any) -> None:
+        self._asp = registry()["asp"].machine(config)
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        return tuple(order for order in self._asp.handle(fact) if not isinstance(order, DropUpdate))
+
+
+def test_a_gradient_that_a_protocol_has_forgotten_is_named(tmp_path: Path) -> None:
+    spec = replace(registry()["asp"], machine=Forgetful, invariants={})
+    scenario = Scenario(compute=0.05, network=Network(latency=0.02))
+    simulate(
+        Simulation(choice=Choice(spec, spec.config()), scenario=scenario, workers=4, limit=Limit(steps=41)),
+        tmp_path / "run",
+    )
+    with closing((opened := open_run(tmp_path / "run", {"asp": spec})).ledger):
+        found = check(opened).wrong
+    assert found is not None
+    assert found.rule == rules.SETTLED
+
+
+# --- the command ------------------------------------------------------------------------------------
+
+
+def test_a_truncated_ledger_is_no_proof_and_exits_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = simulated(tmp_path / "run")
+    ledger = folder / "ledger.sqlite"
+    ledger.write_bytes(ledger.read_bytes()[: ledger.stat().st_size // 2])
+    assert main(["check", str(folder)]) == 3
+    assert "the ledger can be read" in capsys.readouterr().out
+
+
+def test_a_page_that_was_overwritten_exits_with_3_and_says_how_far_it_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = simulated(tmp_path / "run", steps=400)
+    ledger = folder / "ledger.sqlite"
+    data = bytearray(ledger.read_bytes())
+    page = len(data) // 2 // 4096 * 4096
+    data[page : page + 4096] = b"\xff" * 4096
+    ledger.write_bytes(data)
+    assert main(["check", str(folder)]) == 3
+    assert "wrong" in capsys.readouterr().out
+
+
+def test_what_is_no_run_exits_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"paceline: {tmp_path}: there is no ledger.sqlite in it; name a run's folder\n"
+    with closing(sqlite3.connect(simulated(tmp_path / "run") / "ledger.sqlite")) as database:
+        database.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    assert main(["check", str(tmp_path / "run")]) == 2
+
+
+def test_what_was_proved_can_be_read_by_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = simulated(tmp_path / "run", "asp")
+    assert main(["check", "--json", str(folder)]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert (plain["ok"], plain["ended"], plain["wrong"]) == (True, True, None)
+    assert (plain["counts"]["applied"], plain["counts"]["versions"]) == (40, 40)
+    edited(folder, "DELETE FROM orders WHERE id = 9")
+    assert main(["check", "--json", str(folder)]) == 3
+    plain = json.loads(capsys.readouterr().out)
+    assert (plain["ok"], plain["wrong"]["rule"]) == (False, rules.SAME_ORDERS)

@@ -1,0 +1,146 @@
+"""What `paceline explain` says of runs whose story is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.core.scenario import Network, Scenario
+from support.recorded import edited, simulated
+
+Explain = Callable[..., str]
+
+
+@pytest.fixture
+def explained(capsys: pytest.CaptureFixture[str]) -> Explain:
+    def explain(folder: Path, *flags: str) -> str:
+        assert main(["explain", str(folder), *flags]) == 0
+        return capsys.readouterr().out
+
+    return explain
+
+
+def refusal(folder: Path, *flags: str) -> int:
+    return main(["explain", str(folder), *flags])
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "ssp", "hsp", "dssp", "all-reduce", "ripples"])
+def test_the_verdict_names_the_straggler_and_how_much_slower_it_is(
+    tmp_path: Path, explained: Explain, protocol: str
+) -> None:
+    said = explained(simulated(tmp_path / "run", protocol, steps=100))
+    assert "Worker 3 made the others wait most" in said
+    (computing, slower) = re.findall(r"computing for (\d+) % of the time: a step takes it (\S+) times as long", said)[0]
+    assert int(computing) >= 95
+    assert float(slower) == pytest.approx(4.0, abs=0.3)
+    assert "suffered most" in said
+
+
+def test_what_would_help_is_a_command_that_can_be_given(
+    tmp_path: Path,
+    explained: Explain,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = explained(simulated(tmp_path / "run", "ssp:bound=1", steps=100))
+    assert "asp would not make the others wait for worker 3" in said
+    (line,) = (line for line in said.splitlines() if line.startswith("paceline simulate"))
+    command = line.partition(" predicts")[0].split()[1:]
+    assert main(command) == 0
+    assert "asp" in capsys.readouterr().out
+
+
+def test_where_nobody_waits_nothing_is_promised(tmp_path: Path, explained: Explain) -> None:
+    said = explained(simulated(tmp_path / "run", "asp", steps=100))
+    assert "Nobody had to wait" in said
+    assert "made the others wait" not in said
+    assert "can't win back more than" in said
+
+
+def test_who_is_late_now_and_then_is_not_called_slow(tmp_path: Path, explained: Explain) -> None:
+    said = explained(simulated(tmp_path / "run", "bsp", steps=400, scenario=Scenario(compute=0.05, jitter=0.3)))
+    assert "take no longer than the others'" in said
+    assert "ssp or asp would not make the others wait for one slow step" in said
+
+
+def test_a_slow_network_is_said_to_be_the_reason(tmp_path: Path, explained: Explain) -> None:
+    network = Network(bandwidth=1e8, message=10_000_000)
+    said = explained(simulated(tmp_path / "run", "asp", steps=60, scenario=Scenario(compute=0.05, network=network)))
+    assert "a faster network or larger batches" in said
+
+
+def test_a_wait_for_one_that_waited_itself_says_for_whom(tmp_path: Path, explained: Explain) -> None:
+    said = explained(simulated(tmp_path / "run", "hsp", steps=100), "--worker", "0")
+    assert "for worker 1, which waited for worker 3 itself, as its gradient is of the round after" in said
+
+
+def test_waiting_that_no_rule_ordered_is_said_apart(tmp_path: Path, explained: Explain) -> None:
+    folder = simulated(tmp_path / "run", "bsp", steps=100)
+    assert "no rule ordered" not in explained(folder)
+    edited(folder, "UPDATE step_times SET wait = wait + 0.05, compute = compute - 0.05 WHERE worker = 3")
+    assert "Another 6 % of all time was waiting that no rule ordered" in explained(folder)
+
+
+# --- one step, one worker ---------------------------------------------------------------------------
+
+
+def test_a_step_says_for_whom_it_waited_how_long_why_and_what_ended_it(tmp_path: Path, explained: Explain) -> None:
+    said = explained(simulated(tmp_path / "run", "bsp", steps=100), "--worker", "1", "--step", "3")
+    assert said.startswith("Step 3 of worker 1 was released")
+    assert "on version 3: version 3 has all its 4 gradients." in said
+    assert "ms for worker 3, as version 4 waits for worker" in said
+    assert "then the update of step 3 of worker 3 arrived (fact " in said
+    assert "Its update went into the store's version 4, with no other made in between." in said
+
+
+def test_a_step_of_the_slowest_did_not_wait(tmp_path: Path, explained: Explain) -> None:
+    said = explained(simulated(tmp_path / "run", "bsp", steps=100), "--worker", "3", "--step", "3")
+    assert "After it the worker was not told to wait." in said
+
+
+def test_a_step_without_a_worker_is_that_of_every_worker(tmp_path: Path, explained: Explain) -> None:
+    said = explained(simulated(tmp_path / "run", "all-reduce", steps=100), "--step", "3")
+    assert [f"Step 3 of worker {worker} was released" in said for worker in range(4)] == [True] * 4
+    assert "in the mean gradient of group 3, every replica's version 4" in said
+
+
+def test_a_worker_says_whom_it_waited_for_and_who_for_it(tmp_path: Path, explained: Explain) -> None:
+    folder = simulated(tmp_path / "run", "bsp", steps=100)
+    assert "for worker 3." in explained(folder, "--worker", "1")
+    said = explained(folder, "--worker", "3")
+    assert "It was never told to wait." in said
+    assert "Workers 0, 1, 2 waited for it, 75 times" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--worker", "9"], "--worker 9: this run had workers 0 to 3; name one of these"),
+        (["--worker", "1", "--step", "99"], "--step 99: worker 1 began steps 0 to 10; name one of these"),
+        (["--step", "99"], "--step 99: the workers began steps 0 to 10; name one of these"),
+    ],
+)
+def test_an_unknown_worker_or_step_is_refused_with_the_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], line: str
+) -> None:
+    assert refusal(simulated(tmp_path / "run"), *flags) == 2
+    assert capsys.readouterr().err == f"paceline: {line}\n"
+
+
+def test_a_run_that_crashed_is_explained_up_to_there_and_an_edited_one_is_left_to_check(
+    tmp_path: Path,
+    explained: Explain,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = simulated(tmp_path / "run", "bsp", steps=100)
+    (folder / "summary.json").unlink()
+    edited(folder, "DELETE FROM orders WHERE fact > 100", "DELETE FROM facts WHERE id > 100")
+    said = explained(folder)
+    assert "crashed before its end" in said
+    assert "Worker 3 made the others wait most" in said
+    edited(folder, "UPDATE facts SET body = '{' WHERE id = 50")
+    assert refusal(folder) == 2
+    assert "see paceline check" in capsys.readouterr().err
