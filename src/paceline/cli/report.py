@@ -1,0 +1,123 @@
+"""`paceline report`: runs as a page that anybody can open; as pictures for a paper; as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.records.reading import LEDGER, RecordedRun, open_run
+from paceline.records.report.contents import contents, labels
+from paceline.records.report.page import page
+from paceline.records.report.trace import trace
+from paceline.records.timeline import read_timeline
+from paceline.records.waits import waits
+
+PAGE = "report.html"
+
+
+def add_to(commands: Any) -> None:
+    """Add the command and its flags."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "report",
+        help="show runs: curves, timelines, who waited for whom",
+        description="Write one HTML page that shows these runs, beside each other if there are several. It needs "
+        "nothing else: no network, no server.",
+        allow_abbrev=False,
+    )
+    add = command.add_argument
+    add("runs", metavar="RUN", nargs="+", type=Path, help="a run's folder, real or simulated")
+    add("--out", type=Path, metavar="FILE", help=f"the page (default: {PAGE}, in the folder of the only RUN, or here)")
+    add("--png", type=Path, metavar="DIR", help="also write each chart there, as PNG (needs matplotlib)")
+    add("--trace", type=Path, metavar="FILE", help="also write a trace of every step, for ui.perfetto.dev")
+    command.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Do what the flags say; returns the exit code."""
+    folders: list[Path] = options.runs
+    out = options.out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
+    for file in report(folders, out, options.png, options.trace):
+        print(file)
+    return 0
+
+
+def report(folders: Sequence[Path], out: Path, pictures: Path | None = None, traced: Path | None = None) -> list[Path]:
+    """Write the page of the runs in these folders to `out`; each chart to the folder `pictures`, and every step to
+    `traced`, if they are given. Returns what was written. Raises ConfigError, in one line, for what can't be done."""
+    if pictures is not None:
+        _need_matplotlib()
+    with ExitStack() as stack:
+        runs = [_opened(folder, stack) for folder in folders]
+        try:
+            told = contents(runs)
+            steps = None if traced is None else _trace(runs)
+        except (sqlite3.Error, msgspec.MsgspecError, ValueError, KeyError) as error:
+            names = ", ".join(str(folder) for folder in folders)
+            raise ConfigError(f"{names}: a ledger can't be read ({error}); see paceline check") from error
+    files = [_written(out, page(told))]
+    if traced is not None and steps is not None:
+        files.append(_written(traced, steps))
+    if pictures is not None:
+        files.append(_pictures(told, pictures))
+    return files
+
+
+def _opened(folder: Path, stack: ExitStack) -> RecordedRun:
+    """The run in that folder, closed with the stack; if it crashed, that is said on standard error."""
+    run = open_run(folder, registry())
+    stack.enter_context(closing(run.ledger))
+    if run.unended:
+        print(f"paceline: {run.unended}", file=sys.stderr)
+    return run
+
+
+def _trace(runs: Sequence[RecordedRun]) -> str:
+    parts = []
+    for run, label in zip(runs, labels(runs), strict=True):
+        history = list(run.history())
+        timeline = read_timeline(run.folder / LEDGER, history)
+        parts.append((label, timeline, waits(history, run.choice.sentence)))
+    return json.dumps(trace(parts), separators=(",", ":"))
+
+
+def _need_matplotlib() -> None:
+    try:
+        import paceline.records.report.figures  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"--png draws with matplotlib, which isn't here ({error}): pip install 'paceline[report]'"
+        ) from None
+
+
+def _pictures(told: dict[str, Any], folder: Path) -> Path:
+    from paceline.records.report.figures import draw
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        draw(told, folder)
+    except OSError as error:
+        raise ConfigError(f"--png {folder}: {error.strerror}; name a folder that can be written") from None
+    return folder
+
+
+def _written(path: Path, text: str) -> Path:
+    """Write it whole or not at all."""
+    draft = path.with_name(f"{path.name}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: {error.strerror}; name a file that can be written") from None
+    return path

@@ -1,0 +1,1 @@
+"""A report of runs: `contents` reads their ledgers into plain numbers, which a page, figures and a trace show."""

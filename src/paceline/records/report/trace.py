@@ -1,0 +1,89 @@
+"""Timelines in Chrome's trace format, which Perfetto and chrome://tracing show: every step, however long the run.
+
+The format is that of "Trace Event Format" (JSON): a run is a process, a worker a thread, with its pushes and pulls in
+threads beside it, since they go on while it computes. Groups are asynchronous events. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+from paceline.records.timeline import Lane, Timeline
+from paceline.records.waits import Wait
+
+Event = dict[str, Any]
+THREADS = {"push": 1, "pull": 2}
+"""Of a worker's three threads, which has those transfers; the first has what it does."""
+
+
+def trace(runs: Iterable[tuple[str, Timeline, Sequence[Wait]]]) -> dict[str, Any]:
+    """The trace of these runs: of each its name, its timeline, and who waited for whom in it."""
+    return {
+        "displayTimeUnit": "ms",
+        "traceEvents": [event for number, run in enumerate(runs) for event in _run(number, *run)],
+    }
+
+
+def _run(number: int, name: str, timeline: Timeline, waits: Sequence[Wait]) -> Iterator[Event]:
+    yield _named("process_name", number, 0, name)
+    for lane in timeline.lanes:
+        yield from _lane(number, lane, [wait for wait in waits if wait.worker == lane.worker])
+    groups = {one.group: one for lane in timeline.lanes for one in lane.averaging}
+    for one in groups.values():
+        about = {"members": list(one.members), "what": one.what, "outcome": one.outcome}
+        same = {"cat": "group", "name": f"group {one.group}", "id": one.group, "pid": number, "tid": 0}
+        yield {**same, "ph": "b", "ts": _micro(one.began), "args": about}
+        yield {**same, "ph": "e", "ts": _micro(one.ended)}
+    for switch in timeline.switches:
+        name = f"{switch.to} from here on"
+        yield {"ph": "i", "s": "p", "name": name, "pid": number, "tid": 0, "ts": _micro(switch.at)}
+
+
+def _lane(number: int, lane: Lane, waits: Sequence[Wait]) -> Iterator[Event]:
+    first = 3 * lane.worker + 1
+    yield _named("thread_name", number, first, f"worker {lane.worker}")
+    for step in lane.computing:
+        about = {"step": step.step, "version": step.version, "staleness": step.staleness}
+        yield _slice(number, first, "compute", f"step {step.step}", step.began, step.ended, about)
+    for wait, began, ended in _outside_steps(waits, lane):
+        name = "waits" if wait.awaited is None else f"waits for worker {wait.awaited}"
+        yield _slice(number, first, "wait", name, began, ended, {"why": wait.why})
+    for direction, place in THREADS.items():
+        transfers = [one for one in lane.transfers if one.direction == direction]
+        if transfers:
+            yield _named("thread_name", number, first + place, f"worker {lane.worker}, {direction}")
+        free = 0.0
+        for one in transfers:
+            name = f"{direction} of {'step' if direction == 'push' else 'version'} {one.number}"
+            began = max(one.began, free)
+            free = max(one.ended, began)
+            yield _slice(number, first + place, "transfer", name, began, free, {"bytes": one.size})
+
+
+def _outside_steps(waits: Sequence[Wait], lane: Lane) -> Iterator[tuple[Wait, float, float]]:
+    """The waits, cut to the times between steps: slices of a thread may not overlap."""
+    gaps = deque(lane.waiting)
+    for wait in sorted(waits, key=attrgetter("began")):
+        while gaps and gaps[0].ended <= wait.began:
+            gaps.popleft()
+        for gap in gaps:
+            if gap.began >= wait.ended:
+                break
+            yield wait, max(wait.began, gap.began), min(wait.ended, gap.ended)
+
+
+def _slice(pid: int, tid: int, kind: str, name: str, began: float, ended: float, about: dict[str, Any]) -> Event:
+    start = _micro(began)
+    duration = _micro(ended) - start
+    return {"ph": "X", "cat": kind, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": duration, "args": about}
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _micro(seconds: float) -> int:
+    return round(seconds * 1e6)

@@ -1,0 +1,397 @@
+"""What a report says of runs: its contents, the page, the figures and the trace that show them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from html.parser import HTMLParser
+from importlib.resources import files
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.choice import choose
+from paceline.core.facts import Fact, TrainingBegan, UpdateArrived
+from paceline.core.scenario import Kill, Network, Scenario
+from paceline.protocols import registry
+from paceline.records.reading import LEDGER, SUMMARY, RecordedRun, open_run
+from paceline.records.report import contents as module
+from paceline.records.report import figures
+from paceline.records.report.contents import contents, curves, differences, drawn, labels, matrix, the_most_waiting
+from paceline.records.report.page import page
+from paceline.records.report.trace import trace
+from paceline.records.timeline import Computing, Lane, Stay, Timeline, Transfer, read_timeline
+from paceline.records.waits import Wait, waits
+from paceline.sim.simulate import Simulation, simulate
+from paceline.sim.world import Limit
+
+STRAGGLER = Scenario(
+    workers=4,
+    nodes=2,
+    compute=0.05,
+    speeds={3: 0.4},
+    network=Network(bandwidth=1e7, message=10**5, latency=1e-4, within_nodes=4e7, between_nodes=1e7),
+)
+PROTOCOLS = ("bsp", "asp", "ssp:bound=2", "sync-switch:switch_at=0.4", "all-reduce", "ad-psgd", "ripples")
+
+Made = Callable[..., RecordedRun]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    """A simulated run, open; made once for each protocol and scenario."""
+    known: dict[tuple[str, str], RecordedRun] = {}
+
+    def make(protocol: str, scenario: Scenario = STRAGGLER, name: str = "") -> RecordedRun:
+        if (protocol, name) not in known:
+            folder = tmp_path_factory.mktemp("runs") / (name or protocol)
+            limit, choice = Limit(steps=120), choose(protocol, registry())
+            simulate(
+                Simulation(choice=choice, scenario=scenario, workers=scenario.workers or 0, limit=limit, batch=8),
+                folder,
+            )
+            known[protocol, name] = open_run(folder, registry())
+        return known[protocol, name]
+
+    yield make
+    for run in known.values():
+        run.ledger.close()
+
+
+def shown(run: RecordedRun, slices: int = 10**6) -> dict[str, Any]:
+    """What a report says of this run alone."""
+    (one,) = contents([run], slices)["runs"]
+    return dict(one)
+
+
+def timeline_of(run: RecordedRun) -> Timeline:
+    return read_timeline(run.folder / LEDGER)
+
+
+def waits_of(run: RecordedRun) -> list[Wait]:
+    return waits(run.history(), run.choice.sentence)
+
+
+def wait(worker: int, awaited: int | None, seconds: float) -> Wait:
+    return Wait(worker=worker, step=0, began=1.0, ended=1.0 + seconds, awaited=awaited, why="", cause=None)
+
+
+# --- numbers
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_numbers_are_those_of_the_summary(protocol: str, made: Made) -> None:
+    run = made(protocol)
+    one = shown(run)
+    summary = dict(run.summary or {})
+    summary.pop("evaluations")
+    distances = [[distance["at_seconds"], distance["distance"]] for distance in summary.pop("consensus")]
+    assert one["summary"] == summary
+    assert one["consensus"] == distances
+    assert (one["simulated"], one["unended"]) == (True, "")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_of_a_run_that_crashed_they_are_what_its_ledger_amounts_to(protocol: str, made: Made, tmp_path: Path) -> None:
+    whole = made(protocol)
+    shutil.copytree(whole.folder, tmp_path / "crashed")
+    (tmp_path / "crashed" / SUMMARY).unlink()
+    crashed = open_run(tmp_path / "crashed", registry())
+    with closing(crashed.ledger):
+        one = shown(crashed)
+    assert "crashed before its end" in one["unended"]
+    outcome = {"outcome": "interrupted"}
+    assert one["summary"] == {**shown(whole)["summary"], **outcome}
+
+
+def test_metrics_are_there_by_time_and_by_samples(made: Made, tmp_path: Path) -> None:
+    run = made("bsp")
+    shutil.copytree(run.folder, tmp_path / "evaluated")
+    summary = dict(run.summary or {})
+    moments = [{"version": 5, "at_seconds": 1.5, "samples": 40}, {"version": 9, "at_seconds": 2.5, "samples": 72}]
+    summary["evaluations"] = [{**moments[0], "accuracy": 0.5, "loss": 2.0}, {**moments[1], "accuracy": 0.75}]
+    (tmp_path / "evaluated" / SUMMARY).write_text(json.dumps(summary))
+    evaluated = open_run(tmp_path / "evaluated", registry())
+    with closing(evaluated.ledger):
+        assert shown(evaluated)["metrics"] == {"accuracy": [[1.5, 40, 0.5], [2.5, 72, 0.75]], "loss": [[1.5, 40, 2.0]]}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("bins", [7, 300])
+def test_the_greatest_lead_of_each_worker_is_the_summarys(
+    protocol: str, bins: int, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BINS", bins)
+    run = made(protocol)
+    leads = {
+        one["worker"]: max(lead for lead in one["lead"] if lead is not None) for one in shown(run)["leads"]["workers"]
+    }
+    assert leads == {row["worker"]: row["max_lead"] for row in (run.summary or {})["per_worker"]}
+
+
+def test_a_lead_is_the_greatest_in_its_part_of_the_time_and_lasts_until_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BINS", 2)
+    arrivals = [(0, 1.0), (0, 2.0), (0, 3.0), (1, 3.1), (1, 3.2), (1, 3.3), (0, 4.0), (1, 9.0)]
+    members = ((0, "here", 0), (1, "here", 0))
+    facts: list[Fact] = [TrainingBegan(members=members, version=0, at=0.0)]
+    facts += [UpdateArrived(worker=worker, step=0, at=at) for worker, at in arrivals]
+    found = curves([(fact, ()) for fact in facts], 0.0, 10.0, [0, 1])
+    assert [one["lead"] for one in found["leads"]["workers"]] == [[3, 1], [0, 0]]
+    assert found["work"] == [[0.0, 0], [5.0, 7], [10.0, 8]]
+
+
+def test_who_has_left_has_no_lead(made: Made) -> None:
+    run = made("asp", Scenario(workers=3, compute=0.05, events=(Kill(worker=1, at=0.5),)), name="killed")
+    one = shown(run)["leads"]
+    left = next(row["left"]["at"] for row in (run.summary or {})["per_worker"] if row["worker"] == 1)
+    leads = one["workers"][1]["lead"]
+    last = int((left - one["began"]) / one["width"])
+    assert leads[last] is not None
+    assert set(leads[last + 1 :]) == {None}
+    assert len(leads) == len(one["workers"][0]["lead"]) == module.BINS
+
+
+def test_work_ends_with_all_steps_that_were_finished(made: Made) -> None:
+    one = shown(made("bsp"))
+    assert one["work"][0] == [0.0, 0]
+    assert one["work"][-1] == [pytest.approx(one["ended"]), one["summary"]["steps"]]
+    assert all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(one["work"]))
+
+
+# --- who waited for whom
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_matrix_has_every_second_that_was_waited(protocol: str, made: Made) -> None:
+    run = made(protocol)
+    found, seconds = shown(run)["waits"], defaultdict(float)
+    for one in waits_of(run):
+        seconds[one.worker] += one.seconds
+    for worker, row, other in zip(found["workers"], found["seconds"], found["nobody"], strict=True):
+        assert sum(row) + other == pytest.approx(seconds[worker], abs=1e-5)
+
+
+def test_under_bsp_all_wait_for_the_slow_one(made: Made) -> None:
+    seconds = shown(made("bsp"))["waits"]["seconds"]
+    assert all(seconds[worker][3] == sum(seconds[worker]) > 0 for worker in range(3))
+    assert sum(seconds[3]) == 0
+
+
+def test_a_wait_that_nobody_shown_ended_is_in_the_last_column() -> None:
+    found = matrix([wait(0, 1, 2.0), wait(0, None, 0.5), wait(0, 7, 0.25), wait(7, 0, 9.0)], [0, 1])
+    assert found == {"workers": [0, 1], "seconds": [[0.0, 2.0], [0.0, 0.0]], "nobody": [0.75, 0.0]}
+
+
+def test_of_a_crowd_those_are_shown_who_waited_or_were_awaited_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WORKERS", 3)
+    assert the_most_waiting([wait(4, 2, 5.0), wait(1, None, 3.0), wait(0, 3, 1.0)], range(6)) == [1, 2, 4]
+
+
+# --- the timeline
+
+
+def unpacked(lane: dict[str, Any]) -> list[tuple[int, int, int, int, int]]:
+    """(began, ended, step, version, staleness) of each step, in ticks."""
+    ended = list(accumulate(gap + length for gap, length in zip(lane["gap"], lane["length"], strict=True)))
+    began = [end - length for end, length in zip(ended, lane["length"], strict=True)]
+    return list(zip(began, ended, accumulate(lane["step"]), accumulate(lane["version"]), lane["stale"], strict=True))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_timeline_has_every_step_transfer_and_group(protocol: str, made: Made) -> None:
+    run = made(protocol)
+    timeline, packed = timeline_of(run), shown(run)["timeline"]
+    assert packed["each"] == 1
+
+    def ticks(at: float) -> int:
+        return round((at - timeline.began) / packed["tick"])
+
+    for lane, one in zip(packed["lanes"], timeline.lanes, strict=True):
+        steps = [
+            (ticks(s.began), ticks(s.ended), s.step, s.version, -1 if s.staleness is None else s.staleness)
+            for s in one.computing
+        ]
+        assert unpacked(lane) == steps
+        for way in ("push", "pull"):
+            transfers = [(ticks(t.began), t.number) for t in one.transfers if t.direction == way]
+            assert list(zip(accumulate(lane[way]["began"]), accumulate(lane[way]["number"]), strict=True)) == transfers
+        assert lane["stays"] == [[ticks(stay.began), ticks(stay.ended), stay.left] for stay in one.stays]
+    groups = {one.group: list(one.members) for lane in timeline.lanes for one in lane.averaging}
+    assert {number: members for number, _, _, members, _ in packed["groups"]} == groups
+    assert [to for _, _, to in packed["switches"]] == [switch.to for switch in timeline.switches]
+    assert bool(groups) == (run.choice.spec.family == "decentralized")
+
+
+def test_between_two_steps_it_says_who_was_awaited_and_how_long(made: Made) -> None:
+    run = made("bsp")
+    packed = shown(run)["timeline"]
+    for lane in packed["lanes"][:3]:
+        assert len(lane["awaited"]) == len(lane["gap"]) + 1
+        assert set(lane["awaited"][1:-1]) == {3}
+        waited = sum(one.seconds for one in waits_of(run) if one.worker == lane["worker"] and one.awaited == 3)
+        assert sum(lane["waited"]) * packed["tick"] == pytest.approx(waited, abs=1e-3)
+    assert set(packed["lanes"][3]["awaited"]) == {-1}
+
+
+@pytest.mark.parametrize("protocol", ["ssp:bound=2", "ad-psgd"])
+def test_a_long_run_is_thinned_out_into_blocks_of_the_same_sums(protocol: str, made: Made) -> None:
+    timeline = timeline_of(made(protocol))
+    packed = drawn(timeline, [], 30, range(4))
+    steps = sum(len(lane.computing) for lane in timeline.lanes)
+    assert packed["each"] == -(-steps // 30)
+    assert packed["groups"] == []
+    for lane, one in zip(packed["lanes"], timeline.lanes, strict=True):
+        blocks = lane["blocks"]
+        assert sum(blocks["count"]) == len(one.computing)
+        assert len(blocks["count"]) == -(-len(one.computing) // packed["each"])
+        computed = sum(step.ended - step.began for step in one.computing)
+        assert sum(blocks["computing"]) * packed["tick"] == pytest.approx(computed, rel=1e-3)
+        spans = zip(blocks["began"], blocks["ended"], blocks["computing"], blocks["transfer"], strict=True)
+        assert all(computing <= ended - began + 1 >= transfer for began, ended, computing, transfer in spans)
+        assert all(a <= b for a, b in pairwise(x for pair in zip(blocks["began"], blocks["ended"]) for x in pair))  # noqa: B905
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_however_long_a_run_a_timeline_takes_four_megabytes_or_less(times: int) -> None:
+    slices = module.SLICES // 10  # a tenth of the work
+    half = times * slices // 2
+    lanes = tuple(
+        Lane(
+            worker=worker,
+            stays=(Stay(began=0.0, ended=0.3 * half, left="finished"),),
+            computing=tuple(
+                Computing(began=0.3 * n + 0.1234567, ended=0.3 * n + 0.2, step=n, version=2 * n, made=2 * n + 11)
+                for n in range(half)
+            ),
+            waiting=(),
+            transfers=tuple(
+                Transfer(began=0.3 * n + at, ended=0.3 * n + at + 0.0987654, direction=way, number=n, size=10**6)
+                for n in range(half)
+                for at, way in ((0.01, "pull"), (0.2, "push"))
+            ),
+        )
+        for worker in (10, 11)
+    )
+    timeline = Timeline(protocol="asp", began=0.0, ended=0.3 * half, lanes=lanes, versions=(), switches=())
+    waited = [
+        Wait(worker=10, step=n, began=0.3 * n, ended=0.3 * n + 0.1, awaited=11, why="", cause=n) for n in range(half)
+    ]
+    packed = drawn(timeline, waited, slices, (10, 11))
+    assert packed["each"] == times
+    assert 5e4 < len(json.dumps(packed, separators=(",", ":"))) < 4e5
+
+
+# --- differences and names
+
+
+def test_only_what_differs_is_a_difference() -> None:
+    same: dict[str, Any] = {"seed": 1, "limits": {"epochs": 2}, "scenario": {"worker": [{"index": 3, "speed": 0.5}]}}
+    other = {"seed": 1, "limits": {}, "scenario": {"worker": [{"index": 3, "speed": 1.0}]}, "arguments": ["-e", "3"]}
+    assert differences([same, same]) == []
+    assert differences([same, other]) == [
+        {"setting": "limits.epochs", "values": ["2", None]},
+        {"setting": "scenario.worker[0].speed", "values": ["0.5", "1.0"]},
+        {"setting": "arguments", "values": [None, "-e 3"]},
+    ]
+
+
+def test_each_run_has_a_name_of_its_own(made: Made) -> None:
+    ssp, bsp, again = made("ssp:bound=2"), made("bsp"), made("bsp", name="again")
+    assert labels([ssp, bsp]) == ["ssp:bound=2", "bsp"]
+    assert labels([bsp, again, ssp]) == ["bsp (bsp)", "bsp (again)", "ssp:bound=2"]
+    assert len(set(labels([bsp, bsp, bsp]))) == 3
+
+
+# --- the page
+
+
+class Tags(HTMLParser):
+    """What is open, and every address that the page names."""
+
+    EMPTY = frozenset({"meta", "link"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def embedded(text: str) -> Any:
+    """The contents that a page has in it."""
+    start = text.index('<script type="application/json" id="data">') + len('<script type="application/json" id="data">')
+    return json.loads(text[start : text.index("</script>", start)])
+
+
+def test_the_page_has_the_contents_and_names_no_address(made: Made) -> None:
+    told = contents([made("bsp"), made("ad-psgd")])
+    text = page(told)
+    assert embedded(text) == json.loads(json.dumps(told))
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert tags.addresses == ["data:,"]
+    template = files("paceline.records.report").joinpath("page.html").read_text()
+    assert template.count("http") == 1, "only the namespace of SVG"
+    assert "<title>Training with bsp, ad-psgd</title>" in text
+
+
+def test_nothing_in_a_run_gets_out_of_its_place_in_the_page(made: Made) -> None:
+    told = contents([made("bsp")])
+    told["runs"][0]["label"] = "</script><script>alert(1)</script> __DATA__ & __TITLE__"
+    text = page(told)
+    assert text.count("</script>") == page(contents([made("bsp")])).count("</script>")
+    assert embedded(text) == json.loads(json.dumps(told))
+
+
+# --- figures and the trace
+
+
+def test_each_chart_is_a_figure_of_its_own(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "DOTS", 30)
+    told = contents([made("ssp:bound=2"), made("ad-psgd")])
+    told["runs"][0]["metrics"] = {"top 1/accuracy": [[0.5, 8, 0.1], [1.0, 16, 0.2]]}
+    told["runs"][0]["consensus"] = [[0.5, 1.0], [1.0, 2.0]]
+    drawn_files = figures.draw(told, tmp_path)
+    assert {file.stem for file in drawn_files} == {
+        *("top-1-accuracy-time", "top-1-accuracy-samples", "work", "staleness", "consensus"),
+        *(f"{chart}-{run}" for chart in ("timeline", "time", "lead", "waits") for run in ("ssp-bound=2", "ad-psgd")),
+    }
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn_files)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_trace_has_every_step_and_slices_of_a_thread_never_overlap(protocol: str, made: Made) -> None:
+    run = made(protocol)
+    timeline = timeline_of(run)
+    events = trace([("first", timeline, waits_of(run)), ("second", timeline, waits_of(run))])["traceEvents"]
+    kinds = Counter((event["pid"], event["cat"]) for event in events if event["ph"] == "X")
+    assert kinds[0, "compute"] == kinds[1, "compute"] == sum(len(lane.computing) for lane in timeline.lanes)
+    assert kinds[0, "transfer"] == sum(len(lane.transfers) for lane in timeline.lanes)
+    assert bool(kinds[0, "wait"]) == any(one.seconds > 1e-6 for one in waits_of(run))
+    threads = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert all(a[1] <= b[0] for slices in threads.values() for a, b in pairwise(sorted(slices)))
+    groups = Counter((event["pid"], event["id"], event["ph"]) for event in events if event["ph"] in "be")
+    assert set(groups.values()) <= {1}
+    assert {group for pid, group, _ in groups if pid == 0} == {
+        one.group for lane in timeline.lanes for one in lane.averaging
+    }
+    names = [event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "process_name"]
+    assert names == ["first", "second"]
