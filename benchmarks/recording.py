@@ -5,9 +5,9 @@
 
 Steps of four workers, one every 20 ms, are told to a journal as the coordinator tells them. For each worker that is a
 step's three facts with their orders, the lease of its batch, the batch, its push, its times, the version's checksum,
-and one logged value. *Caller* is the time that the coordinator's thread is held up; *all CPU* is the whole process's, the
-thread that writes the ledger included, less what the same loop costs when it records nothing. Target: at most 2 % of
-the step.
+and one logged value. *Caller* is the time that the coordinator's thread is held up; *all CPU* is the whole process's,
+the thread that writes the ledger included, less what the same loop costs when it records nothing. Target: at most 2 %
+of the step.
 """
 
 from __future__ import annotations

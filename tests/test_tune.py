@@ -51,7 +51,7 @@ Made = tuple[float, int]
 
 @dataclass
 class Job:
-    """Stands in for `tune.make_run`: writes the summary of a run whose accuracy is a function of the switch point."""
+    """Stands in for `series.make_run`: writes the summary of a run whose accuracy is a function of the switch point."""
 
     metrics: Callable[[float, int], dict[str, float | None]] = lambda switch_at, seed: {
         "accuracy": (0.9 if switch_at >= 0.2 else 0.5) + 0.001 * seed
@@ -461,9 +461,9 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 
 ONE_RUN = """
 import sys
-from paceline.cli import tune
-with tune._interrupts() as interrupts:
-    print(tune.make_run(sys.argv[1:], interrupts))
+from paceline.cli.series import interrupts, make_run
+with interrupts() as taken:
+    print(make_run(sys.argv[1:], taken))
 """
 
 

@@ -249,7 +249,7 @@ def test_a_drawn_group_conflicts_if_and_only_if_any_of_its_members_is_in_an_unfi
         conflicts += conflict
         assert answer.why[0].startswith("conflict") == conflict
         assert machine.conflicts == conflicts
-    assert 0 < conflicts
+    assert conflicts > 0
 
 
 def test_conflicts_for_each_request_can_be_counted_in_the_orders() -> None:

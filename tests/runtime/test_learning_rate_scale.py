@@ -1,4 +1,4 @@
-"""`--learning-rate-scale X` trains as a script does whose own rates are X times as high, wherever the optimizer runs."""
+"""`--learning-rate-scale X` trains as a script does whose own rates are X times as high, wherever it is stepped."""
 
 from __future__ import annotations
 

@@ -7,30 +7,37 @@ search's. After each, `tune.json` has everything that is needed to go on.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
-import os
-import signal
-import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.run import CODES, add_common, add_script, checked_script, new_folder, whole
+from paceline.cli.run import add_common, add_script, new_folder, whole
+from paceline.cli.series import (
+    INTERRUPTED,
+    RESULTS,
+    USAGE,
+    changes,
+    common_settings,
+    count,
+    interrupts,
+    made,
+    make_run,
+    opened,
+    place,
+    scenario_of,
+    undo,
+)
 from paceline.core.choice import choose
-from paceline.core.scenario import Scenario
-from paceline.core.scenario import load as load_scenario
 from paceline.core.search import Finished, Result, Search, Trial, next_trial
-from paceline.errors import ConfigError, RunFailed
+from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import summary as summaries
 from paceline.records.summary import Summary
-from paceline.version import __version__
 
 PROTOCOL, PARAMETER = "sync-switch", "switch_at"
 """Whose parameter is searched for."""
@@ -38,10 +45,6 @@ PROTOCOL, PARAMETER = "sync-switch", "switch_at"
 JUDGED = ("metric", "lower_is_better", "goal")
 """Settings that say what a run is judged by, and leave the run itself as it is."""
 STATE = "tune.json"
-
-USAGE, INTERRUPTED = 2, CODES["interrupted"]
-RESULTS = (CODES["completed"], CODES["diverged"])
-"""Exit codes of runs: what the search can use are those that have ended by themselves."""
 
 
 def add_to(commands: Any) -> None:
@@ -89,21 +92,21 @@ def call(options: argparse.Namespace) -> int:
     state = _opened(folder, settings)
     shown_on = sys.stderr if options.json else sys.stdout
     if state["trials"]:
-        print(f"{folder}: going on after {_count(len(state['trials']), 'run')}", file=shown_on, flush=True)
-    with _interrupts() as interrupts:
+        print(f"{folder}: going on after {count(len(state['trials']), 'run')}", file=shown_on, flush=True)
+    with interrupts() as taken:
         while isinstance(wanted := next_trial(search, _finished(state)), Trial):
             run, summary = _place(folder, wanted)
             if summary is None:
-                code = INTERRUPTED if interrupts else make_run(_arguments(options, settings, wanted, run), interrupts)
+                code = INTERRUPTED if taken else make_run(_arguments(options, settings, wanted, run), taken)
                 if code == USAGE:  # the run has said why
-                    _undo(folder)
+                    undo(folder / STATE)
                     return USAGE
-                if code == INTERRUPTED or (interrupts and code not in RESULTS):
-                    kept = f"{_count(len(state['trials']), 'run')} kept"
+                if code == INTERRUPTED or (taken and code not in RESULTS):
+                    kept = f"{count(len(state['trials']), 'run')} kept"
                     line = f"paceline: interrupted, {kept}; go on with the same flags and --out {folder}"
                     print(line, file=sys.stderr)
                     return INTERRUPTED
-                summary = _made(run, code, folder)
+                summary = made(run, code, folder)
             value, seconds = _value(summary, options.metric, run), summary["wall_seconds"]
             done = Finished(wanted.switch_at, wanted.seed, value, seconds)
             state["trials"].append({**asdict(done), "folder": run.name})
@@ -120,46 +123,6 @@ def call(options: argparse.Namespace) -> int:
     return 0
 
 
-def make_run(arguments: Sequence[str], interrupts: Sequence[int]) -> int:
-    """`paceline run ARGUMENTS` as a process of its own, to its end; returns its exit code, negative for a signal.
-
-    It leads a process group of its own, so that a terminal's Ctrl-C comes to this process alone. Whatever is in
-    `interrupts`, or comes there, is passed on to it once. If this process is killed, so is the run.
-    """
-    from paceline.runtime.processes import die_with
-
-    launcher = os.getpid()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "run", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # the summary, which its folder has as well
-        process_group=0,
-        preexec_fn=lambda: die_with(launcher),
-    )
-    told = 0
-    while True:
-        while told < len(interrupts):
-            process.send_signal(signal.SIGTERM)  # to a run as good as SIGINT; and Python, as it starts, ends silently
-            told += 1
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(timeout=0.1)
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """The signals that have asked for an end so far. They do nothing else meanwhile."""
-    interrupts: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: interrupts.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield interrupts
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """All that the search's runs depend on, checked, as plain values."""
     name, _, given = options.protocol.partition(":")
@@ -168,19 +131,12 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     choice = choose(options.protocol, registry())
     if name != PROTOCOL:
         raise ConfigError(f"-p {options.protocol}: tune searches for {PARAMETER} of {PROTOCOL}; give that, or nothing")
-    scenario = Scenario() if options.scenario is None else load_scenario(options.scenario)
-    workers = options.workers or scenario.workers or 2
-    slowness = scenario.checked_for(workers).checked_for_real_run().to_plain()
-    slowness["cluster"].pop("workers", None)  # which are a setting of their own
+    scenario, workers = scenario_of(options)
+    common = common_settings(options, scenario, workers)
     return {
-        "script": str(checked_script(options.script)),
-        "script_sha256": hashlib.sha256(options.script.read_bytes()).hexdigest(),
-        "arguments": options.arguments,
+        **{key: common[key] for key in ("script", "script_sha256", "arguments")},
         "protocol": {key: value for key, value in choice.parameters().items() if key != PARAMETER},
-        "workers": workers,
-        "scenario": slowness,
-        "threads": options.threads,
-        "epochs": options.epochs,
+        **{key: common[key] for key in ("workers", "scenario", "threads", "epochs")},
         "seed": options.seed,
         "metric": options.metric,
         "lower_is_better": options.lower_is_better,
@@ -193,28 +149,8 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def _opened(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The search in that folder as far as it has come, or a new one. Raises ConfigError if it holds something else."""
-    file = folder / STATE
-    if not file.exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"--out {folder} is neither an empty folder nor one with a search; name another one")
-        new: dict[str, Any] = {"paceline": __version__, "settings": settings, "trials": [], "result": None}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            summaries.write(file, new)
-        except OSError as error:
-            raise ConfigError(f"--out {folder}: {error.strerror}; name a folder that can be made") from None
-        return new
-    try:
-        state: dict[str, Any] = json.loads(file.read_text())
-        before = state["settings"]
-        _finished(state)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{file}: no search can be read there ({error!r}); name another --out") from None
-    changed = {
-        key: f"{key} was {json.dumps(before.get(key))} and is {json.dumps(settings.get(key))}"
-        for key in {**before, **settings}
-        if before.get(key) != settings.get(key)
-    }
+    state = opened(folder / STATE, "search", settings, {"trials": [], "result": None}, _finished)
+    changed = changes(state["settings"], settings)
     if not state["trials"] and all(key in JUDGED for key in changed):
         state["settings"] = settings  # the metric's name was wrong, say: the run that showed it is as good as before
         return state
@@ -223,32 +159,13 @@ def _opened(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def _undo(folder: Path) -> None:
-    """Take the folder away if the very first run was refused, so that nothing came of the search."""
-    if [path.name for path in folder.iterdir()] == [STATE]:
-        (folder / STATE).unlink()
-        with suppress(OSError):
-            folder.rmdir()
-
-
 def _finished(state: dict[str, Any]) -> list[Finished]:
     return [Finished(trial["switch_at"], trial["seed"], trial["value"], trial["seconds"]) for trial in state["trials"]]
 
 
 def _place(folder: Path, trial: Trial) -> tuple[Path, Summary | None]:
-    """The trial's folder; with its summary, if the run had ended but the search before it could note that.
-
-    What an interrupted or failed run has left stays where it is.
-    """
-    stem = f"{PARAMETER}-{trial.switch_at}-seed-{trial.seed}"
-    number = 1
-    while (run := folder / (stem if number == 1 else f"{stem}-{number}")).exists():
-        with suppress(ConfigError):
-            summary = summaries.read(run / "summary.json")
-            if summary["outcome"] in ("completed", "diverged"):
-                return run, summary
-        number += 1
-    return run, None
+    """The trial's folder; with its summary, if the run had ended but the search before it could note that."""
+    return place(folder, f"{PARAMETER}-{trial.switch_at}-seed-{trial.seed}")
 
 
 def _arguments(options: argparse.Namespace, settings: dict[str, Any], trial: Trial, folder: Path) -> list[str]:
@@ -271,19 +188,6 @@ def _arguments(options: argparse.Namespace, settings: dict[str, Any], trial: Tri
 def _protocol(options: argparse.Namespace) -> str:
     """As the user wrote it, ready for one more parameter."""
     return f"{options.protocol}{',' if ':' in options.protocol else ':'}"
-
-
-def _made(run: Path, code: int, folder: Path) -> Summary:
-    """The summary of a run that has ended with this code. Raises RunFailed if it is no result."""
-    error = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-    with suppress(ConfigError):
-        summary = summaries.read(run / "summary.json")
-        if summary["outcome"] in ("completed", "diverged"):
-            return summary
-        error = summary["error"] or error
-    raise RunFailed(
-        f"{run}: the run failed ({error}); when that is mended, go on with the same flags and --out {folder}"
-    )
 
 
 def _value(summary: Summary, metric: str, run: Path) -> float | None:
@@ -350,7 +254,7 @@ def _print_result(result: Result, options: argparse.Namespace, folder: Path) -> 
         f"good enough: {options.metric} {sign} {result.goal:.4g} {slack} {options.tolerance:g} ({measured})",
         f"chosen: {_protocol(options)}{PARAMETER}={result.switch_at}"
         + (", as no setting was good enough" if result.switch_at == 1 else ""),
-        f"the search: {_count(result.runs, 'run')}, {result.seconds:.1f} s" + _worth(result),
+        f"the search: {count(result.runs, 'run')}, {result.seconds:.1f} s" + _worth(result),
         f"{folder}: {STATE}, and a folder for each run",
     ]
     for line in lines:
@@ -365,10 +269,6 @@ def _worth(result: Result) -> str:
     if result.break_even is None:
         return cost + "it does not pay, as nothing is saved"
     return cost + f"it has paid when the job has recurred {result.break_even:.1f} times"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _number(flag: str, least: float = -math.inf) -> Callable[[str], float]:

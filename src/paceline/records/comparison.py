@@ -1,0 +1,149 @@
+"""What several runs under several protocols come to, side by side: arithmetic on their summaries, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from paceline.records.summary import Summary, Target
+
+PARTS = ("compute", "wait", "transfer", "other")
+NOT_METRICS = ("version", "at_seconds", "samples")
+"""What an evaluation has besides metrics."""
+
+T95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""The 97.5 % quantile of Student's t for 1 to 30 degrees of freedom."""
+NORMAL95 = 1.960
+"""For infinitely many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over runs, in the unit of what was measured."""
+
+    mean: float
+    plus_minus: float | None
+    """Half of the 95 % interval, by Student's t; None of a single run."""
+    runs: int
+
+
+def mean(values: Iterable[float | None]) -> Mean | None:
+    """The mean of those that are there; None of none.
+
+    >>> mean([4.0, 6.0])
+    Mean(mean=5.0, plus_minus=12.706, runs=2)
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    half = t95(len(known) - 1) * stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+    return Mean(fmean(known), None if half is None else float(f"{half:.9g}"), len(known))
+
+
+def t95(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, to three digits; beyond 30 degrees between the table's end and the normal."""
+    if freedom <= len(T95):
+        return T95[freedom - 1]
+    return NORMAL95 + (T95[-1] - NORMAL95) * len(T95) / freedom
+
+
+def seconds_to(target: Target, summary: Summary) -> float | None:
+    """When the first recorded version that meets the target was made, in seconds; None if none does."""
+    met = (row["at_seconds"] for row in summary["evaluations"] if target.met_by(_metrics(row)))
+    return next(met, None)
+
+
+def known_metrics(summary: Summary) -> list[str]:
+    """Names of what the script's `evaluate` returns."""
+    return list(dict.fromkeys(name for row in summary["evaluations"] for name in row if name not in NOT_METRICS))
+
+
+def final(metric: str, summary: Summary) -> float | None:
+    """The metric of the last version; None if it was not evaluated, or is not finite."""
+    last = summary["evaluations"][-1] if summary["evaluations"] else {}
+    value: float | None = last.get(metric)
+    return value
+
+
+def waiting(summary: Summary) -> float | None:
+    """The share of all workers' time that they waited, 0 to 1."""
+    rows = summary["per_worker"]
+    total = math.fsum(row[f"{part}_seconds"] for row in rows for part in PARTS)
+    return math.fsum(row["wait_seconds"] for row in rows) / total if total else None
+
+
+def plain_run(summary: Summary, target: Target | None, metric: str | None) -> dict[str, Any]:
+    """Of one run, what is compared."""
+    completed = summary["outcome"] == "completed"
+    return {
+        "outcome": summary["outcome"],
+        "error": summary["error"],
+        "wall_seconds": summary["wall_seconds"],
+        "seconds_to_target": None if target is None else seconds_to(target, summary),
+        "samples_per_second": summary["samples_per_second"] if completed else None,
+        "final": final(metric, summary) if metric is not None else None,
+        "waiting": waiting(summary),
+        "staleness": {"mean": summary["staleness"]["mean"], "max": summary["staleness"]["max"]},
+    }
+
+
+def compared(runs: Mapping[str, Mapping[int, Mapping[str, Any]]], *, target: bool) -> list[dict[str, Any]]:
+    """One row for each protocol, in order. `runs`: by protocol and seed, as `plain_run` makes them.
+
+    `seconds` is the time to the target, over the runs that came there, or else the whole time of those that
+    completed. The speed-up is the first protocol's time over this one's, both over the seeds with which both came
+    there; None if there is no such seed.
+    """
+    times = {protocol: {seed: _seconds(run, target) for seed, run in of.items()} for protocol, of in runs.items()}
+    first = next(iter(times.values()), {})
+    return [
+        {
+            "protocol": protocol,
+            "runs": len(of),
+            "diverged": sum(run["outcome"] == "diverged" for run in of.values()),
+            "never": sum(seconds is None for seconds in times[protocol].values()) if target else None,
+            "seconds": _plain(times[protocol].values()),
+            "speed_up": _speed_up(first, times[protocol]),
+            "samples_per_second": _plain(run["samples_per_second"] for run in of.values()),
+            "final": _plain(run["final"] for run in of.values()),
+            "waiting": _plain(run["waiting"] for run in of.values()),
+            "staleness": {
+                "mean": _plain(run["staleness"]["mean"] for run in of.values()),
+                "max": max(_known(run["staleness"]["max"] for run in of.values()), default=None),
+            },
+        }
+        for protocol, of in runs.items()
+    ]
+
+
+def _seconds(run: Mapping[str, Any], target: bool) -> float | None:
+    if target:
+        return run["seconds_to_target"]  # type: ignore[no-any-return]
+    return run["wall_seconds"] if run["outcome"] == "completed" else None
+
+
+def _speed_up(first: Mapping[int, float | None], this: Mapping[int, float | None]) -> float | None:
+    pairs = [(one, other) for seed, one in first.items() if one and (other := this.get(seed))]
+    if not pairs:
+        return None
+    return math.fsum(one for one, _ in pairs) / math.fsum(other for _, other in pairs)
+
+
+def _plain(values: Iterable[float | None]) -> dict[str, Any] | None:
+    found = mean(values)
+    return None if found is None else asdict(found)
+
+
+def _known(values: Iterable[int | None]) -> Sequence[int]:
+    return [value for value in values if value is not None]
+
+
+def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if name not in NOT_METRICS and value is not None}

@@ -1,0 +1,347 @@
+"""`paceline compare`: what it makes, keeps, says and goes on with. Some runs here are fabricated, and take no time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import compare as command
+from paceline.cli.main import main
+from support.launch import Launch
+from support.leftovers import Traces
+from support.nursery import Process
+from support.scripts import training
+
+Made = tuple[str, int]
+"""A run's protocol, as `-p` has it, and its seed."""
+
+
+@dataclass
+class Job:
+    """Stands in for `series.make_run`: writes the summary of a run."""
+
+    ends: dict[Made, Callable[[Path], int]] = field(default_factory=dict)
+    """What happens at the end of these runs, once, instead of `completed`."""
+    begun: list[Made] = field(default_factory=list)
+    given: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By the folder's name: the run's flags."""
+
+    def __call__(self, arguments: Sequence[str], interrupts: Sequence[int]) -> int:
+        words = list(arguments)
+        flags = dict(pairwise(words[: words.index("train.py")]))
+        folder, name = Path(flags["--out"]), (flags["-p"], int(flags["--seed"]))
+        self.begun.append(name)
+        self.given[folder.name] = flags
+        folder.mkdir()
+        code = self.ends.pop(name)(folder) if name in self.ends else 0
+        if code not in (0, 4):
+            return code
+        seconds = 8.0 if flags["-p"] == "bsp" else 2.0 + name[1]
+        row = {"compute_seconds": 3.0, "wait_seconds": 1.0, "transfer_seconds": 0.0, "other_seconds": 0.0}
+        evaluations = [
+            {"version": 1, "at_seconds": seconds / 2, "samples": 8, "accuracy": 0.9},
+            {"version": 2, "at_seconds": seconds, "samples": 16, "accuracy": 0.96},
+        ]
+        summary = {
+            "outcome": "diverged" if code else "completed",
+            "error": "NaN" if code else None,
+            "wall_seconds": seconds,
+            "samples_per_second": 100.0,
+            "per_worker": [row],
+            "staleness": {"mean": 0.5, "max": 3},
+            "evaluations": [] if code else evaluations,
+        }
+        (folder / "summary.json").write_text(json.dumps(summary))
+        return code
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
+    """In a folder with a training script."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("pass\n")
+    job = Job()
+    monkeypatch.setattr(command, "make_run", job)
+    monkeypatch.setattr(command, "report", lambda folders, out: None)  # of runs without ledgers
+    return job
+
+
+TWO = ("-p", "bsp", "-p", "asp", "--seeds", "2")
+ALL = [("bsp", 0), ("asp", 0), ("bsp", 1), ("asp", 1)]
+
+
+def compare(*flags: str, script: Sequence[str] = ("train.py",), out: str = "both") -> int:
+    return main(["compare", "--out", out, *flags, *script])
+
+
+def state(folder: str = "both") -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(Path(folder, "compare.json").read_text())
+    return read
+
+
+def interrupted(_: Path) -> int:
+    os.kill(os.getpid(), signal.SIGINT)
+    return 130
+
+
+def fails(folder: Path) -> int:
+    (folder / "summary.json").write_text(json.dumps({"outcome": "failed", "error": "all workers died"}))
+    return 3
+
+
+# --- a comparison
+
+
+def test_protocols_take_turns_seed_by_seed_and_the_table_has_a_row_for_each(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(*TWO, "--target", "accuracy>=0.95") == 0
+    assert job.begun == ALL
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "bsp, seed 0: accuracy>=0.95 after 8.0 s; at its end: 8.0 s, accuracy 0.96"
+    assert [" ".join(line.split()) for line in out[-5:-3]] == [
+        "bsp 8.0 ± 0.0 1.00 0 of 2 100 ± 0 0.96 ± 0 25% 0.50 ± 0.00 3",
+        "asp 2.5 ± 6.4 3.20 0 of 2 100 ± 0 0.96 ± 0 25% 0.50 ± 0.00 3",
+    ]
+    assert out[-3:] == [
+        "± is half of the 95 % interval of the mean over 2 seeds (Student's t)",
+        "learning rates (--learning-rate-rule none): the script's own",
+        "both: compare.json, report.html, and a folder for each run",
+    ]
+
+
+def test_json_prints_the_comparison_as_compare_json_has_it_and_nothing_else(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(*TWO, "--json") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == state()
+    assert "seed 1" in printed.err
+    assert list(state()) == ["paceline", "settings", "metric", "runs", "protocols"]
+    assert [(run["protocol"], run["seed"]) for run in state()["runs"]] == [
+        ("bsp", 0),
+        ("bsp", 1),
+        ("asp", 0),
+        ("asp", 1),
+    ]
+    for run in state()["runs"]:
+        assert (Path("both") / run["folder"] / "summary.json").exists()
+
+
+def test_quiet_leaves_only_the_table(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(*TWO, "--quiet") == 0
+    printed = capsys.readouterr()
+    assert "seed 0:" not in printed.out + printed.err
+    assert "asp" in printed.out
+
+
+def test_with_the_linear_rule_protocols_whose_versions_are_means_have_n_times_the_rate(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["bsp", "hsp", "all-reduce", "asp", "ps-plus", "ad-psgd", "ripples", "sync-switch"]
+    protocols = [word for name in names for word in ("-p", name)]
+    assert compare(*protocols, "-n", "4", "--learning-rate-rule", "linear") == 0
+    given = {folder: flags.get("--learning-rate-scale") for folder, flags in job.given.items()}
+    assert given == {f"{name}-seed0": "4.0" if name in names[:3] else None for name in names}
+    assert {row["protocol"]: row["learning_rate_scale"] for row in state()["protocols"]} == {
+        name: 4.0 if name in names[:3] else 1.0 for name in names
+    }
+    said = "learning rates (--learning-rate-rule linear): 4 times the script's under bsp, hsp, all-reduce; the script's"
+    assert said in capsys.readouterr().out
+
+
+def test_a_run_s_folder_is_called_by_protocol_and_seed(job: Job) -> None:
+    assert compare("-p", "ssp:bound=5", "-p", "sync-switch:then=ssp,switch_at=0.5", "--seed", "7") == 0
+    assert list(job.given) == ["ssp-bound=5-seed7", "sync-switch-then=ssp-switch_at=0.5-seed7"]
+
+
+def test_a_diverged_run_is_a_result(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    job.ends["asp", 1] = lambda folder: 4
+    assert compare(*TWO, "--target", "accuracy>=0.95") == 0
+    out = capsys.readouterr().out
+    assert "asp, seed 1: diverged after 3.0 s: NaN" in out
+    assert "asp: 1 of 2 runs diverged" in out
+    assert [(row["diverged"], row["never"]) for row in state()["protocols"]] == [(0, 0), (1, 1)]
+
+
+# --- going on
+
+
+def test_an_interrupted_comparison_says_what_is_done_and_goes_on_to_the_same_result(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(*TWO, out="straight") == 0
+    job.begun.clear()
+    job.ends[ALL[2]] = interrupted
+    before = signal.getsignal(signal.SIGINT)
+    capsys.readouterr()
+    assert compare(*TWO) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    line = "paceline: interrupted, 2 of 4 runs done; go on with the same flags and --out both\n"
+    assert capsys.readouterr().err == line
+    assert len(state()["runs"]) == 2
+    assert compare(*TWO) == 0
+    assert "both: 2 runs of 4 done already" in capsys.readouterr().out
+    assert job.begun == [*ALL[:3], *ALL[2:]]
+    assert state()["protocols"] == state("straight")["protocols"]
+
+
+def test_seeds_protocols_and_the_target_may_change_while_no_run_is_made_again(job: Job) -> None:
+    assert compare("-p", "bsp") == 0
+    assert compare(*TWO, "--target", "accuracy>=0.9") == 0
+    assert job.begun == ALL
+    assert state()["protocols"][0]["seconds"]["mean"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "script", "difference"),
+    [
+        (["-n", "3"], ["train.py"], "workers was 2 and is 3"),
+        (["--scenario", "slow.toml"], ["train.py"], "scenario was {"),
+        (["--learning-rate-rule", "linear"], ["train.py"], 'learning_rate_rule was "none" and is "linear"'),
+        (["--epochs", "2", "--threads", "1"], ["train.py"], "threads was null and is 1, epochs was null and is 2"),
+        ([], ["train.py", "--lr", "1"], 'arguments was [] and is ["--lr", "1"]'),
+        ([], ["other.py"], 'script was "train.py" and is "other.py"'),
+    ],
+)
+def test_runs_of_another_configuration_are_not_mixed_in(
+    flags: list[str], script: list[str], difference: str, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("slow.toml").write_text("[[worker]]\nindex = 1\nspeed = 0.5\n")
+    Path("other.py").write_text("pass\n")
+    assert compare(*TWO) == 0
+    capsys.readouterr()
+    assert compare(*TWO, *flags, script=script) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"paceline: --out both holds another comparison: {difference}")
+    assert line.endswith("; name another folder")
+    assert job.begun == ALL
+
+
+# --- what ends a comparison
+
+
+def test_a_failing_run_ends_it_with_3_and_one_line_and_is_made_again_later(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.ends[ALL[1]] = fails
+    assert compare(*TWO) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("paceline: both/asp-seed0: the run failed (all workers died)")
+    assert compare(*TWO) == 0
+    assert job.begun == [*ALL[:2], *ALL[1:]]
+
+
+def test_a_first_run_that_is_refused_leaves_nothing(job: Job) -> None:
+    job.ends[ALL[0]] = lambda folder: folder.rmdir() or 2  # type: ignore[func-returns-value]
+    assert compare(*TWO) == 2
+    assert not Path("both").exists()
+
+
+def test_a_target_of_a_metric_that_there_is_not_costs_one_run(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(*TWO, "--target", "acc>=0.9") == 2
+    assert '--target is "acc>=0.9", but both/bsp-seed0 has accuracy' in capsys.readouterr().err
+    assert compare(*TWO, "--target", "accuracy>=0.9") == 0
+    assert job.begun == ALL
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "the following arguments are required: -p/--protocol"),
+        (["-p", "bsq"], 'unknown protocol "bsq" (did you mean "bsp"?)'),
+        (["-p", "ssp", "-p", "ssp:bound=3"], "-p ssp:bound=3: ssp:bound=3 is given twice"),
+        (["-p", "bsp", "--target", "accuracy"], 'target "accuracy" is not METRIC>=VALUE'),
+        (["-p", "bsp", "--seeds", "0"], '--seeds is "0"; it must be a whole number, 1 or more'),
+        (["-p", "bsp", "--learning-rate-rule", "square"], "invalid choice: 'square'"),
+        (["-p", "bsp", "--out", "full"], "--out full is neither an empty folder nor one with a comparison"),
+        (["-p", "bsp", "--out", "broken"], "broken/compare.json: no comparison can be read there"),
+    ],
+)
+def test_bad_input_is_one_line_and_2_before_anything_is_made(
+    flags: list[str], message: str, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in ("full/notes.txt", "broken/compare.json"):
+        Path(file).parent.mkdir()
+        Path(file).write_text("mine")
+    assert compare(*flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("paceline: ")
+    assert message in line
+    assert job.begun == []
+    assert not Path("both").exists()
+
+
+# --- with processes
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Runs with this test's folder, which leave nothing behind."""
+    launch = Launch(tmp_path)
+    yield launch
+    launch.close()
+
+
+def test_real_runs_interrupted_and_gone_on_with_are_made_once_each(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The script notes each time that it begins; the third run is interrupted while it trains."""
+    count, begun = launch.tmp_path / "count", 0
+    script = launch.tmp_path / "train.py"
+    script.write_text(
+        training(
+            "if step == 3 and begun == 3: tell('third'); time.sleep(60)",
+            before=f"""
+            def evaluate(model):
+                return {{"loss": (model(data.tensors[0]) - data.tensors[1]).square().mean()}}
+            if me == 0:
+                open({str(count)!r}, "a").write("begun\\n")
+            begun = len(open({str(count)!r}).readlines()) if me == 0 else 0
+            """,
+        )
+    )
+
+    def make_run(arguments: Sequence[str], interrupts: list[int]) -> int:
+        nonlocal begun
+        begun += 1
+        launch.traces.append(traces := Traces(launch.tmp_path / f"temporary-{begun}"))
+        process = Process(["run", *arguments], {**os.environ, **traces.environment, **launch.events.environment})
+        if begun == 3:
+            launch.events.wait_for("third")
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts
+            process.terminate()
+        out, err = process.communicate(timeout=60.0)
+        assert json.loads(out)["outcome"] in ("completed", "interrupted"), err
+        return process.wait()
+
+    monkeypatch.setattr(command, "make_run", make_run)
+    monkeypatch.chdir(launch.tmp_path)
+    flags = ["compare", "-p", "bsp", "-p", "asp", "--seeds", "2", "--target", "loss<=9", "--out", "both", "train.py"]
+    assert main(flags) == 130
+    assert "interrupted, 2 of 4 runs done" in capfd.readouterr().err
+    finished = sorted(Path("both").glob("*/ledger.sqlite"))
+    times = {file: file.stat().st_mtime_ns for file in finished if "seed0" in str(file)}
+    assert len(times) == 2
+    assert main(flags) == 0
+    assert len(count.read_text().split()) == 5, "four runs, of which one was begun twice"
+    assert {file: file.stat().st_mtime_ns for file in times} == times
+    assert [run["folder"] for run in state()["runs"]] == ["bsp-seed0", "bsp-seed1-2", "asp-seed0", "asp-seed1"]
+    for run in state()["runs"]:
+        summary = json.loads(Path("both", run["folder"], "summary.json").read_text())
+        assert (summary["protocol"]["name"], summary["seed"]) == (run["protocol"], run["seed"])
+        assert run["seconds_to_target"] == summary["targets"]["loss<=9"]["at_seconds"]
+    assert re.search(r"bsp +\d+\.\d ± ", capfd.readouterr().out)
+    page = Path("both/report.html").read_text()
+    for run in state()["runs"]:
+        assert json.loads(Path("both", run["folder"], "summary.json").read_text())["final_parameters_sha256"] in page
