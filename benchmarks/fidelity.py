@@ -121,7 +121,7 @@ def measure(case: Case, protocol: str, seed: int, folder: Path) -> tuple[Speed, 
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
     if done.returncode:
         raise Failed(f"{protocol}: exit code {done.returncode}\n{done.stderr}")
-    return Speed.of(json.loads(done.stdout)), read(kept)
+    return Speed.of(json.loads(done.stdout)), read(kept, registry())
 
 
 def predicted(run: Run, protocol: str) -> Speed:

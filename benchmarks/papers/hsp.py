@@ -193,11 +193,10 @@ def sweep_claims(points: list[Point]) -> list[Claim]:
         for incast in (1.0, 0.6):
             those = [one for one in points if (one.jitter, one.incast) == (jitter, incast)]
             best = max(those, key=lambda one: one.faster(one.guarded))
-            value = best.faster(best.guarded)
             what = f"up to 67 % faster: guarded, jitter {jitter:.0%}, incast {incast:g}"
-            ours = f"{value:.2f}× at n·tx / C = {best.contention:g}"
-            why = f"rounds per second over BSP's, and not convergence; {RECONSTRUCTED}"
-            claims.append(Claim(what, f"{CLAIM:.2f}×", "from the abstract", ours, value >= CLAIM, why))
+            ours = f"{best.faster(best.guarded):.2f}× at n·tx / C = {best.contention:g}"
+            why = f"rounds a second, not convergence; {RECONSTRUCTED}"
+            claims.append(Claim(what, f"{CLAIM:.2f}×", "from the abstract", ours, None, why))
     alone = all(one.guarded.pushes == 1 for one in points)
     what = "the server pulls from one worker at a time"
     claims.append(Claim(what, "yes", "from the abstract", "always" if alone else "not always", alone))

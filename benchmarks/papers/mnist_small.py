@@ -3,7 +3,7 @@
     paceline run -n 8 -p asp benchmarks/papers/mnist_small.py --data mnist.npz --lr 0.006
 
 The learning rate falls to a tenth after two of the four epochs, and again after three: by work, as the epochs' data is
-shared by all workers. Momentum is 0.9 throughout. The file is as for `examples/mnist.py`.
+shared by all workers. The file is as for `examples/mnist.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 
 WIDTHS = (28 * 28, 64, 64, 10)
-MOMENTUM = 0.9
 FACTOR = 0.1  # of the learning rate, at each of its drops
 
 
@@ -47,6 +46,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--drops", type=int, nargs="*", default=(2, 3), help="epochs after which the rate falls")
     parser.add_argument("--lr", type=float, default=0.0065)
+    parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=0, help="of the initial parameters")
     args = parser.parse_args()
 
@@ -54,7 +54,7 @@ def main() -> None:
     training, images, targets = mnist(args.data, args.samples)
     layers = [(nn.Linear(inputs, outputs), nn.ReLU()) for inputs, outputs in pairwise(WIDTHS)]
     model: nn.Module = nn.Sequential(*[module for pair in layers for module in pair][:-1])
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=args.drops, gamma=FACTOR)
     loader = DataLoader(training, batch_size=args.batch_size, shuffle=True)
 

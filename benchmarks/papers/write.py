@@ -4,7 +4,8 @@
     python benchmarks/papers/write.py --check     # change nothing; say which have changed, and exit with 1 if any has
 
 A table there follows a line that says where it comes from: `<!-- table 2 of: python benchmarks/papers/hsp.py
---markdown -->`. Each command is run once, two at a time. Tables without such a line were measured, and are made by hand.
+--markdown -->`. Each command is run once, two at a time. Tables without such a line were measured, and are put there by
+hand.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def tables(text: str) -> list[list[str]]:
 def made(command: str) -> list[list[str]]:
     """The tables that the command prints."""
     began = time.monotonic()
-    run = subprocess.run([sys.executable, *shlex.split(command)], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    words = [sys.executable, *shlex.split(command)]
+    run = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     print(f"{time.monotonic() - began:4.0f} s  python {command}", file=sys.stderr)
     return tables(run.stdout)
 
@@ -47,10 +49,10 @@ def with_tables(page: list[str], outputs: dict[str, list[list[str]]]) -> list[st
     lines: list[str] = []
     skipping = False
     for line in page:
-        if skipping and line.startswith("|"):
+        if skipping and (not line or line.startswith("|")):
             continue
-        skipping = skipping and not line
-        lines.append(line)
+        lines += ["", line] if skipping else [line]
+        skipping = False
         if marker := MARKER.match(line):
             number, command = int(marker[1]), marker[2]
             lines += ["", *outputs[command][number - 1]]

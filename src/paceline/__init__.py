@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "finish", "log", "prepare", "simulate", "worker", "workers"]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name == "simulate":
         from paceline.api import simulate

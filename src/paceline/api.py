@@ -37,7 +37,7 @@ def simulate(
     the command line, such as `"ssp:bound=3"`. `workers`: how many (default: as the cluster says). It ends after so many
     virtual `seconds`, once so many `steps` are applied, or at version `versions`, whichever comes first; at least one
     of the three must be given. `batch`: samples in a step (default: they are not counted). `seed`: of all randomness;
-    the same arguments give the same summary, everywhere. `out`: a folder to be made, for the ledger, the summary and
+    the same arguments give the same summary. `out`: a folder to be made, for the ledger, the summary and
     the configuration, as a real run's; without it nothing is written.
 
     In the summary all times are virtual seconds. Its `outcome` is `completed`, or `failed` with an `error`: if all
@@ -63,18 +63,15 @@ def simulate(
         )
     if not isinstance(protocol, str):
         raise ConfigError(f'protocol is {protocol!r}; write it as on the command line, such as "ssp:bound=3"')
-    workers = scenario.workers if workers is None else _whole("workers", workers, 1)
-    if workers is None:
-        raise ConfigError(f"{scenario.name}: it does not say how many workers there are; set cluster.workers")
-    simulation = Simulation(
-        choice=choose(protocol, registry()),
-        scenario=scenario,
-        workers=workers,
-        limit=Limit(
+    simulation = Simulation.on(
+        scenario,
+        choose(protocol, registry()),
+        Limit(
             seconds=_seconds(seconds),
             steps=steps if steps == math.inf else _whole("steps", steps, 1),
             versions=versions if versions == math.inf else _whole("versions", versions, 1),
         ),
+        workers=None if workers is None else _whole("workers", workers, 1),
         seed=_whole("seed", seed, 0),
         batch=None if batch is None else _whole("batch", batch, 1),
     )

@@ -511,3 +511,11 @@ def test_it_is_a_plain_value_that_a_copy_continues_alike() -> None:
     twin = copy.deepcopy(of)
     assert twin == of
     assert drain(twin) == drain(of)
+
+
+def test_a_flow_alone_for_a_while_got_what_its_workers_own_link_carries_and_no_more() -> None:
+    """100 bytes at 40 a second take 2.5 s, though the way itself would have had 160 a second for the first alone."""
+    of = SharedLink(160.0, 0.0, 1.0, 40.0)
+    of.begin(0, "push", 100, 0.0)
+    of.begin(1, "push", 100, 1.0)
+    assert ends(of) == {0: 2.5, 1: 3.5}

@@ -12,6 +12,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.protocols import registry
+from paceline.runtime.offers import too_many
 from support.leftovers import Traces
 from support.runs import Run, ended, start
 from support.scripts import training
@@ -335,3 +336,10 @@ def test_a_run_that_fails_ends_with_3_and_says_why_once(name: str, runs: Any) ->
     assert shown.count(FAILING[name][2]) == 1, run.out + run.err
     assert shown.count("Traceback") == (name == "an evaluate that raises"), run.out + run.err
     assert "paceline/" not in shown.replace(str(run.folder.parent), "")
+
+
+def test_more_workers_than_there_is_memory_for_are_refused_before_any_is_started() -> None:
+    assert too_many(4, 4 * 35_000_000) == ""
+    told = too_many(5, 4 * 35_000_000)
+    assert told.startswith("5 workers take at least 175,000,000 bytes of memory")
+    assert told.endswith("and 140,000,000 are to be had: ask for fewer with -n")

@@ -165,6 +165,18 @@ def test_a_line_has_all_of_it_in_short() -> None:
     assert line(View(1.0, 0, 0.0, None, ())) == "1 s: 0 steps, 0.0 a second"
 
 
+def test_where_seconds_are_virtual_what_is_left_is_in_real_ones() -> None:
+    assert "65 s: 400 steps, 8.0 a second; 25% done, about 30 s left" in line(replace(VIEW, passed=10.0))
+
+
+@pytest.mark.parametrize(("share", "done"), [(0.4, 0.4), (0.1, 0.25), (0.0, 0.25)])
+def test_whatever_else_may_end_a_run_counts_if_it_is_nearer(share: float, done: float) -> None:
+    watch = Watch(Asked(max_seconds=40.0), {0: member(0)}, Tally())  # type: ignore[arg-type]
+    watch.share, watch.passed = lambda: share, lambda: 3.0
+    view = watch.look(10.0)
+    assert (view.done, view.passed) == (done, 3.0)
+
+
 def test_a_screen_has_a_line_for_each_worker() -> None:
     assert [" ".join(words.split()) for words in screen(VIEW, "ssp").splitlines()] == [
         "ssp · 1:05 · 400 steps · 8.0 steps/s · 25%, about 3:16 left",

@@ -102,6 +102,9 @@ def test_a_call_changes_nothing_that_the_next_one_sees() -> None:
         ({"cluster": {"cluster": {"workers": 0}}}, ["cluster.workers is 0"]),
         ({"cluster": {"cluster": {"workers": 2, "compute": 0.4}}}, ["cluster.compute is 0.4", '"400ms"']),
         ({"cluster": {"clusters": {}}}, ["clusters"]),
+        ({"cluster": {1: 2}}, ["unknown key 1"]),
+        ({"cluster": {"cluster": {1: 2}}}, ["unknown key 1"]),
+        ({"cluster": {None: {}}}, ["unknown table None"]),
         ({"cluster": "nowhere.toml"}, ["nowhere.toml", "no such file"]),
         ({"protocol": "spp"}, ['unknown protocol "spp"']),
         ({"protocol": None}, ["protocol is None"]),
@@ -133,6 +136,10 @@ def test_what_cannot_be_simulated_is_refused_in_one_line(change: dict[str, Any],
 
 def test_the_example_in_its_documentation_is_true() -> None:
     assert doctest.testmod(paceline.api) == doctest.TestResults(failed=0, attempted=3)
+
+
+def test_the_public_names_are_listed() -> None:
+    assert dir(paceline) == sorted(paceline.__all__)
 
 
 def test_simulating_loads_no_torch() -> None:

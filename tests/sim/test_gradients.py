@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from paceline.records.ledger import read_facts
 from paceline.training.seeding import epoch_order, seed_step
 from support import nursery
 from support.runs import Run, run, side_by_side
+from support.runs import ended as ended_run
 from support.scripts import functions_of
 
 SEED = 7
@@ -46,8 +49,9 @@ def evaluate(model):
 
 if __name__ == "__main__":
     fails = "fails" in sys.argv
-    model, optimizer, loader = paceline.prepare(*build(), epochs=3, evaluate=evaluate)
-    for epoch in range(3):
+    epochs = 10000 if "endless" in sys.argv else 3
+    model, optimizer, loader = paceline.prepare(*build(), epochs=epochs, evaluate=evaluate)
+    for epoch in range(epochs):
         for x, y in loader:
             assert not (fails and epoch == 1 and paceline.worker() == 1), "this script has a bug"
             nn.functional.cross_entropy(model(x), y).backward()
@@ -75,16 +79,20 @@ ROUNDS = ("bsp", "all-reduce")
 Runs = dict[str, Future[Run]]
 
 
-def simulated(folder: Path, cluster: str, *flags: str, fails: bool = False) -> Run:
-    """The command, to its end, in a process that has imported torch already."""
+def started(folder: Path, cluster: str, *flags: str, argument: str = "") -> nursery.Process:
+    """The command, in a process that has imported torch already. `argument`: the script's."""
     folder.mkdir()
     (folder / "cluster.toml").write_text(cluster)
     (folder / "train.py").write_text(SCRIPT)
-    script = ["--gradients", str(folder / "train.py"), *(["fails"] if fails else [])]
     arguments = ["simulate", str(folder / "cluster.toml"), "--out", str(folder / "run"), "--seed", str(SEED)]
-    process = nursery.Process([*arguments, *flags, *script], {})
-    out, err = process.communicate(timeout=120)
-    return Run(code=process.returncode, out=out, err=err, folder=folder / "run")
+    process = nursery.Process([*arguments, *flags, "--gradients", str(folder / "train.py"), argument], {})
+    process.folder = folder / "run"  # type: ignore[attr-defined]
+    return process
+
+
+def simulated(folder: Path, cluster: str, *flags: str, fails: bool = False) -> Run:
+    """The same to its end, which has to come within a minute."""
+    return ended_run(started(folder, cluster, *flags, argument="fails" if fails else ""), timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +202,23 @@ def test_a_script_that_fails_fails_the_simulation_and_names_the_worker(runs: Run
     assert ended.summary["outcome"] == "failed"
     assert ended.summary["error"].startswith("worker 1 died in step ")
     assert "this script has a bug" in ended.out + ended.err
+    assert "worker 1 died" in ended.out + ended.err
+    assert "go on" not in ended.out + ended.err, "nobody does"
+
+
+def test_ctrl_c_ends_all_of_several_with_what_the_first_has_reached(tmp_path: Path) -> None:
+    process = started(tmp_path / "c", CLUSTER, "-p", "asp", "-p", "bsp", argument="endless")
+    folder = tmp_path / "c" / "run" / "asp"
+    while process.poll() is None and not list(folder.glob("versions/*")):
+        sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    ended = ended_run(process, timeout=60)
+    assert ended.code == 130
+    assert ended.out.splitlines()[-1] == "asp: interrupted"
+    assert "interrupted: bsp did not begin" in ended.err
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["outcome"], summary["error"]) == ("interrupted", None)
+    assert not (tmp_path / "c" / "run" / "bsp").exists()
 
 
 @pytest.mark.parametrize(
@@ -202,6 +227,7 @@ def test_a_script_that_fails_fails_the_simulation_and_names_the_worker(runs: Run
         (CLUSTER + '[[event]]\nworker = 1\nat = "1s"\nkill = true\nrejoin_after = "1s"\n', (), "rejoin_after"),
         ("[cluster]\nworkers = 2\n", (), "does not say how long a step takes"),
         (CLUSTER, ("--target", "accuracy"), "METRIC>=VALUE"),
+        (CLUSTER, ("--batch", "8"), "--batch"),
     ],
 )
 def test_what_can_t_be_trained_in_virtual_time_is_one_line(

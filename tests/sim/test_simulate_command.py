@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import paceline.sim.simulate
 from paceline.cli.main import main
 from paceline.core.scenario import load
 from paceline.records.ledger import read_facts
@@ -174,6 +180,49 @@ REFUSED = {
         ("-p", "bsp", "--steps", "40"),
         ["event 1: at_step is 40", "40 steps"],
     ),
+    "a step that nobody comes to": (
+        CLUSTER + "[[event]]\nworker = 3\nslow = 2.0\nat_step = 21\n",
+        BSP,
+        ["event 1: at_step is 21", "worker 3 can't begin it within 10s"],
+    ),
+    "a return after the end": (
+        CLUSTER + '[[event]]\nworker = 0\nkill = true\nat = "4s"\nrejoin_after = "6s"\n',
+        BSP,
+        ["event 1: rejoin_after is 6s", "after 10s"],
+    ),
+    "a return after the end from a step": (
+        CLUSTER + '[[event]]\nworker = 3\nkill = true\nat_step = 10\nrejoin_after = "5s"\n',
+        BSP,
+        ["event 1: rejoin_after is 5s", "after 10s"],
+    ),
+    "two deaths of one worker": (
+        CLUSTER + '[[event]]\nworker = 0\nkill = true\nat = "5s"\n[[event]]\nworker = 0\nkill = true\nat = "4s"\n',
+        BSP,
+        ["event 1: worker 0 is killed", "event 2"],
+    ),
+    "two deaths of one worker by steps": (
+        CLUSTER + "".join(f"[[event]]\nworker = 0\nkill = true\nat_step = {step}\n" for step in (3, 3)),
+        BSP,
+        ["event 2: worker 0 is killed", "event 1"],
+    ),
+    "incast of nothing": (CLUSTER + "[network]\nincast = 0.5\n", BSP, ["incast is 0.5", "no bandwidth"]),
+    "servers without a link": (CLUSTER + "[network]\nservers = 2\n", BSP, ["servers is 2", "no bandwidth"]),
+    "bytes without a link": (CLUSTER + '[network]\nmessage = "1MB"\nlatency = "1ms"\n', BSP, ["message is 1000000 B"]),
+    "epochs of no script": (CLUSTER, (*BSP, "--epochs", "2"), ["--epochs", "--gradients"]),
+    "a target of no script": (CLUSTER, (*BSP, "--target", "accuracy>=0.9"), ["--target", "--gradients"]),
+    "records of no script": (CLUSTER, (*BSP, "--record", "4"), ["--record", "--gradients"]),
+    "threads of no script": (CLUSTER, (*BSP, "--threads", "1"), ["--threads", "--gradients"]),
+    "a batch beside a script's": (
+        CLUSTER,
+        (*BSP, "--batch", "8", "--gradients", "train.py"),
+        ["--batch", "--gradients"],
+    ),
+    "more workers than anybody has": (CLUSTER, (*BSP, "-n", "100001"), ["100001 workers", "100000 or fewer"]),
+    "more workers than fit": (
+        CLUSTER,
+        (*BSP, "-n", "100000", "--gradients", __file__),
+        ["100000 workers that train", "bytes of memory", "-n"],
+    ),
     "not a scenario": ("workers: 3\n", BSP, ["cluster.toml", "line 1"]),
 }
 
@@ -187,6 +236,100 @@ def test_what_cannot_be_is_told_in_one_line_and_exits_with_2(simulate: Any, give
     assert said.err.count("\n") == 1
     for part in parts:
         assert part in said.err
+
+
+def test_what_is_just_before_the_end_is_let_pass(simulate: Any) -> None:
+    events = """
+[[event]]
+worker = 3
+slow = 2.0
+at_step = 19
+[[event]]
+worker = 0
+kill = true
+at = "4s"
+rejoin_after = "5s"
+[[event]]
+worker = 0
+kill = true
+at = "9.5s"
+"""
+    said = simulate("-p", "asp", *LIMIT, cluster=CLUSTER + events)
+    assert (said.code, said.err) == (0, "")
+
+
+def test_an_event_that_never_came_is_told_in_a_line_of_its_own(simulate: Any) -> None:
+    events = '[[event]]\nworker = 0\nslow = 2.0\nat = "100ms"\n[[event]]\nworker = 0\nkill = true\nat = "99s"\n'
+    said = simulate("-p", "asp", "-p", "bsp", "--versions", "8", cluster=CLUSTER + events)
+    assert said.code == 0
+    asp, bsp = said.err.splitlines()
+    assert asp.startswith("paceline: asp: event 2 never came: all ended after ")
+    assert bsp.startswith("paceline: bsp: event 2 never came: all ended after ")
+
+
+LINK = '[network]\nbandwidth = "1Gbit/s"\nmessage = "1MB"\n'
+
+
+@pytest.mark.parametrize(
+    ("network", "told"),
+    [
+        (LINK, "no time"),
+        (LINK + 'latency = "1ms"\n', "the latency alone"),
+        (LINK + 'within_nodes = "1Gbit/s"\n', None),
+        ("", None),
+    ],
+)
+def test_that_averages_are_free_where_only_the_stores_link_is_given_is_said(
+    simulate: Any, network: str, told: str | None
+) -> None:
+    said = simulate("-p", "all-reduce", "-p", "bsp", "--steps", "8", cluster=CLUSTER + network)
+    assert said.code == 0
+    if told is None:
+        assert said.err == ""
+    else:
+        assert said.err.count("\n") == 1
+        assert f"averages of all-reduce take {told}" in said.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_cleanly_with_what_was_reached(number: int, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    flags = ["-p", "asp", "-p", "bsp", "--seconds", "1e12", "--out", str(tmp_path / "kept"), "--json"]
+    main_of = "import sys; from paceline.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", main_of, "simulate", str(tmp_path / "cluster.toml"), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ledger = tmp_path / "kept" / "asp" / "ledger.sqlite"
+    while process.poll() is None and not (ledger.exists() and ledger.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    (summary,) = json.loads(out)
+    assert (process.returncode, err) == (130, "paceline: interrupted: bsp did not begin\n")
+    assert (summary["outcome"], summary["protocol"]["name"]) == ("interrupted", "asp")
+    assert json.loads((tmp_path / "kept" / "asp" / "summary.json").read_text()) == summary
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["asp"]
+
+
+def test_an_interrupted_protocol_is_in_the_table_and_the_next_does_not_begin(
+    simulate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = paceline.sim.simulate.play
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return play(*arguments, **named)
+
+    monkeypatch.setattr(paceline.sim.simulate, "play", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    said = simulate("-p", "asp", "-p", "bsp", "-p", "hsp", *LIMIT)
+    assert said.code == 130
+    assert said.out.splitlines()[-1] == "asp: interrupted"
+    assert said.err == "paceline: interrupted: bsp, hsp did not begin\n"
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_cluster_that_is_not_there_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

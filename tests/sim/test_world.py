@@ -44,7 +44,7 @@ from paceline.records.ledger import NoLedger, connect, read_facts
 from paceline.records.summary import Summary
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.simulate import Progress, Simulation, play, simulate
-from paceline.sim.world import Endless, Limit, NoData
+from paceline.sim.world import Dealt, Endless, Limit, NoData
 from protocols.test_conformance import CHOICES
 
 History = list[tuple[Fact, tuple[Order, ...]]]
@@ -213,7 +213,7 @@ def test_where_nothing_is_said_of_mixed_groups_they_take_the_links_between_nodes
 
 
 def test_without_a_bandwidth_an_average_takes_its_latencies() -> None:
-    assert period("all-reduce", Scenario(compute=2.0, network=Network(latency=0.25, message=300)), 3) == 2.0 + 4 * 0.25
+    assert period("all-reduce", Scenario(compute=2.0, network=Network(latency=0.25)), 3) == 2.0 + 4 * 0.25
 
 
 def test_bursts_slow_the_steps_that_begin_in_them() -> None:
@@ -544,6 +544,84 @@ def test_all_may_be_away_for_a_while() -> None:
     events = tuple(Kill(worker=worker, at=2.5, rejoin_after=4.0) for worker in (0, 1))
     summary = simulated("asp", Scenario(compute=1.0, events=events), 2, seconds=10.0)
     assert (summary["outcome"], steps_of(summary)) == ("completed", [5, 5])
+
+
+def test_an_update_that_arrives_as_its_worker_is_killed_has_arrived() -> None:
+    """At one instant transfers come before events. A pull until 1, a step until 2, a push until 3."""
+    scenario = Scenario(compute=1.0, network=Network(bandwidth=B, message=100), events=(Kill(worker=0, at=3.0),))
+    summary = simulated("asp", scenario, 1, seconds=10.0)
+    assert (summary["wall_seconds"], steps_of(summary)) == (3.0, [1])
+
+
+def test_a_copy_whose_source_dies_under_way_never_ends(tmp_path: Path) -> None:
+    """0 is back at 3.5 and copies for 2 s; whom it copied at first dies at 4.5, and it copies another's."""
+    network = Network(bandwidth=B / 2, message=100)
+    death = Kill(worker=0, at=2.5, rejoin_after=1.0)
+    copies: list[tuple[float, int]] = []
+    for name, events in (("alive", (death,)), ("dead", (death, Kill(worker=1, at=4.5)))):
+        scenario = Scenario(compute=1.0, network=network, events=events)
+        simulate(simulation("ad-psgd", scenario, 3, seconds=20.0), tmp_path / name)
+        (copied,) = (fact for fact, _ in facts(tmp_path / name) if isinstance(fact, ReplicaCopied))
+        copies.append((copied.at, copied.source))
+        with connect(tmp_path / name / "ledger.sqlite") as ledger:
+            assert ledger.execute("SELECT count(*) FROM transfers").fetchone() == (1,)
+    assert copies == [(5.5, 1), (6.5, 2)]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_all_the_data_is_used_once_though_workers_die_and_updates_are_dropped(choice: Choice) -> None:
+    """A step's data goes back if its worker dies or its update is dropped."""
+    events = (Slowdown(worker=3, at=0.0, factor=4.0), Kill(worker=1, at=5.3), Kill(worker=2, at_step=9))
+    scenario = Scenario(compute=0.5, jitter=0.2, network=replace(NETWORK, bandwidth=1e4, latency=0.01), events=events)
+    summary = simulate(simulation(choice, scenario, 4, data=90, batch=8))
+    assert (summary["outcome"], summary["error"]) == ("completed", None)
+    assert (summary["steps"], summary["samples"]) == (90, 90 * 8)
+
+
+def test_what_a_store_drops_for_good_is_not_dealt_again() -> None:
+    dealt = Dealt(work=None, size=1, left_over=0)
+    dealt.carry_out(DropUpdate(worker=0, step=0, samples="missed"), 0.0)
+    assert dealt.left_over == 0
+    dealt.carry_out(DropUpdate(worker=0, step=0, samples="return"), 0.0)
+    assert dealt.left_over == 1
+
+
+NEVER = (
+    Slowdown(worker=0, at=9.0, factor=2.0),
+    Slowdown(worker=0, at_step=2, for_steps=1, factor=2.0),
+    Slowdown(worker=1, at_step=8, factor=2.0),
+    Kill(worker=1, at=4.5, rejoin_after=30.0),
+    Kill(worker=1, at=6.0),
+)
+
+
+def test_what_the_scenario_foresaw_and_never_came_is_told_at_the_end() -> None:
+    told: list[str] = []
+    one = simulation("asp", Scenario(compute=1.0, events=NEVER), 2, steps=10)
+    summary = simulate(one, say=told.append)
+    ended = f"all ended after {summary['wall_seconds']:g} s"
+    assert told == [
+        f"event 1 never came: {ended}",
+        f"event 3 never came: {ended}",
+        f"event 4: its worker never came back: {ended}",
+        f"event 5 never came: {ended}",
+    ]
+
+
+def test_whoever_stops_it_has_a_summary_of_what_was_reached_and_is_told_of_nothing_else(tmp_path: Path) -> None:
+    asked, told = 0, []
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 100
+
+    one = simulation("asp", Scenario(compute=1.0, events=(Slowdown(worker=0, at_step=900, factor=2.0),)), 2, steps=1000)
+    summary = simulate(one, tmp_path / "run", stop=stop, say=told.append)
+    assert (summary["outcome"], summary["error"], told) == ("interrupted", None, [])
+    assert 0 < summary["steps"] < 100
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+    assert sum(isinstance(fact, WorkerLeft) for fact, _ in facts(tmp_path / "run")) == 2
 
 
 class Given(Endless):

@@ -19,7 +19,7 @@ from paceline.records.summary import Summary, Target
 from paceline.runtime.directed import Directed
 from paceline.runtime.run import Interrupts, run
 from paceline.runtime.settings import Settings
-from paceline.sim.simulate import Simulation, world_of
+from paceline.sim.simulate import Say, Simulation, never_came, world_of
 from paceline.sim.world import NoData
 
 
@@ -66,18 +66,22 @@ class Steps:
             self.workers.see_off(worker)
 
 
-def train(simulation: Simulation, script: Script, folder: Path) -> Summary:
+def train(simulation: Simulation, script: Script, folder: Path, interrupts: Interrupts, say: Say) -> Summary:
     """Do it. Returns the summary, in virtual seconds; the folder is as a real run's.
 
-    Raises ConfigError for what can't be simulated, or not be trained.
+    Raises ConfigError for what can't be trained.
     """
-    check(simulation)
 
     def direct(workers: Directed, journal: Journal) -> None:
         steps = Steps(workers, workers.begin().work)
         message = simulation.message or workers.model_bytes
-        world = world_of(replace(simulation, message=message), steps, journal, None)
+        asked = replace(simulation, message=message)
+        world = world_of(asked, steps, journal, stop=lambda: workers.outcome == "interrupted")
+        workers.show(lambda: simulation.limit.share(world.now, journal.tally.steps, journal.tally.versions))
         drive(simulation.choice.machine(), world.facts(), world.carry_out, journal.record)
+        if workers.outcome == "completed":
+            for sentence in never_came(simulation, world):
+                say(sentence)
 
     settings = Settings(
         script=script.path,
@@ -101,7 +105,7 @@ def train(simulation: Simulation, script: Script, folder: Path) -> Summary:
         report_waits=3600.0,
         json=script.json,
     )
-    return run(settings, Interrupts(), direct)
+    return run(settings, interrupts, direct)
 
 
 def check(simulation: Simulation) -> None:

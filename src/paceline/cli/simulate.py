@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +18,9 @@ from paceline.core.choice import choose
 from paceline.core.scenario import load
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records.summary import Target
+from paceline.records.summary import Summary, Target
 from paceline.sim.calibration import read
-from paceline.sim.simulate import Progress, Simulation, simulate
+from paceline.sim.simulate import Progress, Say, Simulation, Stop, simulate
 from paceline.sim.world import Limit
 
 if TYPE_CHECKING:
@@ -65,13 +67,13 @@ def add_to(commands: Any) -> None:
     add("--out", type=Path, metavar="DIR", help="keep ledgers and summaries there, in a folder for each protocol")
     add("--json", action="store_true", help="print the summary; of several protocols, an array of them")
     trained = "with --gradients: "
-    add("--threads", type=whole("--threads", 1), default=1, metavar="T", help=f"{trained}of each worker (default: 1)")
+    add("--threads", type=whole("--threads", 1), metavar="T", help=f"{trained}of each worker (default: 1)")
     add(
         "--epochs", type=whole("--epochs", 1), metavar="N", help=f"{trained}how many the script trains, if it won't say"
     )
-    add("--record", type=whole("--record", 0), default=4, metavar="K", help=f"{trained}versions kept in an epoch (4)")
+    add("--record", type=whole("--record", 0), metavar="K", help=f"{trained}versions kept in an epoch (4)")
     met = f"{trained}note when a recorded version meets it"
-    add("--target", action="append", default=[], metavar="METRIC>=VALUE", help=met)
+    add("--target", action="append", metavar="METRIC>=VALUE", help=met)
     how = "last of all, a training script and its arguments: every virtual step computes a real gradient of it"
     add("--gradients", nargs=argparse.REMAINDER, metavar="SCRIPT …", help=how)
     command.set_defaults(call=call)
@@ -80,28 +82,75 @@ def add_to(commands: Any) -> None:
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     simulations = _on_a_cluster(options) if options.run is None else _in_place_of_a_run(options)
+    _check_flags(options)
     script = None if options.gradients is None else _script(options)
     for simulation in simulations:
-        simulation.check(trains=script is not None)
-    folders = _folders(options.out, simulations)
-    summaries = []
-    with _progress(not options.json and script is None) as bar:
-        for simulation, folder in zip(simulations, folders, strict=True):
-            if script is None:
-                summaries.append(simulate(simulation, folder, bar(simulation)))
-            else:
-                from paceline.cli.gradients import train
+        if script is None:
+            simulation.check()
+        else:
+            from paceline.cli.gradients import check
 
-                summaries.append(
-                    train(simulation, script, folder or new_folder(f"simulated-{simulation.choice.spec.name}"))
-                )
+            check(simulation)
+    folders = _folders(options.out, simulations)
+    for remark in dict.fromkeys(remark for simulation in simulations for remark in simulation.remarks()):
+        print(f"paceline: {options.cluster}: {remark}", file=sys.stderr)
+    summaries: list[Summary] = []
+    for summary in _plain(simulations, folders, options) if script is None else _trained(simulations, folders, script):
+        summaries.append(summary)
+        if summary["outcome"] == "interrupted":
+            break
+    if rest := simulations[len(summaries) :]:
+        names = ", ".join(simulation.choice.spec.name for simulation in rest)
+        print(f"paceline: interrupted: {names} did not begin", file=sys.stderr)
     if options.json:
-        print(json.dumps(summaries if len(summaries) > 1 else summaries[0], indent=2))
+        print(json.dumps(summaries if len(simulations) > 1 else summaries[0], indent=2))
     else:
         from paceline.cli.table import print_comparison
 
         print_comparison(summaries)
     return max(CODES[summary["outcome"]] for summary in summaries)
+
+
+def _plain(simulations: list[Simulation], folders: list[Path | None], options: argparse.Namespace) -> Iterator[Summary]:
+    """One after another, with steps that consist of nothing."""
+    with _interrupts() as stop, _progress(not options.json) as bar:
+        for simulation, folder in zip(simulations, folders, strict=True):
+            yield simulate(simulation, folder, bar(simulation), stop=stop, say=_say_of(simulation))
+
+
+def _trained(simulations: list[Simulation], folders: list[Path | None], script: Script) -> Iterator[Summary]:
+    """One after another, with the script's gradients."""
+    from paceline.cli.gradients import train
+    from paceline.runtime.run import Interrupts
+
+    interrupts = Interrupts()
+    for simulation, folder in zip(simulations, folders, strict=True):
+        folder = folder or new_folder(f"simulated-{simulation.choice.spec.name}")
+        yield train(simulation, script, folder, interrupts, _say_of(simulation))
+
+
+def _say_of(simulation: Simulation) -> Say:
+    name = simulation.choice.spec.name
+    return lambda sentence: print(f"paceline: {name}: {sentence}", file=sys.stderr)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Stop]:
+    """What says whether Ctrl-C or its like has come: the first is noted, the second ends all at once."""
+    came = False
+
+    def note(*_: Any) -> None:
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _on_a_cluster(options: argparse.Namespace) -> list[Simulation]:
@@ -110,23 +159,9 @@ def _on_a_cluster(options: argparse.Namespace) -> list[Simulation]:
         raise ConfigError("nothing says what the cluster is like: name a CLUSTER.toml, or a run, with --from RUN")
     if options.protocol is None:
         raise ConfigError("nothing says how workers synchronise: name a protocol, such as -p bsp")
-    scenario = load(options.cluster)
-    workers = options.workers or scenario.workers
-    if workers is None:
-        raise ConfigError(
-            f"{options.cluster}: it does not say how many workers there are; set cluster.workers, or give -n"
-        )
-    return [
-        Simulation(
-            choice=choose(text, registry()),
-            scenario=scenario,
-            workers=workers,
-            limit=_limit(options),
-            seed=options.seed or 0,
-            batch=options.batch,
-        )
-        for text in options.protocol
-    ]
+    scenario, limit = load(options.cluster), _limit(options)
+    told: dict[str, Any] = {"workers": options.workers, "seed": options.seed or 0, "batch": options.batch}
+    return [Simulation.on(scenario, choose(text, registry()), limit, **told) for text in options.protocol]
 
 
 def _in_place_of_a_run(options: argparse.Namespace) -> list[Simulation]:
@@ -142,6 +177,21 @@ def _in_place_of_a_run(options: argparse.Namespace) -> list[Simulation]:
     return [run.simulation(choice, None if limit == Limit() else limit, options.seed) for choice in choices]
 
 
+def _check_flags(options: argparse.Namespace) -> None:
+    """Raises ConfigError for a flag that would make no difference to anything."""
+    if options.gradients is not None and options.batch is not None:
+        raise ConfigError("--batch is given, and --gradients, whose script has its own: leave one of them out")
+    trained = {
+        "--threads": options.threads,
+        "--epochs": options.epochs,
+        "--record": options.record,
+        "--target": options.target,
+    }
+    for flag, value in trained.items():
+        if options.gradients is None and value is not None:
+            raise ConfigError(f"{flag} is given, and no script that trains: add --gradients SCRIPT, or leave it out")
+
+
 def _script(options: argparse.Namespace) -> Script:
     from paceline.cli.gradients import Script
 
@@ -151,10 +201,10 @@ def _script(options: argparse.Namespace) -> Script:
     return Script(
         path=checked_script(Path(path)),
         arguments=tuple(arguments),
-        threads=options.threads,
+        threads=1 if options.threads is None else options.threads,
         epochs=options.epochs,
-        record=options.record,
-        targets=tuple(Target.parse(text) for text in options.target),
+        record=4 if options.record is None else options.record,
+        targets=tuple(Target.parse(text) for text in options.target or ()),
         json=options.json,
     )
 
@@ -194,14 +244,14 @@ def _progress(shown: bool) -> Iterator[Callable[[Simulation], Progress | None]]:
             choice = simulation.choice
             task = bar.add_task(brief(choice.spec.name, choice.parameters()), total=1.0)
             limit, facts = simulation.limit, 0
-            most = limit.steps if simulation.data is None else simulation.data
+            if simulation.data is not None:
+                limit = replace(limit, steps=min(limit.steps, simulation.data))
 
             def told(now: float, steps: int, versions: int) -> None:
                 nonlocal facts
                 facts += 1
                 if facts % 1000 == 0:
-                    done = max(now / limit.seconds, steps / most, versions / limit.versions)
-                    bar.update(task, completed=min(done, 1.0))
+                    bar.update(task, completed=limit.share(now, steps, versions))
 
             return told
 

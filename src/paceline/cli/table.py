@@ -80,9 +80,8 @@ def print_comparison(summaries: Sequence[Summary]) -> None:
     console.print(table)
     for summary in summaries:
         if summary["outcome"] != "completed":
-            console.print(
-                f"{_protocol(summary)}: {summary['outcome']}: {summary['error']}", markup=False, soft_wrap=True
-            )
+            why = f": {summary['error']}" if summary["error"] else ""
+            console.print(f"{_protocol(summary)}: {summary['outcome']}{why}", markup=False, soft_wrap=True)
 
 
 def percentile(histogram: Mapping[str, int], share: float) -> int | None:

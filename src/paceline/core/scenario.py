@@ -176,14 +176,7 @@ class Scenario:
                     f"{self.name}: network.{key} is given; a real run's versions and averages take what they "
                     "take: leave it out, or see what would come of it with paceline simulate"
                 )
-        if self.network is not None and self.network.bandwidth is None:
-            given = [f"message is {self.network.message} B"] if self.network.message is not None else []
-            given += [f"incast is {self.network.incast}"] if self.network.incast != 1 else []
-            if given:
-                raise ConfigError(
-                    f"{self.name}: network: {given[0]}, and there is no bandwidth for it to count on; set "
-                    'network.bandwidth, such as "1Gbit/s", or leave it out'
-                )
+        self.checked_to_count()
         if self.compute is None:
             remedy = "a real step can't be made shorter: set cluster.compute, so that a step can be padded"
             for worker, speed in self.speeds.items():
@@ -195,9 +188,36 @@ class Scenario:
                 raise ConfigError(f"{self.name}: cluster.jitter is {self.jitter}; {remedy}, or leave jitter out")
         return self
 
+    def checked_to_count(self) -> Scenario:
+        """This scenario. Raises ConfigError if a key of its network would make no difference to anything."""
+        link = self.network
+        if link is not None:
+            given = [f"message is {link.message} B"] if link.message is not None and not link.narrow else []
+            if link.bandwidth is None:
+                given += [f"incast is {link.incast}"] if link.incast != 1 else []
+                given += [f"servers is {link.servers}"] if link.servers != 1 else []
+            if given:
+                raise ConfigError(
+                    f"{self.name}: network: {given[0]}, and there is no bandwidth for it to count on; set "
+                    'network.bandwidth, such as "1Gbit/s", or leave it out'
+                )
+        return self
+
     def checked_to_happen(self, seconds: float, steps: float) -> Scenario:
-        """This scenario, for a run of so many seconds and steps. Raises ConfigError if an event comes after its end."""
+        """This scenario, for a run of so many seconds and steps. Raises ConfigError for an event that can't come.
+
+        That is one after the end, as far as it can be told beforehand, or a death of somebody who is dead by then.
+        """
+        deaths: dict[int, list[tuple[int, Kill]]] = {}
         for number, event in enumerate(self.events, 1):
+            earliest = event.at
+            if event.at_step is not None:
+                earliest = event.at_step * self._fastest_step(event.worker)
+                if earliest > seconds * (1 + 1e-9):
+                    raise ConfigError(
+                        f"{self.name}: event {number}: at_step is {event.at_step}, and worker {event.worker} can't "
+                        f"begin it within {_seconds(seconds)}: make it earlier, or the run longer"
+                    )
             if event.at is not None and event.at >= seconds:
                 raise ConfigError(
                     f"{self.name}: event {number}: at is {_seconds(event.at)}, and all ends after "
@@ -208,7 +228,36 @@ class Scenario:
                     f"{self.name}: event {number}: at_step is {event.at_step}, and all workers together make "
                     f"{steps:g} steps: make it earlier, or the run longer"
                 )
+            if isinstance(event, Kill):
+                back = event.rejoin_after
+                if back is not None and earliest is not None and earliest + back >= seconds:
+                    raise ConfigError(
+                        f"{self.name}: event {number}: rejoin_after is {_seconds(back)}, and all ends after "
+                        f"{_seconds(seconds)}, before the worker is back: make it shorter, or the run longer"
+                    )
+                self._check_second_death(deaths.setdefault(event.worker, []), number, event)
         return self
+
+    def _fastest_step(self, worker: int) -> float:
+        """The least seconds that one of its steps can take; 0 if that is not known."""
+        if self.compute is None or self.jitter > 0:
+            return 0.0
+        return self.compute / self.speeds.get(worker, 1.0)
+
+    def _check_second_death(self, before: list[tuple[int, Kill]], number: int, event: Kill) -> None:
+        """Of a worker, whose deaths before it in the file are those: by time, or by step, only one can be the last."""
+        for first, other in before:
+            for key in ("at", "at_step"):
+                one, two = getattr(other, key), getattr(event, key)
+                if one is None or two is None:
+                    continue
+                earlier, later = (first, number) if one <= two else (number, first)
+                if (other if earlier == first else event).rejoin_after is None:
+                    raise ConfigError(
+                        f"{self.name}: event {later}: worker {event.worker} is killed, which event {earlier} has "
+                        "done by then: leave it out, or let the worker come back with rejoin_after"
+                    )
+        before.append((number, event))
 
     def step_seconds(self, worker: int, step: int, at: float, measured: float, seed: int) -> float:
         """How long this step, which starts at second `at` of the run, is to take.
@@ -288,7 +337,7 @@ def from_plain(top: Mapping[str, Any], name: str = "scenario") -> Scenario:
         if key not in _KEYS:
             raise ConfigError(
                 f"{file}: unknown {'table' if isinstance(value, dict | list) else 'key'} {_shown(key)}"
-                f"{_home(key) or nearest(key, _KEYS)}; known: {', '.join(_HEADERS.values())}"
+                f"{_home(key) or nearest(str(key), _KEYS)}; known: {', '.join(_HEADERS.values())}"
             )
     cluster = _single(file, top, "cluster")
     return Scenario(
@@ -526,7 +575,7 @@ def _several(file: str, top: Mapping[str, Any], name: str, label: str) -> list[_
 def _known(file: str, here: str, where: str, values: Mapping[str, Any], name: str) -> _Table:
     for key in values:
         if key not in _KEYS[name]:
-            hint = nearest(key, _KEYS[name]) or _home(key)
+            hint = nearest(str(key), _KEYS[name]) or _home(key)
             raise ConfigError(f"{file}: {here}unknown key {_shown(key)}{hint}; known: {', '.join(_KEYS[name])}")
     return _Table(f"{file}: {where}", values)
 

@@ -564,11 +564,14 @@ class Coordinator:
     def _died(self, member: Member, how: str, step: str) -> None:
         member.failed = True
         others = any(other.here and other.stage != "ended" for other in self.members.values())
-        stop = self.settings.on_loss == "stop"
-        self._output.died(member, how, step + ("; the others go on" if others and not stop else ""))
-        if stop:
+        goes_on = others and self._goes_on_without(member)
+        self._output.died(member, how, step + ("; the others go on" if goes_on else ""))
+        if self.settings.on_loss == "stop":
             self._fail(f"worker {member.worker} died ({how}){step}, and --on-loss is stop")
             self._stop(GRACE)
+
+    def _goes_on_without(self, member: Member) -> bool:
+        return self.settings.on_loss != "stop"
 
     def _kill(self, member: Member) -> None:
         if member.here:

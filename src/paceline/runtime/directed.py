@@ -6,6 +6,7 @@ what a run comes to depends on the order of the orders alone, and not on how fas
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplic
 from paceline.errors import ConfigError, RunFailed
 from paceline.runtime.coordinator import GRACE_AT_LIMIT, Coordinator
 from paceline.runtime.member import Member
+from paceline.runtime.progress import shower
 
 Result = GradientReady | StepDeclined | WorkerLeft
 """What came of a released step."""
@@ -59,6 +61,8 @@ class Directed(Coordinator):
         self.undone: frozenset[tuple[int, int]] = frozenset()
         """(worker, step) of what replicas are ordered, and is not to be done."""
         self._asks_in_vain: dict[int, None] = {}
+        self._lost: dict[int, None] = {}
+        """Workers that were to be killed."""
         self._moment = 0.0
         self._results: dict[tuple[int, int], Result] = {}
         """By (worker, step), of releases that nobody has asked about yet."""
@@ -81,6 +85,13 @@ class Directed(Coordinator):
         if missing:
             raise RunFailed(f"worker {min(missing)} ended before training began")
         return self._began
+
+    def show(self, share: Callable[[], float]) -> None:
+        """From now on show how it goes; `share` says how much is done, 0 to 1, apart from the script's data."""
+        began = time.monotonic()
+        self._watch.share, self._watch.passed = share, lambda: time.monotonic() - began
+        self._shower = shower(self.settings, self._output)
+        self._show_progress()
 
     def direct(self, order: Order, at: float) -> None:
         """Carry it out at that moment, to its end."""
@@ -112,6 +123,7 @@ class Directed(Coordinator):
     def lose(self, worker: int, untold: int | None = None) -> None:
         """Kill it. `untold`: a step of it that came to a gradient of which the machine won't hear."""
         member = self.members[worker]
+        self._lost[worker] = None
         self._kill(member)
         self._await(lambda: not member.here)
         member.left = "died"  # also if its script was through by itself
@@ -148,6 +160,9 @@ class Directed(Coordinator):
     def _step_times(self, member: Member, wait: float, pull: float) -> None:
         """Whoever directs knows them."""
         member.finished = None
+
+    def _goes_on_without(self, member: Member) -> bool:
+        return member.worker in self._lost  # else its script has failed, and so will all: see `result`
 
     def _any_here(self) -> bool:
         return any(member.here for member in self.members.values())

@@ -74,6 +74,21 @@ def work(offer: Offered, settings: Settings) -> int | None:
     return offer.epoch_samples * (settings.epochs or offer.epochs or 1)
 
 
+LEAST_PER_WORKER = 35_000_000
+"""Bytes that a forked worker takes for itself: one of `examples/digits.py` had 35 MB that nobody shared."""
+
+
+def too_many(workers: int, available: int) -> str:
+    """Why so many workers can't even be started in so many bytes of memory; empty if they can."""
+    needed = workers * LEAST_PER_WORKER
+    if needed <= available:
+        return ""
+    return (
+        f"{workers} workers take at least {needed:,} bytes of memory ({LEAST_PER_WORKER:,} for each, before the "
+        f"model), and {available:,} are to be had: ask for fewer with -n"
+    )
+
+
 def lack_of_work(offer: Offered, settings: Settings) -> str:
     """Why a protocol that switches at a share of the work can't do so; empty if it can, or is none."""
     if not settings.choice.spec.parts or work(offer, settings) is not None:

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,11 +52,14 @@ class View:
     done: float | None
     """The share of the run that is done, 0 to 1; None if nobody knows how long it is."""
     rows: tuple[Row, ...]
+    passed: float | None = None
+    """Seconds that whoever watches has waited since training began, where `seconds` are virtual; None: they are not."""
 
     @property
     def left(self) -> float | None:
         """Seconds until the end, if it goes on like this."""
-        return self.seconds * (1 - self.done) / self.done if self.done else None
+        passed = self.seconds if self.passed is None else self.passed
+        return passed * (1 - self.done) / self.done if self.done else None
 
 
 class Watch:
@@ -65,6 +68,10 @@ class Watch:
     def __init__(self, settings: Settings, members: Mapping[int, Member], tally: Tally) -> None:
         self.work: int | None = None
         """Samples in the whole run, or steps where none are counted; None if nobody knows."""
+        self.passed: Callable[[], float] | None = None
+        """See `View.passed`."""
+        self.share: Callable[[], float] | None = None
+        """How much is done of what else may end the run, 0 to 1."""
         self._settings = settings
         self._members = members
         self._tally = tally
@@ -93,6 +100,7 @@ class Watch:
             steps=sum(steps.values()),
             speed=sum(speeds.values()),
             done=self._done(at),
+            passed=None if self.passed is None else self.passed(),
             rows=tuple(
                 Row(
                     worker=worker,
@@ -119,6 +127,8 @@ class Watch:
             shares.append(tally.steps / settings.max_steps)
         if settings.max_seconds is not None:
             shares.append(at / settings.max_seconds)
+        if self.share is not None and (share := self.share()):  # nothing is done of what has no limit
+            shares.append(share)
         return min(1.0, max(shares)) if shares else None
 
 

@@ -19,6 +19,7 @@ import tomli_w
 from paceline.core.drive import drive
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed
 from paceline.fabric.channel import Channel, pair
+from paceline.fabric.memory import available_bytes
 from paceline.records import summary as summaries
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
@@ -29,6 +30,7 @@ from paceline.runtime.directed import Directed
 from paceline.runtime.imports import import_torch
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
+from paceline.runtime.offers import too_many
 from paceline.runtime.output import Output
 from paceline.runtime.processes import adopt_orphans, end_group, fork_child, reap_all
 from paceline.runtime.settings import Settings
@@ -72,6 +74,8 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
     Raises ConfigError when the script asks for what cannot be done; the folder is then gone again, unless
     training has come so far that it has something to lose.
     """
+    if why := too_many(settings.workers, available_bytes()):
+        raise ConfigError(why)
     import_torch(settings.script.read_bytes())
     if interrupts.take():
         raise KeyboardInterrupt
@@ -132,7 +136,8 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
     coordinator = None
     try:
         for worker in range(settings.workers):
-            members.append(_fork(worker, settings, members))
+            if not interrupts.pending:  # forking hundreds takes a while
+                members.append(_fork(worker, settings, members))
 
         def on_begin(offer: messages.Offered) -> None:
             _write_config(settings, offer, journal)
@@ -148,7 +153,8 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
             else:
                 drive(settings.choice.machine(), coordinator.facts(), coordinator.carry_out, journal.record)
         except (ProtocolViolation, RunFailed) as error:
-            coordinator.outcome, coordinator.error = "failed", str(error)
+            if isinstance(error, ProtocolViolation) or coordinator.outcome != "interrupted":  # else it was to end
+                coordinator.outcome, coordinator.error = "failed", str(error)
         return coordinator
     finally:
         for member in members:

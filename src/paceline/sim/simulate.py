@@ -24,6 +24,15 @@ from paceline.version import __version__
 Progress = Callable[[float, int, int], None]
 """Called with the virtual second, and the steps applied and versions made so far."""
 
+Stop = Callable[[], bool]
+"""Asked at every fact, whether to end there."""
+
+Say = Callable[[str], None]
+"""Told in a sentence, at the end, of what the scenario foresaw and what never came."""
+
+MOST_WORKERS = 100_000
+"""A simulation keeps some 4 kB of each, and looks at all of them now and then: more is a slip of the hand."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
@@ -43,11 +52,29 @@ class Simulation:
     data: int | None = None
     """How many steps there is data for, whoever makes them; None: without end."""
 
+    @classmethod
+    def on(
+        cls, scenario: Scenario, choice: Choice, limit: Limit, *, workers: int | None, seed: int, batch: int | None
+    ) -> Simulation:
+        """Of that protocol on the scenario's cluster; `workers` None: as many as it says.
+
+        Raises ConfigError, in one line, if it doesn't say.
+        """
+        workers = scenario.workers if workers is None else workers
+        if workers is None:
+            raise ConfigError(
+                f"{scenario.name}: it does not say how many workers there are; set cluster.workers, or give -n, "
+                "from Python workers=N"
+            )
+        return cls(choice=choice, scenario=scenario, workers=workers, limit=limit, seed=seed, batch=batch)
+
     def check(self, trains: bool = False) -> None:
         """Raises ConfigError, in one line, for what can't be simulated.
 
         `trains`: a script says how much work there is, and how large its model is.
         """
+        if self.workers > MOST_WORKERS:
+            raise ConfigError(f"{self.workers} workers are too many to simulate; ask for {MOST_WORKERS} or fewer")
         scenario, limit = self.scenario.checked_for(self.workers), self.limit
         check_fit(self.choice, scenario.hosts(self.workers))
         name = self.choice.spec.name
@@ -77,10 +104,29 @@ class Simulation:
             )
         if limit.versions < math.inf and self.choice.spec.family == "decentralized":
             raise ConfigError(f"{name} has no store that makes versions: give --steps or --seconds")
-        scenario.checked_to_happen(limit.seconds, steps)
+        if self.costs is None:  # what a run's place is taken for is told by `calibration.Run`
+            scenario.checked_to_count().checked_to_happen(limit.seconds, steps)
+
+    def remarks(self) -> list[str]:
+        """What it takes for granted, a sentence each."""
+        network, name = self.scenario.network, self.choice.spec.name
+        if self.costs is not None or network is None or self.choice.spec.family != "decentralized":
+            return []
+        paced = network.bandwidth is not None or network.worker_bandwidth is not None
+        if not paced or any((network.within_nodes, network.between_nodes, network.mixed)):
+            return []
+        free = "no time" if network.latency == 0 else "the latency alone"
+        return [f"the bandwidth is of the store's link: averages of {name} take {free} without network.between_nodes"]
 
 
-def simulate(simulation: Simulation, folder: Path | None = None, progress: Progress | None = None) -> Summary:
+def simulate(
+    simulation: Simulation,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    stop: Stop | None = None,
+    say: Say | None = None,
+) -> Summary:
     """Do it. Returns the summary: a real run's, in virtual seconds.
 
     With a folder, which must not be there yet, it has the ledger, the configuration and the summary, as a real run's.
@@ -89,7 +135,7 @@ def simulate(simulation: Simulation, folder: Path | None = None, progress: Progr
     simulation.check()
     training = _training(simulation)
     if folder is None:
-        return play(simulation, training, Journal(NoLedger()), progress)
+        return play(simulation, training, Journal(NoLedger()), progress, stop=stop, say=say)
     try:
         folder.mkdir(parents=True)
     except OSError as error:
@@ -100,24 +146,37 @@ def simulate(simulation: Simulation, folder: Path | None = None, progress: Progr
     try:
         for key, value in config.items():
             ledger.note(key, value)
-        summary = play(simulation, training, Journal(ledger), progress)
+        summary = play(simulation, training, Journal(ledger), progress, stop=stop, say=say)
     finally:
         ledger.close()
     write(folder / "summary.json", summary)
     return summary
 
 
-def play(simulation: Simulation, training: Training, journal: Journal, progress: Progress | None = None) -> Summary:
+def play(
+    simulation: Simulation,
+    training: Training,
+    journal: Journal,
+    progress: Progress | None = None,
+    *,
+    stop: Stop | None = None,
+    say: Say | None = None,
+) -> Summary:
     """Drive a fresh machine through it, with these steps."""
     one, error = simulation, None
     outcome: Outcome = "completed"
-    world = world_of(one, training, journal, progress)
+    world = world_of(one, training, journal, progress, stop)
     try:
         drive(one.choice.machine(), world.facts(), world.carry_out, journal.record)
     except (ProtocolViolation, RunFailed) as failure:
         outcome, error = "failed", str(failure)
-    if not error and all(left == "died" for left in world.left.values()):
+    if world.interrupted:
+        outcome = "interrupted"
+    elif not error and all(left == "died" for left in world.left.values()):
         outcome, error = "failed", "all workers died"
+    if outcome == "completed" and say is not None:
+        for sentence in never_came(one, world):
+            say(sentence)
     return journal.tally.summary(
         protocol=one.choice,
         workers=one.workers,
@@ -129,7 +188,18 @@ def play(simulation: Simulation, training: Training, journal: Journal, progress:
     )
 
 
-def world_of(simulation: Simulation, training: Training, journal: Journal, progress: Progress | None) -> World:
+def never_came(simulation: Simulation, world: World) -> list[str]:
+    """A sentence for each of the scenario's events that had not come by the end; none in a recorded run's place."""
+    return world.never_came() if simulation.costs is None else []
+
+
+def world_of(
+    simulation: Simulation,
+    training: Training,
+    journal: Journal,
+    progress: Progress | None = None,
+    stop: Stop | None = None,
+) -> World:
     """The world that it happens in, with these steps."""
     one, scenario = simulation, simulation.scenario.checked_for(simulation.workers)
     return World(
@@ -142,6 +212,7 @@ def world_of(simulation: Simulation, training: Training, journal: Journal, progr
         message=one.message,
         seed=one.seed,
         progress=progress,
+        stop=stop,
     )
 
 

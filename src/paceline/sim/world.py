@@ -1,7 +1,10 @@
 """A cluster in virtual time: it carries out a machine's orders, and says what comes of them, and when.
 
 The clock jumps from event to event: a heap of (second, number, event), and the link, which knows its own. Nothing
-here depends on anything but the arguments, so the same ones give the same facts, on any machine.
+here depends on anything but the arguments, so the same ones give the same facts.
+
+At one instant transfers end first, then events come, in the order in which they were put on the heap: an update that
+arrives as its worker is killed has arrived. What follows from either at that instant is told before the next one.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from paceline.core.orders import (
     StepReplica,
 )
 from paceline.core.roster import NAMED_AT_MOST
-from paceline.core.scenario import Kill, Scenario
+from paceline.core.scenario import Kill, Scenario, Slowdown
 from paceline.errors import RunFailed
 from paceline.records.journal import Journal
 from paceline.records.times import StepTimes, TransferTimes, exposed
@@ -134,6 +137,10 @@ class Limit:
     """Applied."""
     versions: float = math.inf
 
+    def share(self, now: float, steps: int, versions: int) -> float:
+        """How much is done by then, 0 to 1."""
+        return min(1.0, max(now / self.seconds, steps / self.steps, versions / self.versions))
+
 
 @dataclass(slots=True)
 class Worker:
@@ -203,15 +210,18 @@ class World:
         message: int = 0,
         seed: int = 0,
         progress: Callable[[float, int, int], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         """`message`: bytes of a push or pull, where the scenario's network does not say.
 
-        `progress(now, steps, versions)` is called at every fact.
+        `progress(now, steps, versions)` is called at every fact; so is `stop()`, which says whether to end there.
         """
         self.now = 0.0
         """Seconds since the run's start."""
         self.left: dict[int, str] = {}
         """By worker that isn't here: why."""
+        self.interrupted = False
+        """Whether `stop` ended it."""
         self._scenario = scenario
         self._hosts = scenario.hosts(workers)
         self._costs = costs
@@ -221,6 +231,7 @@ class World:
         self._tally = journal.tally
         self._seed = seed
         self._progress = progress
+        self._stop = stop
         network = scenario.network
         self._link = SharedLink.of(network)
         self._message = network.message if network is not None and network.message is not None else message
@@ -242,9 +253,13 @@ class World:
         self._store_busy = 0.0
         """Until when the store makes versions."""
         self._groups: dict[int, _Group] = {}
+        self._killed: list[Kill] = []
+        """The deaths that came, in their order."""
+        self._joins: list[Kill] = []
+        """Those of them whose worker has come back."""
 
     def facts(self) -> Iterator[Fact]:
-        """Everything that happens, as it happens, until the limit is reached or all workers have left.
+        """Everything that happens, as it happens, until the limit is reached, all workers have left, or `stop` says so.
 
         Raises RunFailed if those who are left wait, and nothing can happen any more.
         """
@@ -257,7 +272,10 @@ class World:
             yield fact
             if self._progress is not None:
                 self._progress(self.now, self._tally.steps, self._tally.versions)
-        if self._workers and self.now < self._limit.seconds and not self._reached():
+            if self._stop is not None and self._stop():
+                self.interrupted = True
+                break
+        if not self.interrupted and self._workers and self.now < self._limit.seconds and not self._reached():
             waiting = ", ".join(map(str, list(self._workers)[:NAMED_AT_MOST]))
             raise RunFailed(f"after {self.now:.6g} s all wait, and nothing can happen any more: worker {waiting}")
         for worker in list(self._workers):
@@ -283,6 +301,28 @@ class World:
                 self._transfer(worker, "copy", source)
             case _:  # it takes no time, and nothing comes of it
                 pass
+
+    def never_came(self) -> list[str]:
+        """Of the scenario's events, a sentence for each that had not come by the end."""
+        lines = []
+        for number, event in enumerate(self._scenario.events, 1):
+            match event:
+                case Slowdown(at_step=int() as at_step):
+                    came = self._last_step(event.worker) >= at_step
+                case Slowdown():
+                    came = (event.at or 0.0) <= self.now
+                case Kill():
+                    came = event in self._killed
+            if not came:
+                lines.append(f"event {number} never came: all ended after {self.now:.6g} s")
+            elif isinstance(event, Kill) and event.rejoin_after is not None and event not in self._joins:
+                lines.append(f"event {number}: its worker never came back: all ended after {self.now:.6g} s")
+        return lines
+
+    def _last_step(self, number: int) -> int:
+        """The last that it had anything to do with."""
+        worker = self._workers.get(number)
+        return self._used.get(number, -1) if worker is None else worker.step
 
     # --- time -----------------------------------------------------------------------------------------
 
@@ -465,8 +505,9 @@ class World:
     def _die(self, kill: Kill) -> Fact | None:
         if kill.worker not in self._workers:
             return None
+        self._killed.append(kill)
         if kill.rejoin_after is not None:
-            self._at(self.now + kill.rejoin_after, lambda: self._join(kill.worker))
+            self._at(self.now + kill.rejoin_after, lambda: self._join(kill))
         return self._leave(kill.worker, "died")
 
     def _leave(self, number: int, reason: str) -> WorkerLeft:
@@ -489,7 +530,9 @@ class World:
         self._link.cancel(flow, self.now)
         del self._workers[self._flows.pop(flow).worker].flows[flow]
 
-    def _join(self, number: int) -> WorkerJoined:
+    def _join(self, kill: Kill) -> WorkerJoined:
+        self._joins.append(kill)
+        number = kill.worker
         step = self._used[number] + 1
         self._workers[number] = Worker(step - 1)
         del self.left[number]
