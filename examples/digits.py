@@ -52,7 +52,6 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    paceline.finish()
     print(f"test accuracy {evaluate(model)['accuracy']:.3f}")
 
 
