@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
@@ -179,7 +182,10 @@ def test_another_version_of_torch_is_said_with_both_versions(runs: Runs) -> None
 
 @pytest.mark.parametrize(
     ("flags", "told"),
-    [(("--until", "100000"), "--until is 100000; the run's last"), (("--script", "nowhere.py"), "nowhere.py")],
+    [
+        (("--until", "100000"), "--until is 100000; the run's last version is "),
+        (("--script", "nowhere.py"), "nowhere.py"),
+    ],
 )
 def test_what_can_t_be_replayed_is_one_line(flags: tuple[str, ...], told: str, runs: Runs) -> None:
     recorded, _ = runs["bsp"].result()
@@ -188,3 +194,72 @@ def test_what_can_t_be_replayed_is_one_line(flags: tuple[str, ...], told: str, r
     assert told in again.err
     assert again.err.count("\n") == 1
     assert not again.folder.exists()
+
+
+def test_until_can_be_a_version_that_was_not_recorded(runs: Runs) -> None:
+    recorded, _ = runs["ssp"].result()
+    again = replayed(recorded, "--until", "3", name="until-3")
+    assert again.code == 0, again.out + again.err
+    assert again.out.startswith("the same bits: 0 recorded versions, 3 checksums; version 3 is ")
+
+
+def cut(recorded: Run, share: float) -> Run:
+    """The same run, as if its launcher had been killed in the middle."""
+    folder = recorded.folder.parent / "crashed"
+    shutil.copytree(recorded.folder, folder)
+    (folder / "summary.json").unlink()
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
+        (facts,) = ledger.execute("SELECT max(id) FROM facts").fetchone()
+        last = int(facts * share)
+        (at,) = ledger.execute("SELECT at FROM facts WHERE id = ?", (last,)).fetchone()
+        ledger.execute("DELETE FROM facts WHERE id > ?", (last,))
+        ledger.execute("DELETE FROM orders WHERE fact > ?", (last,))
+        ledger.execute("DELETE FROM versions WHERE at > ?", (at,))
+        newest = "(SELECT max(version) FROM orders WHERE kind = 'ApplyUpdate')"
+        ledger.execute(f"DELETE FROM checksums WHERE version > {newest}")
+    return Run(code=0, out="", err="", folder=folder)
+
+
+@pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
+def test_a_run_that_crashed_is_made_again_up_to_there(protocol: str, runs: Runs) -> None:
+    recorded, _ = runs[protocol].result()
+    crashed = cut(recorded, 0.7)
+    again = replayed(crashed, name="crashed-again")
+    assert again.code == 0, again.out + again.err
+    assert "the run crashed before its end" in again.out
+    versions = "SELECT version, sha256 FROM versions WHERE version > 0"
+    whole, made = crashed.rows(versions), dict(again.rows(versions))
+    assert whole
+    assert all(made[version] == sha256 for version, sha256 in whole)
+
+
+def test_a_replica_s_step_that_was_not_made_is_not_made_again(runs: Runs) -> None:
+    """Shown the other way round: of a step that was made, the ledger says that it was not."""
+    recorded, _ = runs["ad-psgd"].result()
+    changed = edited(recorded, "undone", "INSERT INTO undone VALUES (0, 1)")
+    again = replayed(changed, name="undone-again")
+    assert again.code == 3
+    assert "is the first that differs" in again.out
+
+
+def test_an_interrupted_replay_says_so_and_accuses_nobody(runs: Runs) -> None:
+    recorded, _ = runs["asp"].result()
+    folder = recorded.folder.parent / "interrupted"
+    process = nursery.Process(["replay", str(recorded.folder), "--out", str(folder)], {})
+    ledger = folder / "ledger.sqlite"
+    deadline = time.monotonic() + 60
+    while not (ledger.exists() and _facts(ledger)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    if process.returncode != 0:  # else it was through already
+        assert process.returncode == 130, out + err
+        assert "another way" not in out + err
+
+
+def _facts(ledger: Path) -> int:
+    try:
+        with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as database:
+            return int(database.execute("SELECT count(*) FROM facts").fetchone()[0])
+    except sqlite3.Error:
+        return 0

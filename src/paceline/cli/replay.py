@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,13 +67,13 @@ def call(options: argparse.Namespace) -> int:
     with closing(recorded.ledger):
         if "script" not in recorded.config:
             raise ConfigError(f"{options.run}: it was simulated without a script: there is nothing to compute again")
-        script = checked_script(options.script or Path(recorded.config["script"]))
+        script = checked_script(options.script or _script(recorded.config))
         for line in (recorded.unended, *differences(recorded.config, script)):
             if line:
                 print(f"paceline: {line}")
-        newest = max((version for version, _ in _rows(recorded.folder, "versions")), default=0)
+        newest = max((v for table in ("versions", "checksums") for v, _ in _rows(recorded.folder, table)), default=0)
         if options.until is not None and options.until > newest:
-            raise ConfigError(f"--until is {options.until}; the run's last recorded version is {newest}")
+            raise ConfigError(f"--until is {options.until}; the run's last version is {newest}")
         folder = options.out or new_folder(f"replay-{options.run.name}")
         summary = replay(recorded, script, folder, options.until)
     if summary["outcome"] != "completed":
@@ -84,6 +85,14 @@ def call(options: argparse.Namespace) -> int:
     return 0 if comparison.same else DIFFERS
 
 
+def _script(config: Mapping[str, Any]) -> Path:
+    """Where the script was. Raises ConfigError if it is there no more."""
+    script = Path(config.get("directory", ""), config["script"])
+    if not script.exists():
+        raise ConfigError(f"{script}: the script is there no more; say where it is now, with --script FILE")
+    return script
+
+
 def differences(config: Mapping[str, Any], script: Path) -> Iterator[str]:
     """What is not as it was when the run was made, and may change its bits, a line each."""
     import torch
@@ -93,10 +102,13 @@ def differences(config: Mapping[str, Any], script: Path) -> Iterator[str]:
     now = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
+        "numpy": version("numpy"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
+    if config.get("directory", str(Path.cwd())) != str(Path.cwd()):
+        yield f"the run was made in {config['directory']}: what the script reads by a relative path may be another file"
     for key, value in now.items():
-        then = config["environment"][key]
+        then = config["environment"].get(key)
         if value != then:
             yield f"the run was made with {key} {then}, and here it is {value}"
 
@@ -117,6 +129,8 @@ def replay(recorded: RecordedRun, script: Path, folder: Path, until: int | None 
         workers.undone = frozenset(recorded.ledger.execute("SELECT worker, step FROM undone"))
         began = workers.begin()
         for fact, orders in recorded.history():
+            if workers.interrupted:
+                return
             if isinstance(fact, TrainingBegan):
                 _expect_beginning(fact, began)
             else:
@@ -195,8 +209,12 @@ def _leases(recorded: RecordedRun) -> dict[int, deque[Batch | None]]:
 
 
 def _recordings(recorded: RecordedRun) -> deque[int] | None:
-    """Samples at which versions were recorded, but for the last, which is in any case; None if they are not counted."""
-    rows = recorded.ledger.execute("SELECT samples FROM versions ORDER BY version").fetchall()[:-1]
+    """Samples at which versions were recorded while it trained; None if they are not counted.
+
+    A run that came to its end recorded the last one there, as its replay will.
+    """
+    rows = recorded.ledger.execute("SELECT samples FROM versions ORDER BY version").fetchall()
+    rows = rows[:-1] if recorded.ended else rows
     return None if any(samples is None for (samples,) in rows) else deque(samples for (samples,) in rows)
 
 
@@ -227,7 +245,7 @@ def compare(run: Path, again: Path, until: int | None = None) -> Comparison:
         return Comparison(False, hashes, checksums, f"version {version} is the first that differs: {how}")
     last, sha256 = max(_rows(again, "versions"), default=(0, "not there"))
     told = f"{hashes} recorded versions, {checksums} checksums; version {last} is {sha256}"
-    return Comparison(bool(hashes), hashes, checksums, f"the same bits: {told}")
+    return Comparison(bool(hashes or checksums), hashes, checksums, f"the same bits: {told}")
 
 
 def _rows(folder: Path, table: str) -> list[tuple[int, str]]:

@@ -108,6 +108,11 @@ class Directed(Coordinator):
                 # a mean that is being recorded, too, is of replicas that have made their steps
                 self._await(lambda: self._exchange.settled and self._store().idle)
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody has asked for the end: what comes of orders means nothing from then on."""
+        return self.outcome == "interrupted"
+
     def result(self, worker: int, step: int) -> Result:
         """What came of that released step. Raises RunFailed if its script has failed."""
         left = self._gone.get(worker)

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -239,6 +240,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
     config: dict[str, Any] = {
         "paceline": __version__,
         "script": str(settings.script),
+        "directory": str(Path.cwd()),
         "script_sha256": hashlib.sha256(settings.script.read_bytes()).hexdigest(),
         "arguments": list(settings.arguments),
         "protocol": {
@@ -269,6 +271,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "environment": {
             "python": platform.python_version(),
             "torch": str(torch.__version__),
+            "numpy": version("numpy"),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "platform": platform.platform(),
         },
