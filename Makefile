@@ -17,7 +17,7 @@ demo: $(VENV)/installed
 	  examples/digits.py --epochs 20
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 long: $(VENV)/installed
 	$(BIN)/python -m pytest -m "long or not long"
