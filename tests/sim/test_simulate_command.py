@@ -221,7 +221,7 @@ REFUSED = {
     "more workers than fit": (
         CLUSTER,
         (*BSP, "-n", "100000", "--gradients", __file__),
-        ["100000 workers that train", "bytes of memory", "-n"],
+        ["100000 workers take at least", "bytes of memory", "-n"],
     ),
     "not a scenario": ("workers: 3\n", BSP, ["cluster.toml", "line 1"]),
 }
