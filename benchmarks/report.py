@@ -152,10 +152,10 @@ def missing(result: dict[str, Any], folders: list[Path]) -> list[str]:
 
 
 def written(value: Any) -> str:
-    """A number as the page writes it."""
+    """A number as the page writes it; of a checksum, the first digits."""
     if isinstance(value, float) and value != int(value):
         return f"{float(f'{value:.4g}'):,}".removesuffix(".0")
-    return f"{value:,}" if isinstance(value, int | float) else value or "—"
+    return f"{value:,}" if isinstance(value, int | float) else (value or "—")[:12]
 
 
 def simulated(folder: Path) -> list[Path]:

@@ -108,11 +108,13 @@ def test_protocols_take_turns_seed_by_seed_and_the_table_has_a_row_for_each(
     assert job.begun == ALL
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "bsp, seed 0: accuracy>=0.95 after 8.0 s; at its end: 8.0 s, accuracy 0.96"
-    assert [" ".join(line.split()) for line in out[-5:-3]] == [
-        "bsp 8.0 ± 0.0 1.00 0 of 2 100 ± 0 0.96 ± 0 25% 0.50 ± 0.00 3",
-        "asp 2.5 ± 6.4 3.20 0 of 2 100 ± 0 0.96 ± 0 25% 0.50 ± 0.00 3",
+    assert [" ".join(line.split()) for line in out[-7:-4]] == [
+        "protocol seconds speed-up samples/s accuracy waiting stale max stale",
+        "bsp 8.0 ± 0.0 1.00 100 ± 0 0.96 ± 0 25% 0.50 ± 0.00 3",
+        "asp 2.5 ± 6.4 3.20 100 ± 0 0.96 ± 0 25% 0.50 ± 0.00 3",
     ]
-    assert out[-3:] == [
+    assert out[-4:] == [
+        "seconds: to the first recorded version with accuracy>=0.95; accuracy: of the last version",
         "± is half of the 95 % interval of the mean over 2 seeds (Student's t)",
         "learning rates (--learning-rate-rule none): the script's own",
         "both: compare.json, report.html, and a folder for each run",
@@ -170,7 +172,29 @@ def test_a_diverged_run_is_a_result(job: Job, capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert "asp, seed 1: diverged after 3.0 s: NaN" in out
     assert "asp: 1 of 2 runs diverged" in out
+    bsp, asp = (line.split() for line in out.splitlines() if re.match(r"[ab]sp +\d", line))
+    assert bsp[5:8] == ["0", "of", "2"]
+    assert "1 of 2" in " ".join(asp)
     assert [(row["diverged"], row["never"]) for row in state()["protocols"]] == [(0, 0), (1, 1)]
+
+
+def test_protocols_are_shown_as_they_were_typed_and_go_on_however_they_are(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare("-p", "ssp:bound=3") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("ssp:bound=3, seed 0: ")
+    assert "\nssp:bound=3 " in out
+    assert compare("-p", "ssp") == 0
+    assert "\nssp " in capsys.readouterr().out
+    assert len(job.begun) == 1
+
+
+def test_one_line_says_that_a_flag_came_too_late(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(*TWO, script=("train.py", "-n", "4")) == 0
+    said = "paceline: -n after train.py is the script's own; Paceline's flags come before the script\n"
+    assert capsys.readouterr().err == said
+    assert {flags["--tee"] for flags in job.given.values()} == {"none"}, "or each run says it once more"
 
 
 # --- going on
@@ -343,5 +367,8 @@ def test_real_runs_interrupted_and_gone_on_with_are_made_once_each(
         assert run["seconds_to_target"] == summary["targets"]["loss<=9"]["at_seconds"]
     assert re.search(r"bsp +\d+\.\d ± ", capfd.readouterr().out)
     page = Path("both/report.html").read_text()
+    Path("both/report.html").unlink()
+    assert main(["report", "both"]) == 0
+    assert Path("both/report.html").read_text() == page
     for run in state()["runs"]:
         assert json.loads(Path("both", run["folder"], "summary.json").read_text())["final_parameters_sha256"] in page

@@ -161,11 +161,23 @@ def _broken_row(folder: Path) -> tuple[str, ...]:
     return (str(folder),)
 
 
+def _no_comparison(folder: Path) -> tuple[str, ...]:
+    (folder / "compare.json").write_text("[]")
+    return (str(folder),)
+
+
+def _comparison_without_runs(folder: Path) -> tuple[str, ...]:
+    (folder / "compare.json").write_text("{}")
+    return (str(folder),)
+
+
 BAD: dict[str, tuple[Callable[[Path], tuple[str, ...]], str]] = {
     "a folder that isn't there": (_no_folder, "there is no such folder"),
     "a folder that is no run": (_no_run, "there is no ledger.sqlite in it"),
     "a ledger that was overwritten": (_overwritten, "damaged"),
     "a ledger with a broken row": (_broken_row, "can't be read"),
+    "a comparison that can't be read": (_no_comparison, "compare.json: no comparison can be read there"),
+    "a comparison without a run": (_comparison_without_runs, "none of its runs has ended yet"),
     "a page that can't be written": (lambda folder: (str(folder), "--out", "no/page.html"), "no/page.html"),
     "a trace that can't be written": (lambda folder: (str(folder), "--trace", str(folder)), "Is a directory"),
     "figures that can't be written": (

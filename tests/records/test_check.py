@@ -85,6 +85,17 @@ def test_a_real_run_of_replicas_that_was_stopped_at_a_limit_passes(tmp_path: Pat
     assert found.counts["samples"] > found.counts["samples_used"] >= 80
 
 
+def test_a_replay_that_stopped_at_a_version_is_checked_up_to_there(tmp_path: Path) -> None:
+    folder = simulated(tmp_path / "run", "asp")
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        removes_the_last_facts(database)
+    assert wrong(folder).rule == rules.ALL_LEFT
+    edited(folder, "INSERT INTO run VALUES ('until', '40')")
+    assert (
+        "it is a replay up to version 40: workers may be there still, and gradients be left" in checked(folder).proved
+    )
+
+
 def test_reasons_are_not_compared(tmp_path: Path) -> None:
     folder = simulated(tmp_path / "run", "sync-switch:first=bsp,then=asp")
     edited(folder, """UPDATE orders SET why = '["because"]'""")
@@ -270,6 +281,48 @@ def claims_more_samples(database: sqlite3.Connection) -> int:
     return 9
 
 
+def leases_twice(database: sqlite3.Connection) -> int:
+    """To one that never left."""
+    (worker,) = database.execute(
+        "SELECT min(worker) FROM leases WHERE worker NOT IN (SELECT worker FROM facts WHERE body LIKE '%\"died\"%')"
+    ).fetchone()
+    copied = "SELECT worker, during, epoch, batch FROM leases WHERE worker = ? AND batch IS NOT NULL LIMIT 1"
+    last = 0
+    for _ in range(2):
+        last = int(database.execute(f"INSERT INTO leases {copied}", (worker,)).lastrowid or 0)
+    return last
+
+
+def has_no_leases(database: sqlite3.Connection) -> int:
+    database.execute("DELETE FROM leases")
+    return 1
+
+
+def forgets_a_batch(database: sqlite3.Connection) -> None:
+    """Nobody was leased it, and no gradient says that it is in it: a run may have been so, were it stopped."""
+    row, worker, step, epoch, batch = database.execute(
+        "SELECT min(rowid), worker, step, epoch, batch FROM batches WHERE batch < 12 AND epoch = 0"
+    ).fetchone()
+    database.execute("DELETE FROM batches WHERE rowid = ?", (row,))
+    database.execute("DELETE FROM leases WHERE epoch = ? AND batch = ?", (epoch, batch))
+    database.execute("UPDATE pushes SET samples = samples - 4 WHERE worker = ? AND step = ?", (worker, step))
+    (fact, text) = database.execute(
+        "SELECT id, body FROM facts WHERE kind = 'GradientReady' AND worker = ? AND step = ?", (worker, step)
+    ).fetchone()
+    body = json.loads(text)
+    rewrite(database, "facts", fact, {**body, "samples": body["samples"] - 4})
+
+
+def runs(statement: str, row: int | str | None = None) -> Edit:
+    """That statement, and the row that is wrong then."""
+
+    def edit(database: sqlite3.Connection) -> Any:
+        assert database.execute(statement).rowcount != 0
+        return row
+
+    return edit
+
+
 @pytest.mark.parametrize(
     ("protocol", "edit", "table", "rule"),
     [
@@ -306,6 +359,21 @@ def claims_more_samples(database: sqlite3.Connection) -> int:
         ("leases", invents_an_epoch, "batches", rules.OPENED),
         ("leases", exchanges_a_sample, "epochs", rules.DIGEST),
         ("leases", claims_more_samples, "pushes", rules.PUSHED),
+        ("leases", leases_twice, "leases", rules.LEASED_ONCE),
+        ("leases", has_no_leases, "batches", rules.LEASED),
+        ("leases", forgets_a_batch, "leases", rules.TO_ITS_END),
+        ("leases", runs("DELETE FROM pushes"), "pushes", rules.PUSHES),
+        ("leases", runs("DELETE FROM pushes WHERE rowid = 9"), "pushes", rules.PUSHES),
+        ("leases", runs("INSERT INTO pushes SELECT * FROM pushes LIMIT 1 OFFSET 3", 0), "pushes", rules.PUSHES),
+        ("leases", runs("DELETE FROM checksums"), "checksums", rules.CHECKSUMS),
+        ("leases", runs("DELETE FROM checksums WHERE version = 5"), "checksums", rules.CHECKSUMS),
+        ("leases", runs("UPDATE checksums SET version = 4 WHERE version = 5", 5), "checksums", rules.CHECKSUMS),
+        ("leases", runs("UPDATE checksums SET version = 999 WHERE version = 5", 5), "checksums", rules.CHECKSUMS),
+        ("network", runs("DELETE FROM transfers"), "transfers", rules.TRANSFERS),
+        ("network", runs("DELETE FROM transfers WHERE rowid = 9"), "transfers", rules.TRANSFERS),
+        ("network", runs("INSERT INTO transfers SELECT * FROM transfers LIMIT 1", 0), "transfers", rules.TRANSFERS),
+        ("ripples", runs("INSERT INTO undone VALUES (0, 2)", 1), "undone", rules.UNDONE),
+        ("ripples", runs("INSERT INTO undone VALUES (9, 999)", 1), "undone", rules.UNDONE),
     ],
 )
 def test_the_first_wrong_row_and_its_rule_are_named(
@@ -314,6 +382,8 @@ def test_the_first_wrong_row_and_its_rule_are_named(
     slow_groups = Scenario(compute=0.05, jitter=0.2, network=Network(bandwidth=1e9, message=10_000_000, latency=0.01))
     if protocol == "leases":
         folder = leased(tmp_path / "run")
+    elif protocol == "network":
+        folder = simulated(tmp_path / "run", "asp", steps=100, scenario=slow_groups)
     elif protocol == "ad-psgd":
         folder = simulated(tmp_path / "run", protocol, workers=8, steps=100, scenario=slow_groups)
     else:
@@ -321,7 +391,8 @@ def test_the_first_wrong_row_and_its_rule_are_named(
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
         row = edit(database)
     found = wrong(folder)
-    assert (found.table, found.row) == (table, row)
+    assert found.table == table
+    assert found.row == row or row == 0  # 0: the last one
     assert found.rule == rule or (rule is None and found.rule.startswith("its worker is"))  # the machine's own words
     assert len(str(found).splitlines()) == 3
 
@@ -367,6 +438,41 @@ def test_more_missed_samples_than_are_missing_are_caught(tmp_path: Path) -> None
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**summary, "samples_missed": 4}))
     assert wrong(folder).rule == rules.MISSED
+
+
+def test_a_batch_that_was_leased_and_is_neither_used_nor_missed_is_caught(tmp_path: Path) -> None:
+    folder = leased(tmp_path / "run")
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        (leases,) = database.execute(
+            "SELECT json_group_array(json_array(worker, during, epoch, batch)) FROM leases WHERE epoch = 0"
+        ).fetchone()
+        forgets_a_batch(database)
+        database.execute("DELETE FROM leases WHERE epoch = 0")
+        database.executemany("INSERT INTO leases VALUES (?, ?, ?, ?)", json.loads(leases))
+    found = wrong(folder)
+    assert (found.rule, found.expected) == (rules.ACCOUNTED, "4 or more missed")
+
+
+def test_of_a_run_that_ended_for_want_of_data_every_sample_is_accounted_for(tmp_path: Path) -> None:
+    found = checked(leased(tmp_path / "run"))
+    assert (found.counts["epochs"], found.counts["epochs_to_their_end"]) == (2, 2)
+
+
+@pytest.mark.parametrize(("protocol", "ran_out"), [("asp", 2), ("bsp", 0)])
+def test_where_batches_are_set_aside_an_epoch_has_run_out_once_all_workers_asked_in_vain(
+    tmp_path: Path, protocol: str, ran_out: int
+) -> None:
+    folder = edited(leased(tmp_path / "run", protocol), "DELETE FROM leases WHERE batch IS NULL AND worker > 0")
+    assert checked(folder).counts["epochs_to_their_end"] == ran_out
+
+
+def test_an_epoch_that_every_worker_left_early_is_not_said_to_have_run_out_of_data(tmp_path: Path) -> None:
+    inside = "if step % 5 == 4: break"
+    real = run(training(inside), "-p", "asp", "-n", "2", tmp_path=tmp_path).completed()
+    found = checked(real.folder)
+    assert found.wrong is None
+    assert found.counts["samples_used"] < found.counts["samples"]
+    assert found.counts["epochs_to_their_end"] == 0
 
 
 @pytest.mark.parametrize("protocol", ["asp", "sync-switch:first=bsp,then=asp"])

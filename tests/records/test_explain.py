@@ -84,6 +84,31 @@ def test_waiting_that_no_rule_ordered_is_said_apart(tmp_path: Path, explained: E
     assert "Another 6 % of all time was waiting that no rule ordered" in explained(folder)
 
 
+@pytest.mark.parametrize(
+    ("cores", "threads", "advice"),
+    [
+        (2, 1, "There were 4 workers on 2 cores, so that some waited for one: fewer workers (-n) would make less"),
+        (4, 2, "4 workers with 2 threads each on 4 cores, so that some waited for one: --threads 1, or fewer workers"),
+        (4, 1, None),
+    ],
+)
+def test_where_nobody_was_awaited_waiting_is_for_a_core_if_there_were_too_few(
+    tmp_path: Path, explained: Explain, cores: int, threads: int, advice: str | None
+) -> None:
+    folder = simulated(tmp_path / "run", "asp", steps=100)
+    edited(
+        folder,
+        "UPDATE run SET value = 'false' WHERE key = 'simulated'",
+        f"""INSERT INTO run VALUES ('environment', '{{"cores": {cores}}}')""",
+        f"INSERT OR REPLACE INTO run VALUES ('threads', '{threads}')",
+        "UPDATE step_times SET wait = wait + compute / 2, compute = compute / 2",
+    )
+    said = explained(folder)
+    assert "Another" not in said
+    assert " % of all time was waiting that no rule ordered: for the store, for messages, or for a core." in said
+    assert advice in said if advice else "cores" not in said
+
+
 # --- one step, one worker ---------------------------------------------------------------------------
 
 

@@ -35,6 +35,21 @@ def refusal(folder: Path) -> str:
     return str(refused.value)
 
 
+def test_a_file_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    assert refusal(tmp_path / "train.py") == f"{tmp_path / 'train.py'}: it is a file; name a run's folder"
+
+
+def test_of_a_folder_of_runs_these_are_named(tmp_path: Path) -> None:
+    for name in "abcdefgh":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ledger.sqlite").touch()
+    named = "name one of the runs below it: a, b, c, d, e, f and 2 more"
+    assert refusal(tmp_path) == f"{tmp_path}: there is no ledger.sqlite in it; {named}"
+    (tmp_path / "compare.json").write_text("{}")
+    assert refusal(tmp_path) == f"{tmp_path}: it is a comparison's folder; {named}"
+
+
 def test_a_run_is_as_it_was_started(tmp_path: Path) -> None:
     run = opened(simulated(tmp_path / "run", "ssp:bound=2", workers=3, slow=(1, 2.0), seed=7))
     assert (str(run.choice), run.workers, run.seed, run.simulated) == ("ssp:bound=2", 3, 7, True)

@@ -105,7 +105,7 @@ def test_of_a_run_that_crashed_they_are_what_its_ledger_amounts_to(protocol: str
     with closing(crashed.ledger):
         one = shown(crashed)
     assert "crashed before its end" in one["unended"]
-    outcome = {"outcome": "interrupted"}
+    outcome = {"outcome": "crashed"}
     assert one["summary"] == {**shown(whole)["summary"], **outcome}
 
 

@@ -108,7 +108,6 @@ WRONG = [
     (["run"], "the following arguments are required: SCRIPT; see paceline run --help"),
     (["run", "--workerz", "2", "train.py"], "--workerz"),
     (["runn", "train.py"], "runn"),
-    ([], "the following arguments are required: COMMAND; see paceline --help"),
     (["run", "--out", "run", "train.py"], "--out run holds a run already; name another folder, or remove this one"),
     (["run", "--out", "full", "train.py"], "--out full is not an empty folder; name another one"),
     (["run", "--out", "train.py", "train.py"], "--out train.py is not an empty folder; name another one"),

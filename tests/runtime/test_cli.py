@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import paceline
-from paceline.cli.main import main
+from paceline.cli.main import COMMANDS, main
+from paceline.cli.run import say_whose
 from support.launch import Launch
 from support.scripts import training
 
@@ -46,6 +47,54 @@ def test_help_names_every_command_and_flag(
         main(arguments)
     out = capsys.readouterr().out
     assert [word for word in words.split() if word not in out] == []
+
+
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "usage: paceline" in captured.err
+
+
+def test_in_the_help_each_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    lines = capsys.readouterr().err.splitlines()
+    for name in COMMANDS:
+        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        assert len(line.split()) > 2, line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-n", "4"], "-n"),
+        (["--lr", "1", "--protocol=asp"], "--protocol"),
+        (["--lr", "1", "--epochs", "3", "-v"], None),
+    ],
+)
+def test_our_flags_after_the_script_are_pointed_out(
+    arguments: list[str], said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say_whose(Path("train.py"), arguments)
+    line = f"paceline: {said} after train.py is the script's own; Paceline's flags come before the script\n"
+    assert capsys.readouterr().err == ("" if said is None else line)
+
+
+@pytest.mark.parametrize("tee", ["first", "none"])
+def test_run_points_them_out_unless_nobody_sees_its_output(
+    tee: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("pass\n")
+    assert main(["run", "--tee", tee, "--out", str(script), str(script), "-n", "4"]) == 2
+    assert ("-n after" in capsys.readouterr().err) == (tee == "first")
+
+
+def test_a_metric_that_is_not_finite_is_shown_as_such(launch: Launch) -> None:
+    script = training(before="def evaluate(model): return {'loss': float('nan'), 'size': 1.0}")
+    run = launch.run(script, "-n", "1", "--target", "loss<=1").completed()
+    assert "the last: loss not finite, size 1\n" in run.out
+    assert "loss<=1: not met" in run.out
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])

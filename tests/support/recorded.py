@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.choice import choose
-from paceline.core.facts import Fact, GradientReady
-from paceline.core.orders import Order
+from paceline.core.facts import Fact, GradientReady, StepDeclined
+from paceline.core.orders import ApplyUpdate, Order
 from paceline.core.scenario import Scenario
 from paceline.protocols import registry
 from paceline.records.journal import Journal
@@ -52,13 +52,20 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
     with closing(Ledger(folder / "ledger.sqlite")) as ledger:
         journal = Journal(ledger)
         plain = {"name": choice.spec.name, "config": choice.parameters()}
-        for key, value in {"protocol": plain, "workers": 4, "seed": seed, "scenario": {}, "limits": {}}.items():
+        config = {"protocol": plain, "workers": 4, "seed": seed, "scenario": {}, "limits": {}, "script": "train.py"}
+        for key, value in config.items():
             ledger.note(key, value)
 
         def record(fact: Fact, orders: tuple[Order, ...]) -> None:
             journal.record(fact, orders)
             if isinstance(fact, GradientReady):
                 ledger.pushed(fact.worker, fact.step, [0.1], fact.samples)
+            elif isinstance(fact, StepDeclined):
+                ledger.leased(fact.worker, 0, None)
+                ledger.leased(fact.worker, 1, None)
+            for order in orders:
+                if isinstance(order, ApplyUpdate):
+                    ledger.checked(order.version, order.version)
 
         def use(worker: int, step: int, epoch: int, batch: int) -> None:
             ledger.leased(worker, epoch, (epoch, batch))

@@ -36,10 +36,10 @@ from paceline.core.choice import Choice, check_fit, choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import summary as summaries
-from paceline.records.comparison import compared, known_metrics, plain_run
+from paceline.records.comparison import COMPARISON, compared, known_metrics, plain_run
 from paceline.records.summary import Summary, Target
 
-STATE, REPORT = "compare.json", "report.html"
+STATE, REPORT = COMPARISON, "report.html"
 ASKED = ("protocols", "seeds", "target")
 """Settings that say which runs are looked at and how, and leave each run as it is."""
 
@@ -78,6 +78,7 @@ def add_to(commands: Any) -> None:
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     choices, settings = _settings(options)
+    typed = dict(zip(choices, options.protocol, strict=True))
     folder = options.out or new_folder("compare")
     state = _opened(folder, settings)
     target: Target | None = options.target
@@ -91,7 +92,7 @@ def call(options: argparse.Namespace) -> int:
         for name, seed in wanted:
             run, summary = found[name, seed]
             if summary is None:
-                with _shown(options, f"{name}, seed {seed} ..."):
+                with _shown(options, f"{typed[name]}, seed {seed} ..."):
                     arguments = _arguments(options, settings, choices[name], seed, run)
                     code = INTERRUPTED if taken else make_run(arguments, taken)
                 if code == USAGE:  # the run has said why
@@ -108,11 +109,11 @@ def call(options: argparse.Namespace) -> int:
             runs[name][seed] = {"folder": run.name, **plain_run(summary, target, metric)}
             state |= _comparison(runs, choices, settings, metric)
             summaries.write(folder / STATE, state)
-            say(f"{name}, seed {seed}: {_came_to(runs[name][seed], target, metric)}")
+            say(f"{typed[name]}, seed {seed}: {_came_to(runs[name][seed], target, metric)}")
     if options.json:
         print(json.dumps(state, indent=2))
     else:
-        _print(state, folder)
+        _print(state, typed, folder)
     report([folder / run["folder"] for run in state["runs"]], folder / REPORT)
     return 0
 
@@ -254,27 +255,25 @@ def _shown(options: argparse.Namespace, line: str) -> Iterator[None]:
         yield
 
 
-def _print(state: Mapping[str, Any], folder: Path) -> None:
+def _print(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
     settings, rows, metric = state["settings"], state["protocols"], state["metric"]
     target = settings["target"]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("\nprotocol", overflow="fold")
-    heads = [f"seconds to\n{target}" if target else "\nseconds", "speed\nup"]
-    heads += ["never\nthere"] if target else []
-    heads += ["samples\n/s", f"final\n{metric}" if metric else "", "\nwaiting", "stale\nmean", "stale\nmax"]
-    for head in heads:
-        if head:
-            table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("protocol", overflow="fold")
+    never = len(settings["seeds"]) > 1 and any(row["never"] for row in rows)
+    heads = ["seconds", "speed-up", *(["never"] if never else []), "samples/s", *([metric] if metric else [])]
+    for head in (*heads, "waiting", "stale", "max stale"):
+        table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         speed_up = row["speed_up"]
         table.add_row(
-            row["protocol"],
+            typed[row["protocol"]],
             _written(row["seconds"], ".1f"),
             "-" if speed_up is None else f"{speed_up:.2f}",
-            *([f"{row['never']} of {row['runs']}"] if target else []),
+            *([f"{row['never']} of {row['runs']}"] if never else []),
             _written(row["samples_per_second"], ".0f"),
             *([_written(row["final"], ".4g", ".2g")] if metric else []),
             "-" if row["waiting"] is None else f"{row['waiting']['mean']:.0%}",
@@ -284,7 +283,10 @@ def _print(state: Mapping[str, Any], folder: Path) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print()
     console.print(table)
-    for line in _remarks(settings, rows, folder):
+    if target:
+        seconds_to = f"seconds: to the first recorded version with {target}"
+        console.print(f"{seconds_to}; {metric}: of the last version", markup=False, soft_wrap=True)
+    for line in _remarks(settings, rows, typed, folder):
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -296,11 +298,13 @@ def _written(value: Mapping[str, Any] | None, form: str, spread: str | None = No
     return f"{value['mean']:{form}}" + ("" if half is None else f" ± {half:{spread or form}}")
 
 
-def _remarks(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[str]:
+def _remarks(
+    settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], typed: Mapping[str, str], folder: Path
+) -> Iterator[str]:
     """What the table does not say."""
     if len(settings["seeds"]) > 1:
         yield f"± is half of the 95 % interval of the mean over {count(len(settings['seeds']), 'seed')} (Student's t)"
-    scaled = [row["protocol"] for row in rows if row["learning_rate_scale"] != 1]
+    scaled = [typed[row["protocol"]] for row in rows if row["learning_rate_scale"] != 1]
     if scaled:
         yield (
             f"learning rates (--learning-rate-rule linear): {settings['workers']} times the script's under "
@@ -310,5 +314,5 @@ def _remarks(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], fol
         yield f"learning rates (--learning-rate-rule {settings['learning_rate_rule']}): the script's own"
     for row in rows:
         if row["diverged"]:
-            yield f"{row['protocol']}: {row['diverged']} of {count(row['runs'], 'run')} diverged"
+            yield f"{typed[row['protocol']]}: {row['diverged']} of {count(row['runs'], 'run')} diverged"
     yield f"{folder}: {STATE}, {REPORT}, and a folder for each run"

@@ -114,5 +114,6 @@ def check(simulation: Simulation) -> None:
     for number, event in enumerate(simulation.scenario.events, 1):
         if isinstance(event, Kill) and event.rejoin_after is not None:
             raise ConfigError(
-                f"event {number}: with --gradients a killed worker stays away, as in a real run: leave rejoin_after out"
+                f"{simulation.scenario.name}: event {number}: with --gradients a killed worker stays away, as in a "
+                "real run: leave rejoin_after out"
             )

@@ -39,7 +39,7 @@ def parser(command: str | None = None) -> Parser:
         description="Data-parallel PyTorch training on machines that are not equal.",
         allow_abbrev=False,
     )
-    root.add_argument("--version", action="version", version=f"paceline {__version__}")
+    root.add_argument("-V", "--version", action="version", version=f"paceline {__version__}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for name in [command] if command in COMMANDS else COMMANDS:
         importlib.import_module(f"paceline.cli.{name}").add_to(commands)
@@ -62,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     try:
         words = sys.argv[1:] if arguments is None else arguments
-        options = parser(words[0] if words else None).parse_args(words)
+        if not words:
+            parser().print_help(sys.stderr)
+            return USAGE
+        options = parser(words[0]).parse_args(words)
         code: int = options.call(options)
     except ConfigError as error:
         print(f"paceline: {error}", file=sys.stderr)

@@ -124,6 +124,9 @@ def replay(recorded: RecordedRun, script: Path, folder: Path, until: int | None 
     config = recorded.config
 
     def direct(workers: Directed, journal: Journal) -> None:
+        journal.ledger.note("replay_of", str(recorded.folder))
+        if until is not None:
+            journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
         workers.prescribed = _leases(recorded)
         workers.recordings.prescribed = _recordings(recorded)
         workers.undone = frozenset(recorded.ledger.execute("SELECT worker, step FROM undone"))

@@ -16,6 +16,7 @@ import msgspec
 
 from paceline.errors import ConfigError
 from paceline.protocols import registry
+from paceline.records.comparison import COMPARISON, runs_of
 from paceline.records.reading import LEDGER, RecordedRun, open_run
 from paceline.records.report.contents import contents, labels
 from paceline.records.report.page import page
@@ -36,7 +37,7 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     add = command.add_argument
-    add("runs", metavar="RUN", nargs="+", type=Path, help="a run's folder, real or simulated")
+    add("runs", metavar="RUN", nargs="+", type=Path, help="a run's folder, real or simulated, or a comparison's")
     add("--out", type=Path, metavar="FILE", help=f"the page (default: {PAGE}, in the folder of the only RUN, or here)")
     add("--png", type=Path, metavar="DIR", help="also write each chart there, as PNG (needs matplotlib)")
     add("--trace", type=Path, metavar="FILE", help="also write a trace of every step, for ui.perfetto.dev")
@@ -45,8 +46,9 @@ def add_to(commands: Any) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
-    folders: list[Path] = options.runs
-    out = options.out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
+    given: list[Path] = options.runs
+    folders = [run for folder in given for run in (runs_of(folder) if (folder / COMPARISON).exists() else [folder])]
+    out = options.out or (given[0] / PAGE if len(given) == 1 else Path(PAGE))
     for file in report(folders, out, options.png, options.trace):
         print(file)
     return 0

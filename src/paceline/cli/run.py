@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from paceline.protocols import registry
 from paceline.records.summary import Target
 
 CODES = {"completed": 0, "failed": 3, "diverged": 4, "interrupted": 130}
+
+FLAGS = ("-n", "--workers", "-p", "--protocol", "--scenario", "--seed", "--seeds", "--out", "--json", "--target")
+"""Flags that are ours when they come before SCRIPT, and that few scripts have: unlike --epochs."""
 
 
 def add_to(commands: Any) -> None:
@@ -83,6 +87,16 @@ def add_script(command: argparse.ArgumentParser) -> None:
     add("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own").required = False
 
 
+def say_whose(script: Path, arguments: Sequence[str]) -> None:
+    """Say on standard error if one of the script's own arguments looks like a flag that came too late to be ours."""
+    late = next((flag for word in arguments if (flag := word.partition("=")[0]) in FLAGS), None)
+    if late is not None:
+        print(
+            f"paceline: {late} after {script} is the script's own; Paceline's flags come before the script",
+            file=sys.stderr,
+        )
+
+
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     choice = checked_for_real_run(choose(options.protocol, registry()))
@@ -96,6 +110,8 @@ def call(options: argparse.Namespace) -> int:
             "--tensorboard needs the package tensorboard, which is not installed: pip install tensorboard"
         )
     script = checked_script(options.script)
+    if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
+        say_whose(script, options.arguments)
     folder = _checked_folder(options.out, choice.spec.name)
     threads = options.threads or max(1, len(os.sched_getaffinity(0)) // workers)
 

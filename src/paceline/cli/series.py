@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.run import CODES, checked_script
+from paceline.cli.run import CODES, checked_script, say_whose
 from paceline.core.scenario import Scenario
 from paceline.core.scenario import load as load_scenario
 from paceline.errors import ConfigError, RunFailed
@@ -74,6 +74,7 @@ def scenario_of(options: argparse.Namespace) -> tuple[Scenario, int]:
     """The scenario and the number of workers that the flags ask for, checked for real runs."""
     scenario = Scenario() if options.scenario is None else load_scenario(options.scenario)
     workers = options.workers or scenario.workers or 2
+    say_whose(options.script, options.arguments)
     return scenario.checked_for(workers).checked_for_real_run(), workers
 
 

@@ -10,11 +10,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.core.choice import declared, written
+from paceline.core import choice
+from paceline.core.choice import written
 from paceline.protocols import registry
 from paceline.records.summary import Summary
 
 WIDE = 1000  # columns, for output that no terminal shows
+MOMENT = ("at_seconds", "samples")
+"""What an evaluation has besides its version and metrics."""
 
 
 def print_summary(summary: Summary, folder: Path) -> None:
@@ -45,7 +48,9 @@ def print_summary(summary: Summary, folder: Path) -> None:
     if summary["evaluations"]:
         last = dict(summary["evaluations"][-1])
         version = last.pop("version")
-        metrics = ", ".join(f"{k} {v:.4g}" for k, v in last.items() if k not in ("at_seconds", "samples"))
+        metrics = ", ".join(
+            f"{k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in last.items() if k not in MOMENT
+        )
         console.print(f"version {version}, the last: {metrics}", markup=False)
     known = sorted({name for row in summary["evaluations"] for name in row} - {"version", "at_seconds", "samples"})
     for target, met in summary["targets"].items():
@@ -129,9 +134,7 @@ def share(row: dict[str, Any], part: str) -> str:
 
 def brief(name: str, config: Mapping[str, Any]) -> str:
     """A protocol with those parameters that are not as they are by default, as they are typed."""
-    usual = declared(registry()[name].config)
-    settings = ",".join(f"{key}={written(value)}" for key, value in config.items() if value != usual[key].default)
-    return f"{name}:{settings}" if settings else name
+    return choice.brief(registry()[name], config)
 
 
 def _protocol(summary: Summary) -> str:

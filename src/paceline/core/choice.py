@@ -265,6 +265,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f' (did you mean "{close[0]}"?)' if close else ""
 
 
+def brief(spec: Spec, parameters: Mapping[str, Any]) -> str:
+    """The protocol with those of these parameters that are not as they are by default, as they are typed."""
+    usual = declared(spec.config)
+    settings = ",".join(f"{key}={written(value)}" for key, value in parameters.items() if value != usual[key].default)
+    return f"{spec.name}:{settings}" if settings else spec.name
+
+
 def written(value: Any) -> str:
     """A parameter's value as it is typed: `true`, `none`, `0.00001` (not `1e-05`)."""
     if value is None or isinstance(value, bool):

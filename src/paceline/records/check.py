@@ -11,7 +11,7 @@ import math
 import sqlite3
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -35,10 +35,12 @@ from paceline.core.orders import (
     ApplyUpdate,
     CopyReplica,
     DropUpdate,
+    LeaveOut,
     Order,
     Reduce,
     Release,
     StepReplica,
+    SwitchProtocol,
 )
 from paceline.errors import ProtocolViolation
 from paceline.records.reading import SUMMARY, RecordedRun
@@ -81,7 +83,14 @@ DIGEST = "an epoch's order of samples has the digest that was noted, and as many
 BATCHES = "a gradient has as many samples as its batches"
 PUSHED = "what was noted of a push has its gradient's samples"
 ONCE = "every batch of an epoch is used at most once"
-MISSED = "no more samples are missing than the summary says, of a run that took all its data"
+MISSED = "no more samples are missed than were not used"
+ACCOUNTED = "what was leased, and is in no applied update and not skipped, is missed"
+TO_ITS_END = "of an epoch that ran out of data every batch was leased, or is missed"
+LEASED_ONCE = "a worker is not leased a batch once more in one loop, but for one that returned"
+CHECKSUMS = "every version of a store has one checksum"
+PUSHES = "every gradient has one push"
+TRANSFERS = "where there is a network, what arrived was transferred, and each transfer is noted once"
+UNDONE = "a step is left undone only if a replica was to make it, and its worker left without going on"
 STALENESS = "reported staleness is the number of versions made between an update's parameters and it"
 SUMMED_UP = "the summary says what the ledger comes to"
 
@@ -181,6 +190,25 @@ class _Rules:
     pulls: int = 0
     changes: int = 0
     """Of replicas."""
+    first: int | None = None
+    """The store's version at the beginning."""
+    orders: int = 0
+    released: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By (worker, step): the number of its order."""
+    stepping: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By worker here: steps that its replica was to make and may not have made, with the numbers of their orders."""
+    may_be_undone: set[tuple[int, int]] = field(default_factory=set)
+    """The same, of workers that left."""
+    own: set[tuple[int, int]] = field(default_factory=set)
+    """Steps that a replica was to make with its worker's own gradient."""
+    left: Counter[int] = field(default_factory=Counter)
+    """How often each worker left."""
+    reasons: set[str] = field(default_factory=set)
+    """Of those who left."""
+    finished: set[int] = field(default_factory=set)
+    """Who has left because there was no data left."""
+    dealt_anew: bool = False
+    """Whether data that was set aside for one worker became anybody's, by an order."""
 
     def fact(self, fact: Fact) -> None:
         if not fact.at >= self.at:
@@ -195,6 +223,9 @@ class _Rules:
                     newest = self.taken.get(worker, "none")
                     raise _Broken(PULLED, f"the newest that worker {worker} has pulled: {newest}", fact.version)
                 self.ready[key] = fact
+                began, stepping = self.released.pop(key, 0), self.stepping.get(worker, {})
+                for made in [made for made, number in stepping.items() if number < began]:
+                    del stepping[made]  # it went on after that
             case UpdateArrived(worker=worker, step=step):
                 self.arrived.add((worker, step))
             case ParametersTaken(worker=worker, version=version):
@@ -203,7 +234,7 @@ class _Rules:
                 self.taken[worker] = version
                 self.pulls += 1
             case TrainingBegan(members=members, version=version):
-                self.version = version
+                self.version = self.first = version
                 for worker, _, step in members:
                     self.used[worker] = step - 1
                     self.replicas[worker] = 0
@@ -211,7 +242,12 @@ class _Rules:
                 if step <= self.used.get(worker, -1):
                     raise _Broken(STEPS_ONCE, f"worker {worker} comes with {self.used[worker] + 1} or later", step)
                 self.used[worker], self.replicas[worker] = step - 1, None
-            case WorkerLeft(worker=worker):
+            case WorkerLeft(worker=worker, reason=reason):
+                self.left[worker] += 1
+                self.reasons.add(reason)
+                if reason == "finished":
+                    self.finished.add(worker)
+                self.may_be_undone.update((worker, step) for step in self.stepping.pop(worker, ()))
                 self.busy.pop(worker, None)
                 self.replicas.pop(worker, None)
             case ReduceFinished(group=group) | ReduceFailed(group=group):
@@ -220,8 +256,10 @@ class _Rules:
                 pass
 
     def order(self, order: Order) -> None:
+        self.orders += 1
         match order:
             case Release(worker=worker, step=step):
+                self.released[worker, step] = self.orders
                 if step <= self.used.get(worker, -1):
                     raise _Broken(STEPS_ONCE, f"worker {worker} goes on to {self.used[worker] + 1} or later", step)
                 self.used[worker] = step
@@ -237,7 +275,9 @@ class _Rules:
                 self.version, self.versions = version, self.versions + 1
             case StepReplica(worker=worker, step=step, version=version, group=group):
                 self._changes(worker, version)
+                self.stepping.setdefault(worker, {})[step] = self.orders
                 if group is None:
+                    self.own.add((worker, step))
                     self._apply(worker, step, version, self.ready)
                 else:
                     for other, other_step, _ in self.gathered.pop(group, ()):
@@ -248,6 +288,8 @@ class _Rules:
                 self._begin(order)
             case CopyReplica(source=source, worker=worker):
                 self.replicas[worker] = self.replicas.get(source)
+            case LeaveOut() | SwitchProtocol():
+                self.dealt_anew = True
             case _:
                 pass
 
@@ -331,17 +373,30 @@ class _Checking:
         self.here: dict[int, None] = {}
         self.samples: dict[tuple[int, int], int | None] = {}
         """By (worker, step) of every gradient."""
+        self.came: dict[tuple[int, str, int], int] = {}
+        """How often a step's update arrived, or a version was taken: by (worker, "push" or "pull", its number)."""
         self.final: str | None = None
         """The SHA-256 of the last recorded version."""
 
     @property
     def completed(self) -> bool:
-        return self.run.summary is not None and self.run.summary.get("outcome") == "completed"
+        return self.run.summary is not None and self.run.summary.get("outcome") == "completed" and self.until is None
+
+    @property
+    def until(self) -> int | None:
+        """The version that a replay was to go up to, and no further; as `paceline replay --until` notes it."""
+        return self.run.config.get("until")
+
+    @property
+    def trained(self) -> bool:
+        """Whether a script ran, rather than a simulation without gradients."""
+        return bool(self.run.config.get("script"))
 
     def everything(self) -> None:
         self.configuration()
         self.history()
         self.data()
+        self.for_replay()
         if self.run.summary is not None:
             self.summary(self.run.summary)
 
@@ -408,6 +463,8 @@ class _Checking:
 
     def _say_history(self, facts: int, orders: int, invariants: Sequence[str]) -> None:
         rules, say = self.rules, self.proved.append
+        if self.until is not None:
+            say(f"it is a replay up to version {self.until}: workers may be there still, and gradients be left")
         say(f"{facts:,} facts in the order of time; a fresh machine gives the same {orders:,} orders")
         of = f"of {self.run.choice.spec.name}"
         say(f"{_count(len(invariants), f'invariant {of}', f'invariants {of}')} after every fact")
@@ -508,6 +565,10 @@ class _Checking:
                 self.here.pop(worker, None)
             case GradientReady(worker=worker, step=step, samples=samples):
                 self.samples[worker, step] = samples
+            case UpdateArrived(worker=worker, step=step):
+                self.came[worker, "push", step] = self.came.get((worker, "push", step), 0) + 1
+            case ParametersTaken(worker=worker, version=version):
+                self.came[worker, "pull", version] = self.came.get((worker, "pull", version), 0) + 1
         self.tally.record(fact, orders)
 
     # --- data ---------------------------------------------------------------------------------------
@@ -517,7 +578,11 @@ class _Checking:
         sizes = self._epochs()
         in_steps: Counter[tuple[int, int]] = Counter()
         users: dict[tuple[int, int], str] = {}
-        leased = self._leased()
+        # ordered of a worker that had been stopped: its replica never had it, and the samples are missed
+        undone = self.rules.own.intersection(self.run.ledger.execute("SELECT worker, step FROM undone"))
+        leases = self._leases()
+        left = Counter(leases)
+        returned: Counter[tuple[int, int, int]] = Counter()
         self.table = "batches"
         skipped = 0
         rows = self.run.ledger.execute("SELECT rowid, worker, step, epoch, batch, used FROM batches ORDER BY rowid")
@@ -525,12 +590,15 @@ class _Checking:
             size = sizes.get((epoch, batch))
             if size is None:
                 raise _Broken(OPENED, f"one of {len(sizes):,} batches", f"batch {batch} of epoch {epoch}")
-            if leased and (worker, epoch, batch) not in leased:
-                raise _Broken(LEASED, f"one that worker {worker} was leased", f"batch {batch} of epoch {epoch}")
+            if not left[worker, epoch, batch]:
+                found = f"batch {batch} of epoch {epoch}{' once more' if leases[worker, epoch, batch] else ''}"
+                raise _Broken(LEASED, f"one that worker {worker} was leased", found)
+            left[worker, epoch, batch] -= 1
             who = f"step {step} of worker {worker}"
             if used == "step":
                 in_steps[worker, step] += size
-                if (worker, step) not in self.rules.applied:
+                returned[worker, epoch, batch] += (worker, step) in self.rules.dropped
+                if (worker, step) not in self.rules.applied or (worker, step) in undone:
                     continue
             elif used == "skipped":
                 who = f"skipped by worker {worker} before its step {step}"
@@ -545,13 +613,30 @@ class _Checking:
         if sizes:
             self._gradients(in_steps)
         self._pushes()
-        self._missing(sum(sizes.values()), sum(sizes[batch] for batch in users), skipped)
+        self._leased_once(sizes, returned)
+        self._missing(sizes, set(users), {(epoch, batch) for _, epoch, batch in leases}, skipped)
 
-    def _leased(self) -> set[tuple[int, int, int]]:
-        """(worker, epoch, batch); empty where it was not noted."""
+    def _leases(self) -> Counter[tuple[int, int, int]]:
+        """How often each (worker, epoch, batch) was leased."""
         self.table = "leases"
-        rows = self.run.ledger.execute("SELECT worker, epoch, batch FROM leases WHERE batch IS NOT NULL")
-        return set(rows)
+        return Counter(self.run.ledger.execute("SELECT worker, epoch, batch FROM leases WHERE batch IS NOT NULL"))
+
+    def _leased_once(self, sizes: Mapping[tuple[int, int], int], returned: Mapping[tuple[int, int, int], int]) -> None:
+        """A batch that a loop gave back as it was left early can come again only to a later loop."""
+        self.table = "leases"
+        times: Counter[tuple[int, int, int, int]] = Counter()
+        rows = self.run.ledger.execute("SELECT rowid, worker, during, epoch, batch FROM leases ORDER BY rowid")
+        for self.row, worker, during, epoch, batch in rows:
+            if batch is None:
+                continue
+            if (epoch, batch) not in sizes:
+                raise _Broken(OPENED, f"one of {len(sizes):,} batches", f"batch {batch} of epoch {epoch}")
+            times[worker, during, epoch, batch] += 1
+            most = 1 + returned.get((worker, epoch, batch), 0) + self.rules.left[worker]
+            if self.completed and times[worker, during, epoch, batch] > most:
+                found = f"batch {batch} of epoch {epoch} to worker {worker} once more"
+                raise _Broken(LEASED_ONCE, "another one", found)
+        self.row = None
 
     def _epochs(self) -> dict[tuple[int, int], int]:
         self.table = "epochs"
@@ -575,21 +660,50 @@ class _Checking:
 
     def _pushes(self) -> None:
         self.table = "pushes"
+        pushed: set[tuple[int, int]] = set()
         rows = self.run.ledger.execute("SELECT rowid, worker, step, samples FROM pushes ORDER BY rowid")
         for self.row, worker, step, samples in rows:
             told = self.samples.get((worker, step), samples)  # a run may have been stopped before the fact was told
             if told != samples:
                 raise _Broken(PUSHED, f"{told} samples in step {step} of worker {worker}", samples)
+            if (worker, step) in pushed:
+                raise _Broken(PUSHES, "one that was not noted yet", f"step {step} of worker {worker} once more")
+            pushed.add((worker, step))
         self.row = None
+        if (self.trained or pushed) and (gone := next((key for key in self.samples if key not in pushed), None)):
+            raise _Broken(PUSHES, f"one of step {gone[1]} of worker {gone[0]}", "none")
 
-    def _missing(self, opened: int, used: int, skipped: int) -> None:
-        if not opened:
+    def _missing(
+        self,
+        sizes: Mapping[tuple[int, int], int],
+        used: set[tuple[int, int]],
+        leased: set[tuple[int, int]],
+        skipped: int,
+    ) -> None:
+        """What was not used: it is in `used` if it was applied or skipped."""
+        if not sizes:
             return
-        rest, summary = opened - used, self.run.summary
-        missed = 0 if summary is None else summary.get("samples_missed") or 0
+        self.table = "leases"
+        opened, applied = sum(sizes.values()), sum(sizes[batch] for batch in used)
+        held, rest = sum(sizes[batch] for batch in leased - used), opened - applied
+        summary = self.run.summary or {}
+        missed = summary.get("samples_missed") or 0
         if missed > rest:
-            raise _Broken(MISSED, f"{rest} samples that no applied update has", f"{missed} missed", SUMMARY)
-        epochs = self.run.ledger.execute("SELECT count(*) FROM epochs").fetchone()[0]
+            raise _Broken(MISSED, f"{rest} samples or fewer", f"{missed} missed", SUMMARY, "samples_missed")
+        ran_out: list[int] = []
+        if self.completed and summary.get("samples_missed") is not None:
+            # What was set aside for one who died is missed, too, though nobody was leased it.
+            exact = "died" not in self.rules.reasons and not self.rules.dealt_anew
+            if missed < held or (exact and missed > held):
+                least = f"{held}{'' if exact else ' or more'} missed"
+                raise _Broken(ACCOUNTED, least, f"{missed} missed", SUMMARY, "samples_missed")
+            ran_out = self._ran_out()
+            never = [batch for batch in sizes if batch[0] in set(ran_out) and batch not in leased]
+            if sum(sizes[batch] for batch in never) > missed - held:
+                epoch, batch = never[0]
+                found = f"batch {batch} of epoch {epoch} was never leased, and {len(never)} in all"
+                raise _Broken(TO_ITS_END, f"{missed - held} samples or fewer", found)
+        epochs = len({epoch for epoch, _ in sizes})
         parts = [
             f"{count:,} {what}"
             for count, what in (
@@ -600,8 +714,95 @@ class _Checking:
             if count
         ]
         rest_said = f" ({', '.join(parts)})" if parts else ""
-        self.proved.append(f"{used:,} of {opened:,} samples in {_count(epochs, 'epoch')} each used once{rest_said}")
-        self.counts.update(samples=opened, samples_used=used, samples_missed=missed, samples_skipped=skipped)
+        self.proved.append(f"{applied:,} of {opened:,} samples in {_count(epochs, 'epoch')} each used once{rest_said}")
+        if ran_out:
+            ended = f"{_count(len(ran_out), 'epoch')} of {epochs} ran out of data"
+            self.proved.append(f"{ended}: no sample of them is neither used nor missed")
+        self.counts.update(
+            samples=opened,
+            samples_used=applied,
+            samples_missed=missed,
+            samples_skipped=skipped,
+            epochs=epochs,
+            epochs_to_their_end=len(ran_out),
+        )
+
+    def _ran_out(self) -> list[int]:
+        """Epochs that had nothing left at the end; none where that can't be told.
+
+        Who asks in vain was left nothing: of a queue that is all; where batches are set aside for each worker, all of
+        them have to ask, but for those who died. Nothing is said of a run that was stopped, of one in which data was
+        dealt anew, and of an epoch whose loop some worker left early.
+        """
+        if self.here or "stopped" in self.rules.reasons or self.rules.dealt_anew or not self.rules.finished:
+            return []
+        asked: dict[int, set[int]] = {}
+        for worker, during in self.run.ledger.execute("SELECT worker, during FROM leases WHERE batch IS NULL"):
+            asked.setdefault(during, set()).add(worker)
+        set_aside = self.run.choice.rounds or self.run.config.get("shards") == "static"
+        enough = [epoch for epoch, workers in sorted(asked.items()) if not set_aside or workers >= self.rules.finished]
+        opened = {epoch for (epoch,) in self.run.ledger.execute("SELECT epoch FROM epochs")}
+        return [epoch for epoch in enough if epoch in opened]
+
+    # --- what a replay relies on ----------------------------------------------------------------------
+
+    def for_replay(self) -> None:
+        """`checksums`, `undone` and `transfers` say of each thing what the facts and orders have, once."""
+        self._checksums()
+        self._undone()
+        self._transfers()
+
+    def _checksums(self) -> None:
+        self.table = "checksums"
+        first, last = self.rules.first or 0, self.rules.version or 0
+        seen: set[int] = set()
+        rows = self.run.ledger.execute("SELECT rowid, version, checksum FROM checksums ORDER BY rowid")
+        for self.row, version, checksum in rows:
+            if not first < version <= last or version in seen:
+                what = "once more" if version in seen else "which no order made"
+                raise _Broken(CHECKSUMS, "a version that was made, and not noted yet", f"version {version}, {what}")
+            if not isinstance(checksum, str) or len(checksum) != 16:
+                raise _Broken(READABLE, "16 hexadecimal digits", checksum)
+            seen.add(version)
+        self.row = None
+        if self.completed and self.trained and self.run.choice.spec.family == "parameter-server":
+            gone = next((version for version in range(first + 1, last + 1) if version not in seen), None)
+            if gone is not None:
+                raise _Broken(CHECKSUMS, f"one of version {gone}", "none")
+        if seen:
+            self.proved.append(f"{_count(len(seen), 'checksum')}, one of each version")
+
+    def _undone(self) -> None:
+        self.table = "undone"
+        may_be = self.rules.may_be_undone | {
+            (worker, step) for worker, steps in self.rules.stepping.items() for step in steps if not self.completed
+        }
+        rows = self.run.ledger.execute("SELECT rowid, worker, step FROM undone ORDER BY rowid")
+        for self.row, worker, step in rows:
+            if (worker, step) not in may_be:
+                raise _Broken(UNDONE, "such a step, once", f"step {step} of worker {worker}")
+            may_be.discard((worker, step))
+        self.row = None
+
+    def _transfers(self) -> None:
+        self.table = "transfers"
+        noted: Counter[tuple[int, str, int]] = Counter()
+        seen: set[tuple[Any, ...]] = set()
+        rows = self.run.ledger.execute("SELECT rowid, worker, direction, number, began, ended FROM transfers")
+        for self.row, *transfer in rows:
+            if (key := tuple(transfer)) in seen:
+                raise _Broken(TRANSFERS, "another one", f"{_transfer(*transfer[:3])} once more")
+            seen.add(key)
+            noted[transfer[0], transfer[1], transfer[2]] += 1
+        self.row = None
+        network = self.run.scenario.network
+        if network is None or self.run.choice.spec.family != "parameter-server":
+            return
+        if not noted and self.trained and self.run.simulated:
+            return  # a replay: its times are the recorded ones, and nothing was transferred at them
+        for key, times in self.came.items():
+            if noted[key] < times:
+                raise _Broken(TRANSFERS, f"{_transfer(*key)}, {_count(times, 'time')}", noted[key])
 
     # --- the summary --------------------------------------------------------------------------------
 
@@ -692,6 +893,10 @@ def _said(value: object) -> str:
     """An order without its reason, which is not compared."""
     text = repr(value)
     return f"{text[: text.index(', why=')]})" if ", why=" in text else text
+
+
+def _transfer(worker: int, direction: str, number: int) -> str:
+    return f"the {direction} of {'step' if direction == 'push' else 'version'} {number} by worker {worker}"
 
 
 def _names(workers: Sequence[int] | dict[int, None]) -> str:

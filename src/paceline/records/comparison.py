@@ -1,15 +1,20 @@
-"""What several runs under several protocols come to, side by side: arithmetic on their summaries, and nothing else."""
+"""What several runs under several protocols come to, side by side: arithmetic on their summaries."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from paceline.errors import ConfigError
 from paceline.records.summary import Summary, Target
 
+COMPARISON = "compare.json"
+"""The file that makes a folder a comparison's."""
 PARTS = ("compute", "wait", "transfer", "other")
 NOT_METRICS = ("version", "at_seconds", "samples")
 """What an evaluation has besides metrics."""
@@ -121,6 +126,21 @@ def compared(runs: Mapping[str, Mapping[int, Mapping[str, Any]]], *, target: boo
         }
         for protocol, of in runs.items()
     ]
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """The folders of the runs that the comparison in that folder has so far, protocol by protocol.
+
+    Raises ConfigError, in one line, if it has none or can't be read.
+    """
+    file = folder / COMPARISON
+    try:
+        found = [folder / str(run["folder"]) for run in json.loads(file.read_text()).get("runs", ())]
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ConfigError(f"{file}: no comparison can be read there ({error!r})") from None
+    if not found:
+        raise ConfigError(f"{folder} is a comparison's folder, and none of its runs has ended yet")
+    return found
 
 
 def _seconds(run: Mapping[str, Any], target: bool) -> float | None:

@@ -139,12 +139,16 @@ def verdict(past: Past) -> list[str]:
     lines = [f"The workers spent {parts[0]}, {parts[1]}, {parts[2]} and {parts[3]}.", "", *_table(past), ""]
     lines += _who(past, total)
     unordered = phases["waiting"] - sum(wait.seconds for wait in past.waits)
-    if unordered >= WORTH_SAYING * total:
-        lines.append(
-            f"Another {_percent(unordered, total)} of all time was waiting that no rule ordered: for the store, for "
-            "messages, for a core."
-        )
-    return lines + _what_helps(past, phases, total)
+    if unordered < WORTH_SAYING * total:
+        return lines + _what_helps(past, phases, total)
+    another = "Another " if past.culprits else ""
+    lines.append(
+        f"{another}{_percent(unordered, total)} of all time was waiting that no rule ordered: for the store, for "
+        "messages, or for a core."
+    )
+    crowded = _crowded(past, unordered, total)
+    helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(past, phases, total)
+    return [*lines, *crowded, *helps]
 
 
 def of_worker(past: Past, worker: int) -> list[str]:
@@ -312,6 +316,21 @@ def _what_helps(past: Past, phases: Mapping[str, float], total: float) -> list[s
             f"than the {_percent(phases['waiting'] + phases['transferring'], total)} of waiting and transfers."
         )
     return lines
+
+
+def _crowded(past: Past, unordered: float, total: float) -> list[str]:
+    """What helps where more threads compute than there are cores; nothing where that is not known."""
+    run = past.run
+    cores, threads = run.config.get("environment", {}).get("cores"), run.config.get("threads") or 1
+    if cores is None or run.simulated or run.workers * threads <= cores:
+        return []
+    each = "" if threads == 1 else f" with {threads} threads each"
+    fewer = "fewer workers (-n)" if threads == 1 else "--threads 1, or fewer workers (-n)"
+    on = "1 core" if cores == 1 else f"{cores} cores"
+    return [
+        f"There were {run.workers} workers{each} on {on}, so that some waited for one: {fewer} would make less of the "
+        f"{_percent(unordered, total)}."
+    ]
 
 
 def _step(past: Past, worker: int, step: int) -> list[str]:

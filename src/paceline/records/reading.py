@@ -18,11 +18,14 @@ from paceline.core.machine import Spec
 from paceline.core.orders import Order
 from paceline.core.scenario import Scenario, from_plain
 from paceline.errors import ConfigError
+from paceline.records.comparison import COMPARISON
 from paceline.records.ledger import connect, read_facts
 from paceline.records.summary import Summary, read
 
 LEDGER, SUMMARY = "ledger.sqlite", "summary.json"
 """The two files of a run's folder that say how it went."""
+SHOWN = 6
+"""Runs of a folder that a message names."""
 
 
 class LedgerDamaged(ConfigError):
@@ -74,8 +77,7 @@ def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
     """
     path = folder / LEDGER
     if not path.is_file():
-        missing = "there is no such folder" if not folder.exists() else f"there is no {LEDGER} in it"
-        raise ConfigError(f"{folder}: {missing}; name a run's folder")
+        raise ConfigError(f"{folder}: {_missing(folder)}")
     summary = read(folder / SUMMARY) if (folder / SUMMARY).exists() else None
     if summary is None and is_written(folder):
         raise ConfigError(f"{folder}: this run is still going on; try again when it has ended")
@@ -103,6 +105,21 @@ def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
         ledger.close()
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{folder}: what its ledger says of the run can't be read ({what})") from error
+
+
+def _missing(folder: Path) -> str:
+    """What is there instead of a run, and what to name."""
+    if not folder.exists():
+        return "there is no such folder; name a run's folder"
+    if not folder.is_dir():
+        return "it is a file; name a run's folder"
+    comparison = (folder / COMPARISON).is_file()
+    what = "it is a comparison's folder" if comparison else f"there is no {LEDGER} in it"
+    runs = sorted(found.parent.name for found in folder.glob(f"*/{LEDGER}"))
+    if not runs:
+        return f"{what}; name a run's folder"
+    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+    return f"{what}; name one of the runs below it: {', '.join(runs[:SHOWN])}{more}"
 
 
 def is_written(folder: Path) -> bool:

@@ -36,7 +36,8 @@ from paceline.errors import ConfigError
 from paceline.records.times import StepTimes
 from paceline.version import __version__
 
-Outcome = Literal["completed", "interrupted", "failed", "diverged"]
+Outcome = Literal["completed", "interrupted", "failed", "diverged", "crashed"]
+"""`crashed` is said of a run by its readers: it has written no summary."""
 Summary = dict[str, Any]
 
 DIGITS = 9  # significant digits of a float in a summary

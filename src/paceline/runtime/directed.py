@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from paceline.core.facts import (
     GradientReady,
@@ -37,6 +37,8 @@ class PrescribedLeases(Leases):
 
     prescribed: dict[int, deque[Batch | None]]
     """See `Directed.prescribed`."""
+    accounted: set[Batch] = field(default_factory=set)
+    """Applied, skipped or missed. A batch that returned may be taken here before it has, so the pool doesn't tell."""
 
     def take(self, worker: int, epoch: int, digest: str) -> Batch | None:
         """See `Leases`."""
@@ -44,6 +46,28 @@ class PrescribedLeases(Leases):
             raise ConfigError(f"worker {worker} draws another order of samples for epoch {epoch} than in the recording")
         batch = self.prescribed[worker].popleft()
         return None if batch is None else self._lease(worker, batch)
+
+    def skip(self, worker: int, batches: tuple[Batch, ...]) -> None:
+        """See `Leases`."""
+        self.accounted.update(batches)
+        Leases.skip(self, worker, batches)
+
+    def settle(self, worker: int, step: int) -> int:
+        """See `Leases`."""
+        self.accounted.update(self.bound.get((worker, step), ()))
+        return Leases.settle(self, worker, step)
+
+    def drop(self, worker: int, step: int, samples: Literal["return", "missed"]) -> None:
+        """See `Leases`."""
+        if samples == "missed":
+            self.accounted.update(self.bound.get((worker, step), ()))
+        Leases.drop(self, worker, step, samples)
+
+    def left_over(self) -> int:
+        """See `Leases`."""
+        waiting = {*self.pool, *(batch for held in self.held.values() for batch in held)}
+        waiting |= {batch for batches in self.bound.values() for batch in batches}
+        return self.missed + sum(map(self.size, waiting - self.accounted))
 
 
 class Directed(Coordinator):
@@ -55,6 +79,7 @@ class Directed(Coordinator):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._exchange.deaths_are_told = True
         self.prescribed: dict[int, deque[Batch | None]] | None = None
         """By worker: what it gets each time it asks for a batch, None where an epoch is over for it; who asks once more
         waits. None: it is dealt as in any run."""

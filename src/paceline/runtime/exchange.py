@@ -81,6 +81,9 @@ class Exchange:
         """In the steps whose updates are applied."""
         return self._leases.settled
 
+    deaths_are_told = False
+    """As in `ReplicaExchange`."""
+
     def tell(self, fact: Fact) -> None:
         """As in `ReplicaExchange`: there are no replicas."""
 

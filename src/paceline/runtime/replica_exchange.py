@@ -104,6 +104,9 @@ class ReplicaExchange:
         """Steps of each worker's replica."""
         self._later: list[_Later] = []
         self._kept = Kept()
+        self.deaths_are_told = False
+        """Whether somebody else says which groups fail by a death: else whoever has died fails its group. Replicas
+        outlive their workers, so the others can make its share."""
         self.lost: dict[int, None] = {}
         """Of whom the machine was told that they have died: their replicas count no more."""
 
@@ -229,15 +232,15 @@ class ReplicaExchange:
 
         def go() -> None:
             average.began = self._now()
-            members = [self._members[worker] for worker in order.members]
-            if not all(member.here and member.averager for member in members):
+            here = [w for w in order.members if self._members[w].here and self._members[w].averager]
+            if not here or (len(here) < len(order.members) and not self.deaths_are_told):
                 self._fail(average)
                 return
-            average.awaited = set(order.members)
+            average.awaited = set(here)
             for unused in self._kept.use(order.members):
                 self._tell(unused, messages.Evict(list(unused)))
-            share = messages.Average(order.group, list(order.members), sources, average.target, weights)
-            self._tell(order.members, share)
+            share = messages.Average(order.group, here, sources, average.target, weights)
+            self._tell(tuple(here), share)
 
         self._after(order.members, go)
 
@@ -367,7 +370,7 @@ class ReplicaExchange:
         if average.awaited or average.made:
             return
         order = average.order
-        if not all(self._members[worker].here for worker in order.members):
+        if not self.deaths_are_told and not all(self._members[worker].here for worker in order.members):
             self._fail(average)
             return
         average.made = True

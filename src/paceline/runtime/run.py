@@ -274,6 +274,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
             "numpy": version("numpy"),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "platform": platform.platform(),
+            "cores": len(os.sched_getaffinity(0)),
         },
         "simulated": settings.simulated is not None,
         "scenario": (settings.simulated or settings.scenario).to_plain(),

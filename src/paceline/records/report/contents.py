@@ -17,7 +17,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from paceline.core.choice import Choice, declared, written
+from paceline.core.choice import brief
 from paceline.core.counts import Counts
 from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
 from paceline.core.orders import Order, StepReplica
@@ -56,18 +56,11 @@ def contents(runs: Sequence[RecordedRun], slices: int = SLICES) -> Contents:
 
 def labels(runs: Sequence[RecordedRun]) -> list[str]:
     """A short name for each, unlike any other's: its protocol; where that is not enough, its folder or number too."""
-    names = [brief(run.choice) for run in runs]
+    names = [brief(run.choice.spec, run.choice.parameters()) for run in runs]
     for longer in ([run.folder.absolute().name for run in runs], map(str, range(1, len(runs) + 1))):
         times = Counter(names)
         names = [f"{name} ({more})" if times[name] > 1 else name for name, more in zip(names, longer, strict=True)]
     return names
-
-
-def brief(choice: Choice) -> str:
-    """The protocol, with those of its parameters that are not as they are by default."""
-    usual = declared(choice.spec.config)
-    settings = [f"{key}={written(value)}" for key, value in choice.parameters().items() if value != usual[key].default]
-    return choice.spec.name + (":" if settings else "") + ",".join(settings)
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -114,7 +107,7 @@ def summary_of(run: RecordedRun, history: History) -> Summary:
     for version, at, distance in database.execute("SELECT version, at, distance FROM consensus"):
         tally.consensus(version, at, distance)
     return tally.summary(
-        protocol=run.choice, workers=run.workers, threads=None, seed=run.seed, outcome="interrupted", error=None
+        protocol=run.choice, workers=run.workers, threads=None, seed=run.seed, outcome="crashed", error=None
     )
 
 
@@ -130,6 +123,7 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         "label": label,
         "folder": run.folder.absolute().name,
         "protocol": str(run.choice),
+        "brief": brief(run.choice.spec, run.choice.parameters()),
         "family": run.choice.spec.family,
         "simulated": run.simulated,
         "unended": run.unended,
