@@ -363,33 +363,35 @@ import os, time
 import paceline
 from paceline.training.averages import SharedMemoryGroups
 
-me, other_has_ended = paceline.worker(), os.environ["OTHER_HAS_ENDED"]
-average = SharedMemoryGroups.average
+me, folder = paceline.worker(), os.environ["MEETING"]
+average, met = SharedMemoryGroups.average, []
 
 
-def in_turn(self, group, members, *args, **kwargs):
-    "Worker 0's first pair waits until the other pair has averaged."
-    while list(members) == [0, 1] and me == 0 and not os.path.exists(other_has_ended):
-        time.sleep(0.001)
+def together(self, group, members, *args, **kwargs):
+    "In its first pair, each waits in the middle until both pairs are there."
+    if len(members) == 2 and not met:
+        met.append(group)
+        open(f"{folder}/{me}", "w").close()
+        while len(os.listdir(folder)) < 4:
+            time.sleep(0.001)
     average(self, group, members, *args, **kwargs)
-    if list(members) == [2, 3] and me == 3:
-        open(other_has_ended, "w").close()
 
 
-SharedMemoryGroups.average = in_turn
+SharedMemoryGroups.average = together
 """
 
 
 def test_groups_without_a_common_member_average_at_the_same_time(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Were they to take turns, worker 0 would wait for ever."""
-    monkeypatch.setenv("OTHER_HAS_ENDED", str(tmp_path / "ended"))
+    """Were they to take turns, the first pair would wait for ever."""
+    (tmp_path / "meeting").mkdir()
+    monkeypatch.setenv("MEETING", str(tmp_path / "meeting"))
     (tmp_path / "nodes.toml").write_text(NODES)
     flags = ("-n", "4", "-p", "ripples:schedule=static", "--scenario", str(tmp_path / "nodes.toml"))
     run = launch.run(AT_ONCE + training(), *flags, "--max-seconds", "60").completed()
     assert "--max-seconds" not in run.out + run.err
-    assert (tmp_path / "ended").exists()
+    assert len(list((tmp_path / "meeting").iterdir())) == 4
 
 
 # --- other ends ------------------------------------------------------------------------------------------
