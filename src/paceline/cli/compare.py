@@ -36,8 +36,8 @@ from paceline.core.choice import Choice, check_fit, choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import summary as summaries
-from paceline.records.comparison import COMPARISON, compared, known_metrics, plain_run
-from paceline.records.summary import Summary, Target
+from paceline.records.comparison import COMPARISON, compared, plain_run
+from paceline.records.summary import Summary, Target, metrics_of
 
 STATE, REPORT = COMPARISON, "report.html"
 ASKED = ("protocols", "seeds", "target")
@@ -196,7 +196,11 @@ def _arguments(
 
 def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:
     """Raises ConfigError if the script knows nothing of what the target is about."""
-    if target is None or summary["outcome"] != "completed" or target.metric in (known := known_metrics(summary)):
+    if (
+        target is None
+        or summary["outcome"] != "completed"
+        or target.metric in (known := metrics_of(summary["evaluations"]))
+    ):
         return
     has = f"has {', '.join(known)}" if known else "has none, as the script registers no evaluate"
     raise ConfigError(
@@ -205,7 +209,7 @@ def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:
 
 
 def _metric(target: Target | None, summary: Summary) -> str | None:
-    return target.metric if target else next(iter(known_metrics(summary)), None)
+    return target.metric if target else next(iter(metrics_of(summary["evaluations"])), None)
 
 
 def _comparison(

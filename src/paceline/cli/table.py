@@ -13,11 +13,9 @@ from rich.table import Table
 from paceline.core import choice
 from paceline.core.choice import written
 from paceline.protocols import registry
-from paceline.records.summary import Summary
+from paceline.records.summary import Summary, metrics_of
 
 WIDE = 1000  # columns, for output that no terminal shows
-MOMENT = ("at_seconds", "samples")
-"""What an evaluation has besides its version and metrics."""
 
 
 def print_summary(summary: Summary, folder: Path) -> None:
@@ -46,13 +44,11 @@ def print_summary(summary: Summary, folder: Path) -> None:
     if distance is not None:
         console.print(f"consensus: the replicas were {distance:.4g} from their mean, the last version", soft_wrap=True)
     if summary["evaluations"]:
-        last = dict(summary["evaluations"][-1])
-        version = last.pop("version")
-        metrics = ", ".join(
-            f"{k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in last.items() if k not in MOMENT
-        )
-        console.print(f"version {version}, the last: {metrics}", markup=False)
-    known = sorted({name for row in summary["evaluations"] for name in row} - {"version", "at_seconds", "samples"})
+        last = summary["evaluations"][-1]
+        values = ((name, last[name]) for name in metrics_of([last]))
+        metrics = ", ".join(f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in values)
+        console.print(f"version {last['version']}, the last: {metrics}", markup=False)
+    known = sorted(metrics_of(summary["evaluations"]))
     for target, met in summary["targets"].items():
         missed = f"not met; metrics: {', '.join(known) or 'none, as the script registers no evaluate'}"
         console.print(f"{target}: " + (f"after {met['at_seconds']:.1f} s" if met else missed), markup=False)

@@ -195,7 +195,7 @@ def _value(summary: Summary, metric: str, run: Path) -> float | None:
     if summary["outcome"] == "diverged":
         return None
     last = dict(summary["evaluations"][-1]) if summary["evaluations"] else {}
-    known = [name for name in last if name not in ("version", "at_seconds", "samples")]
+    known = summaries.metrics_of([last])
     if metric not in known:
         has = f"has {', '.join(known)}" if known else "has none, as the script registers no evaluate"
         raise ConfigError(f'--metric is "{metric}", but {run} {has}; name one that prepare(..., evaluate=) returns')

@@ -157,6 +157,11 @@ class Choice:
         """Every parameter's value, by name."""
         return asdict(self.config)
 
+    def to_plain(self) -> dict[str, Any]:
+        """As a run's `config.toml` has it: TOML has no null."""
+        config = {name: "none" if value is None else value for name, value in self.parameters().items()}
+        return {"name": self.spec.name, "config": config}
+
     @property
     def rounds(self) -> bool:
         """Whether workers go in rounds, at first."""

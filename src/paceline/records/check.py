@@ -43,9 +43,8 @@ from paceline.core.orders import (
     SwitchProtocol,
 )
 from paceline.errors import ProtocolViolation
-from paceline.records.reading import SUMMARY, RecordedRun
+from paceline.records.reading import SUMMARY, RecordedRun, measure
 from paceline.records.summary import Summary, Tally, Target
-from paceline.records.times import StepTimes
 
 TOLERANCE = 1e-6
 """Relative, of measured seconds: a summary has nine digits of them."""
@@ -833,23 +832,14 @@ class _Checking:
         self.proved.append("the summary is what the ledger comes to, staleness and each worker's share included")
 
     def _take_measurements(self) -> None:
-        ledger, tally = self.run.ledger, self.tally
-        self.table = "step_times"
-        for worker, *times in ledger.execute(
-            "SELECT worker, began, compute, push, wait, pull, other FROM step_times ORDER BY rowid"
-        ):
-            if worker in tally.shares:
-                tally.step_times(worker, StepTimes(*times))
-        self.table = "versions"
-        for version, at, samples, self.final in ledger.execute(
-            "SELECT version, at, samples, sha256 FROM versions ORDER BY rowid"
-        ):
-            tally.recorded(version, at, samples)
-        for version, metric, value in ledger.execute("SELECT version, metric, value FROM evaluations ORDER BY rowid"):
-            tally.evaluated(version, {metric: value})
-        for row in ledger.execute("SELECT version, at, distance FROM consensus ORDER BY rowid"):
-            tally.consensus(*row)
-        self.table = SUMMARY
+        def at(table: str) -> None:
+            self.table = table
+
+        measure(self.run.ledger, self.tally, at)
+        at("versions")
+        last = self.run.ledger.execute("SELECT sha256 FROM versions ORDER BY rowid DESC LIMIT 1").fetchone()
+        self.final = self.final if last is None else last[0]
+        at(SUMMARY)
 
 
 def _decoded(decoder: Any, body: Any) -> Any:

@@ -11,13 +11,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.records.summary import Summary, Target
+from paceline.records.summary import Summary, Target, metrics_of
 
 COMPARISON = "compare.json"
 """The file that makes a folder a comparison's."""
 PARTS = ("compute", "wait", "transfer", "other")
-NOT_METRICS = ("version", "at_seconds", "samples")
-"""What an evaluation has besides metrics."""
 
 T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -63,11 +61,6 @@ def seconds_to(target: Target, summary: Summary) -> float | None:
     """When the first recorded version that meets the target was made, in seconds; None if none does."""
     met = (row["at_seconds"] for row in summary["evaluations"] if target.met_by(_metrics(row)))
     return next(met, None)
-
-
-def known_metrics(summary: Summary) -> list[str]:
-    """Names of what the script's `evaluate` returns."""
-    return list(dict.fromkeys(name for row in summary["evaluations"] for name in row if name not in NOT_METRICS))
 
 
 def final(metric: str, summary: Summary) -> float | None:
@@ -166,4 +159,4 @@ def _known(values: Iterable[int | None]) -> Sequence[int]:
 
 
 def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if name not in NOT_METRICS and value is not None}
+    return {name: row[name] for name in metrics_of([row]) if row[name] is not None}

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,8 @@ from paceline.core.scenario import Scenario, from_plain
 from paceline.errors import ConfigError
 from paceline.records.comparison import COMPARISON
 from paceline.records.ledger import connect, read_facts
-from paceline.records.summary import Summary, read
+from paceline.records.summary import Summary, Tally, read
+from paceline.records.times import StepTimes
 
 LEDGER, SUMMARY = "ledger.sqlite", "summary.json"
 """The two files of a run's folder that say how it went."""
@@ -66,6 +67,24 @@ class RecordedRun:
     def history(self) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
         """Every fact with its orders, `why` included, in the order in which they were recorded."""
         return read_facts(self.folder / LEDGER)
+
+
+def measure(ledger: sqlite3.Connection, tally: Tally, at: Callable[[str], None] = lambda table: None) -> None:
+    """Tell the tally what the ledger's tables have measured. It knows the facts already; `at` is told each table."""
+    at("step_times")
+    steps = "SELECT worker, began, compute, push, wait, pull, other FROM step_times ORDER BY rowid"
+    for worker, *times in ledger.execute(steps):
+        if worker in tally.shares:
+            tally.step_times(worker, StepTimes(*times))
+    at("versions")
+    for row in ledger.execute("SELECT version, at, samples FROM versions ORDER BY rowid"):
+        tally.recorded(*row)
+    at("evaluations")
+    for version, metric, value in ledger.execute("SELECT version, metric, value FROM evaluations ORDER BY rowid"):
+        tally.evaluated(version, {metric: value})
+    at("consensus")
+    for row in ledger.execute("SELECT version, at, distance FROM consensus ORDER BY rowid"):
+        tally.consensus(*row)
 
 
 def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:

@@ -42,6 +42,9 @@ Summary = dict[str, Any]
 
 DIGITS = 9  # significant digits of a float in a summary
 
+MOMENT = ("version", "at_seconds", "samples")
+"""What an evaluation has that is no metric."""
+
 _MEETS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -406,6 +409,11 @@ class Tally:
                 del moment["version"]
                 return moment
         return None
+
+
+def metrics_of(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The metrics that any of a summary's evaluations has, in the script's order."""
+    return list(dict.fromkeys(name for one in evaluations for name in one if name not in MOMENT))
 
 
 def write(path: Path, summary: Summary) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.fabric.channel import Channel
+from paceline.records.times import exposed
 from paceline.runtime import messages
 
 Stage = Literal["starting", "offered", "training", "closing", "ended", "gone"]
@@ -98,15 +99,9 @@ class Member:
 
     def exposed(self, now: float) -> tuple[float, float]:
         """Seconds of its pushes and pulls between its last step's end and the release that followed: it waited."""
-        seconds = {"push": 0.0, "pull": 0.0}
-        since, until = self.finished_at, self.waited_until(now)
-        for direction, began, ended in sorted(self.transfers, key=lambda transfer: transfer[1]):
-            since = max(since, began)
-            if min(until, ended) > since:
-                seconds[direction] += min(until, ended) - since
-                since = min(until, ended)
+        seconds = exposed(self.transfers, self.finished_at, self.waited_until(now))
         self.transfers.clear()
-        return seconds["push"], seconds["pull"]
+        return seconds
 
     def wait(self, sentence: str | None) -> None:
         """It waits for this from now on; None: it goes on."""

@@ -243,12 +243,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "directory": str(Path.cwd()),
         "script_sha256": hashlib.sha256(settings.script.read_bytes()).hexdigest(),
         "arguments": list(settings.arguments),
-        "protocol": {
-            "name": settings.choice.spec.name,
-            "config": {  # TOML has no null
-                name: "none" if value is None else value for name, value in settings.choice.parameters().items()
-            },
-        },
+        "protocol": settings.choice.to_plain(),
         "workers": settings.workers,
         "threads": settings.threads,
         "seed": settings.seed,

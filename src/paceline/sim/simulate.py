@@ -226,17 +226,12 @@ def _training(simulation: Simulation) -> Training:
 
 def _config(simulation: Simulation) -> dict[str, Any]:
     """As a run's `config.toml` has it."""
-    choice, limit = simulation.choice, simulation.limit
+    limit = simulation.limit
     limits = {"max_seconds": limit.seconds, "max_steps": limit.steps, "max_versions": limit.versions}
     return {
         "paceline": __version__,
         "simulated": True,
-        "protocol": {
-            "name": choice.spec.name,
-            "config": {  # TOML has no null
-                name: "none" if value is None else value for name, value in choice.parameters().items()
-            },
-        },
+        "protocol": simulation.choice.to_plain(),
         "workers": simulation.workers,
         "seed": simulation.seed,
         "batch": simulation.batch or 0,

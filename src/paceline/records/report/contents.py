@@ -21,10 +21,9 @@ from paceline.core.choice import brief
 from paceline.core.counts import Counts
 from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
 from paceline.core.orders import Order, StepReplica
-from paceline.records.reading import LEDGER, RecordedRun
-from paceline.records.summary import Summary, Tally
+from paceline.records.reading import LEDGER, RecordedRun, measure
+from paceline.records.summary import Summary, Tally, metrics_of
 from paceline.records.timeline import Lane, Timeline, Transfer, read_timeline
-from paceline.records.times import StepTimes
 from paceline.records.waits import Wait, waits
 from paceline.version import __version__
 
@@ -37,8 +36,6 @@ WORKERS = 64
 """Workers that a run's charts of single workers show: where there are more, those with the most to do with waiting."""
 BINS = 300
 """Points of a curve over a run's time."""
-MOMENT = ("version", "at_seconds", "samples")
-"""What an evaluation has that is no metric."""
 PLACES = 6
 """Decimal places of seconds."""
 TICKS = 1e7
@@ -96,16 +93,7 @@ def summary_of(run: RecordedRun, history: History) -> Summary:
     tally = Tally()
     for fact, orders in history:
         tally.record(fact, orders)
-    database = run.ledger
-    for worker, *times in database.execute("SELECT worker, began, compute, push, wait, pull, other FROM step_times"):
-        if worker in tally.shares:
-            tally.step_times(worker, StepTimes(*times))
-    for row in database.execute("SELECT version, at, samples FROM versions ORDER BY rowid"):
-        tally.recorded(*row)
-    for version, metric, value in database.execute("SELECT version, metric, value FROM evaluations"):
-        tally.evaluated(version, {metric: value})
-    for version, at, distance in database.execute("SELECT version, at, distance FROM consensus"):
-        tally.consensus(version, at, distance)
+    measure(run.ledger, tally)
     return tally.summary(
         protocol=run.choice, workers=run.workers, threads=None, seed=run.seed, outcome="crashed", error=None
     )
@@ -118,7 +106,6 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
     waited = waits(history, run.choice.sentence)
     shown = the_most_waiting(waited, [lane.worker for lane in timeline.lanes])
     evaluations = summary["evaluations"]
-    metrics = dict.fromkeys(name for one in evaluations for name in one if name not in MOMENT)
     return {
         "label": label,
         "folder": run.folder.absolute().name,
@@ -132,7 +119,7 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         "summary": {key: value for key, value in summary.items() if key not in ("evaluations", "consensus")},
         "metrics": {
             name: [[one["at_seconds"], one["samples"], one[name]] for one in evaluations if name in one]
-            for name in metrics
+            for name in metrics_of(evaluations)
         },
         "consensus": [[one["at_seconds"], one["distance"]] for one in summary["consensus"]],
         **curves(history, timeline.began, timeline.ended, shown),
