@@ -18,8 +18,7 @@ from paceline.core.facts import Fact
 from paceline.core.orders import DropUpdate, Order
 from paceline.core.scenario import Kill, Network, Scenario
 from paceline.protocols import registry
-from paceline.records import check as rules
-from paceline.records.check import Checked, Wrong, check
+from paceline.records.check import Checked, Wrong, check, rules
 from paceline.records.ledger import SCHEMA
 from paceline.records.reading import open_run
 from paceline.sim.simulate import Simulation, simulate

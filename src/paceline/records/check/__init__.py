@@ -1,0 +1,58 @@
+"""Whether a run's ledger can be trusted: its facts are told to a fresh machine, and every rule is tried on what it has.
+
+The rules are those of the protocol (its declared invariants, after every fact), those that hold of all protocols, and
+what the ledger's tables and the summary have to do with each other. The first row that breaks one is named.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+import msgspec
+
+from paceline.records.check.checking import Checking
+from paceline.records.check.configuration import configuration
+from paceline.records.check.data import data
+from paceline.records.check.history import history
+from paceline.records.check.replays import for_replay
+from paceline.records.check.rules import READABLE, Broken, Wrong, count
+from paceline.records.check.summed_up import summary
+from paceline.records.reading import RecordedRun
+
+__all__ = ["Checked", "Wrong", "check"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Checked:
+    """What became of a check."""
+
+    wrong: Wrong | None
+    """None if nothing is."""
+    proved: list[str]
+    """A line each, with counts; what comes after the first wrong row was not looked at."""
+    counts: dict[str, int]
+
+
+def check(run: RecordedRun) -> Checked:
+    """Everything that can be told of this run; O(facts), with the invariants O(facts × workers)."""
+    checking = Checking(run)
+    wrong = None
+    try:
+        _everything(checking)
+    except Broken as broken:
+        wrong = broken.wrong(checking.table, checking.row)
+    except (sqlite3.Error, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        wrong = Wrong(table=checking.table, row=checking.row, rule=READABLE, expected="a row", found=str(error))
+    if wrong is not None and not checking.proved and checking.counts:
+        checking.proved.append(f"{count(checking.counts['facts'], 'fact')} before it, with all that follows from them")
+    return Checked(wrong=wrong, proved=checking.proved, counts=checking.counts)
+
+
+def _everything(checking: Checking) -> None:
+    configuration(checking)
+    history(checking)
+    data(checking)
+    for_replay(checking)
+    if checking.run.summary is not None:
+        summary(checking, checking.run.summary)

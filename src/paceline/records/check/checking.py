@@ -1,0 +1,41 @@
+"""A check on its way through a ledger."""
+
+from __future__ import annotations
+
+from paceline.records.check.general import Rules
+from paceline.records.reading import RecordedRun
+from paceline.records.summary import Tally
+
+
+class Checking:
+    """A check on its way through the ledger: `table` and `row` are where it stands."""
+
+    def __init__(self, run: RecordedRun) -> None:
+        self.run = run
+        self.table = "facts"
+        self.row: int | str | None = None
+        self.proved: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.rules = Rules(run.choice.spec)
+        self.tally = Tally()
+        self.here: dict[int, None] = {}
+        self.samples: dict[tuple[int, int], int | None] = {}
+        """By (worker, step) of every gradient."""
+        self.came: dict[tuple[int, str, int], int] = {}
+        """How often a step's update arrived, or a version was taken: by (worker, "push" or "pull", its number)."""
+        self.final: str | None = None
+        """The SHA-256 of the last recorded version."""
+
+    @property
+    def completed(self) -> bool:
+        return self.run.summary is not None and self.run.summary.get("outcome") == "completed" and self.until is None
+
+    @property
+    def until(self) -> int | None:
+        """The version that a replay was to go up to, and no further; as `paceline replay --until` notes it."""
+        return self.run.config.get("until")
+
+    @property
+    def trained(self) -> bool:
+        """Whether a script ran, rather than a simulation without gradients."""
+        return bool(self.run.config.get("script"))

@@ -1,0 +1,217 @@
+"""Whether every sample of an epoch is used once. Batches are never split, so the rules are told of batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from paceline.records.check.checking import Checking
+from paceline.records.check.rules import (
+    ACCOUNTED,
+    BATCHES,
+    DIGEST,
+    LEASED,
+    LEASED_ONCE,
+    MISSED,
+    ONCE,
+    OPENED,
+    PUSHED,
+    PUSHES,
+    READABLE,
+    TO_ITS_END,
+    Broken,
+    count,
+)
+from paceline.records.reading import SUMMARY
+
+
+def data(checking: Checking) -> None:
+    """Every sample of an epoch once: batches are never split, so it is told of batches."""
+    sizes = _epochs(checking)
+    in_steps: Counter[tuple[int, int]] = Counter()
+    users: dict[tuple[int, int], str] = {}
+    # ordered of a worker that had been stopped: its replica never had it, and the samples are missed
+    undone = checking.rules.own.intersection(checking.run.ledger.execute("SELECT worker, step FROM undone"))
+    leases = _leases(checking)
+    left = Counter(leases)
+    returned: Counter[tuple[int, int, int]] = Counter()
+    checking.table = "batches"
+    skipped = 0
+    rows = checking.run.ledger.execute("SELECT rowid, worker, step, epoch, batch, used FROM batches ORDER BY rowid")
+    for checking.row, worker, step, epoch, batch, used in rows:
+        size = sizes.get((epoch, batch))
+        if size is None:
+            raise Broken(OPENED, f"one of {len(sizes):,} batches", f"batch {batch} of epoch {epoch}")
+        if not left[worker, epoch, batch]:
+            found = f"batch {batch} of epoch {epoch}{' once more' if leases[worker, epoch, batch] else ''}"
+            raise Broken(LEASED, f"one that worker {worker} was leased", found)
+        left[worker, epoch, batch] -= 1
+        who = f"step {step} of worker {worker}"
+        if used == "step":
+            in_steps[worker, step] += size
+            returned[worker, epoch, batch] += (worker, step) in checking.rules.dropped
+            if (worker, step) not in checking.rules.applied or (worker, step) in undone:
+                continue
+        elif used == "skipped":
+            who = f"skipped by worker {worker} before its step {step}"
+            skipped += size
+        else:
+            raise Broken(READABLE, "used is step or skipped", used)
+        if (epoch, batch) in users:
+            found = f"batch {batch} of epoch {epoch} in {who}, after {users[epoch, batch]}"
+            raise Broken(ONCE, "a batch that is in no applied update yet", found)
+        users[epoch, batch] = who
+    checking.row = None
+    if sizes:
+        _gradients(checking, in_steps)
+    _pushes(checking)
+    _leased_once(checking, sizes, returned)
+    _missing(checking, sizes, set(users), {(epoch, batch) for _, epoch, batch in leases}, skipped)
+
+
+def _leases(checking: Checking) -> Counter[tuple[int, int, int]]:
+    """How often each (worker, epoch, batch) was leased."""
+    checking.table = "leases"
+    return Counter(checking.run.ledger.execute("SELECT worker, epoch, batch FROM leases WHERE batch IS NOT NULL"))
+
+
+def _leased_once(
+    checking: Checking, sizes: Mapping[tuple[int, int], int], returned: Mapping[tuple[int, int, int], int]
+) -> None:
+    """A batch that a loop gave back as it was left early can come again only to a later loop."""
+    checking.table = "leases"
+    times: Counter[tuple[int, int, int, int]] = Counter()
+    rows = checking.run.ledger.execute("SELECT rowid, worker, during, epoch, batch FROM leases ORDER BY rowid")
+    for checking.row, worker, during, epoch, batch in rows:
+        if batch is None:
+            continue
+        if (epoch, batch) not in sizes:
+            raise Broken(OPENED, f"one of {len(sizes):,} batches", f"batch {batch} of epoch {epoch}")
+        times[worker, during, epoch, batch] += 1
+        most = 1 + returned.get((worker, epoch, batch), 0) + checking.rules.left[worker]
+        if checking.completed and times[worker, during, epoch, batch] > most:
+            found = f"batch {batch} of epoch {epoch} to worker {worker} once more"
+            raise Broken(LEASED_ONCE, "another one", found)
+    checking.row = None
+
+
+def _epochs(checking: Checking) -> dict[tuple[int, int], int]:
+    checking.table = "epochs"
+    sizes: dict[tuple[int, int], int] = {}
+    rows = checking.run.ledger.execute("SELECT rowid, epoch, batches, samples, digest, batch_order FROM epochs")
+    for checking.row, epoch, batches, samples, digest, text in rows:
+        order = msgspec.json.decode(text)
+        found = len(order), sum(map(len, order)), _digest(order) or digest
+        if found != (batches, samples, digest):
+            raise Broken(DIGEST, f"{batches} batches, {samples} samples, digest {digest}", found)
+        sizes.update({(epoch, index): len(batch) for index, batch in enumerate(order)})
+    checking.row = None
+    return sizes
+
+
+def _gradients(checking: Checking, in_steps: Counter[tuple[int, int]]) -> None:
+    checking.table = "batches"
+    for (worker, step), samples in checking.samples.items():
+        if samples is not None and samples != in_steps[worker, step]:
+            found = f"{in_steps[worker, step]} in the batches of step {step} of worker {worker}"
+            raise Broken(BATCHES, f"{samples} samples, as its gradient says", found)
+
+
+def _pushes(checking: Checking) -> None:
+    checking.table = "pushes"
+    pushed: set[tuple[int, int]] = set()
+    rows = checking.run.ledger.execute("SELECT rowid, worker, step, samples FROM pushes ORDER BY rowid")
+    for checking.row, worker, step, samples in rows:
+        told = checking.samples.get((worker, step), samples)  # a run may have been stopped before the fact was told
+        if told != samples:
+            raise Broken(PUSHED, f"{told} samples in step {step} of worker {worker}", samples)
+        if (worker, step) in pushed:
+            raise Broken(PUSHES, "one that was not noted yet", f"step {step} of worker {worker} once more")
+        pushed.add((worker, step))
+    checking.row = None
+    if (checking.trained or pushed) and (gone := next((key for key in checking.samples if key not in pushed), None)):
+        raise Broken(PUSHES, f"one of step {gone[1]} of worker {gone[0]}", "none")
+
+
+def _missing(
+    checking: Checking,
+    sizes: Mapping[tuple[int, int], int],
+    used: set[tuple[int, int]],
+    leased: set[tuple[int, int]],
+    skipped: int,
+) -> None:
+    """What was not used: it is in `used` if it was applied or skipped."""
+    if not sizes:
+        return
+    checking.table = "leases"
+    opened, applied = sum(sizes.values()), sum(sizes[batch] for batch in used)
+    held, rest = sum(sizes[batch] for batch in leased - used), opened - applied
+    summary = checking.run.summary or {}
+    missed = summary.get("samples_missed") or 0
+    if missed > rest:
+        raise Broken(MISSED, f"{rest} samples or fewer", f"{missed} missed", SUMMARY, "samples_missed")
+    ran_out: list[int] = []
+    if checking.completed and summary.get("samples_missed") is not None:
+        # What was set aside for one who died is missed, too, though nobody was leased it.
+        exact = "died" not in checking.rules.reasons and not checking.rules.dealt_anew
+        if missed < held or (exact and missed > held):
+            least = f"{held}{'' if exact else ' or more'} missed"
+            raise Broken(ACCOUNTED, least, f"{missed} missed", SUMMARY, "samples_missed")
+        ran_out = _ran_out(checking)
+        never = [batch for batch in sizes if batch[0] in set(ran_out) and batch not in leased]
+        if sum(sizes[batch] for batch in never) > missed - held:
+            epoch, batch = never[0]
+            found = f"batch {batch} of epoch {epoch} was never leased, and {len(never)} in all"
+            raise Broken(TO_ITS_END, f"{missed - held} samples or fewer", found)
+    epochs = len({epoch for epoch, _ in sizes})
+    parts = [
+        f"{count:,} {what}"
+        for count, what in (
+            (skipped, "of them skipped by the script"),
+            (missed, "missed, as the summary says"),
+            (rest - missed, "not used by the end"),
+        )
+        if count
+    ]
+    rest_said = f" ({', '.join(parts)})" if parts else ""
+    checking.proved.append(f"{applied:,} of {opened:,} samples in {count(epochs, 'epoch')} each used once{rest_said}")
+    if ran_out:
+        ended = f"{count(len(ran_out), 'epoch')} of {epochs} ran out of data"
+        checking.proved.append(f"{ended}: no sample of them is neither used nor missed")
+    checking.counts.update(
+        samples=opened,
+        samples_used=applied,
+        samples_missed=missed,
+        samples_skipped=skipped,
+        epochs=epochs,
+        epochs_to_their_end=len(ran_out),
+    )
+
+
+def _ran_out(checking: Checking) -> list[int]:
+    """Epochs that had nothing left at the end; none where that can't be told.
+
+    Who asks in vain was left nothing: of a queue that is all; where batches are set aside for each worker, all of
+    them have to ask, but for those who died. Nothing is said of a run that was stopped, of one in which data was
+    dealt anew, and of an epoch whose loop some worker left early.
+    """
+    if checking.here or "stopped" in checking.rules.reasons or checking.rules.dealt_anew or not checking.rules.finished:
+        return []
+    asked: dict[int, set[int]] = {}
+    for worker, during in checking.run.ledger.execute("SELECT worker, during FROM leases WHERE batch IS NULL"):
+        asked.setdefault(during, set()).add(worker)
+    set_aside = checking.run.choice.rounds or checking.run.config.get("shards") == "static"
+    enough = [epoch for epoch, workers in sorted(asked.items()) if not set_aside or workers >= checking.rules.finished]
+    opened = {epoch for (epoch,) in checking.run.ledger.execute("SELECT epoch FROM epochs")}
+    return [epoch for epoch in enough if epoch in opened]
+
+
+def _digest(order: Sequence[Sequence[Any]]) -> str | None:
+    """As workers compute it; None where JSON has not kept what the sample ids were."""
+    if not all(isinstance(sample, int | str) for batch in order for sample in batch):
+        return None
+    return hashlib.blake2b(repr(order).encode(), digest_size=8).hexdigest()

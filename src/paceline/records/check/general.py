@@ -1,0 +1,256 @@
+"""What holds of every protocol's facts and orders."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.machine import Spec
+from paceline.core.orders import (
+    ApplyUpdate,
+    CopyReplica,
+    DropUpdate,
+    LeaveOut,
+    Order,
+    Reduce,
+    Release,
+    StepReplica,
+    SwitchProtocol,
+)
+from paceline.records.check.rules import (
+    APPLIED_ONCE,
+    ARRIVED,
+    DROPPED_ONCE,
+    ENDS,
+    FORWARD,
+    GROUP_ONCE,
+    NO_OVERLAP,
+    NOT_BOTH,
+    PULLED,
+    PULLS,
+    REPLICAS,
+    STEPS_ONCE,
+    VERSIONS,
+    WEIGHT_1,
+    Broken,
+    brief,
+)
+
+WEIGHTS = 1e-9
+"""How far from 1 a version's weights may sum up to: they are rounded."""
+
+
+@dataclass(slots=True)
+class Rules:
+    """What holds of every protocol's facts and orders. A fact comes before its orders."""
+
+    spec: Spec
+    at: float = -math.inf
+    version: int | None = None
+    """Of the store."""
+    replicas: dict[int, int | None] = field(default_factory=dict)
+    """By worker here: its replica's version; None if that is not known yet."""
+    used: dict[int, int] = field(default_factory=dict)
+    """By worker: its last step number."""
+    taken: dict[int, int] = field(default_factory=dict)
+    ready: dict[tuple[int, int], GradientReady] = field(default_factory=dict)
+    """Neither applied nor dropped yet."""
+    arrived: set[tuple[int, int]] = field(default_factory=set)
+    """The same, of updates that are at the store."""
+    applied: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By (worker, step): how stale it was."""
+    dropped: set[tuple[int, int]] = field(default_factory=set)
+    groups: dict[int, Reduce] = field(default_factory=dict)
+    """That are averaging."""
+    numbers: set[int] = field(default_factory=set)
+    busy: dict[int, int] = field(default_factory=dict)
+    """By worker: the group that it is in."""
+    gathered: dict[int, tuple[tuple[int, int, float], ...]] = field(default_factory=dict)
+    """Of each group whose mean gradient no replica was stepped with yet."""
+    copying: dict[int, int | None] = field(default_factory=dict)
+    staleness: Counter[int] = field(default_factory=Counter)
+    versions: int = 0
+    pulls: int = 0
+    changes: int = 0
+    """Of replicas."""
+    first: int | None = None
+    """The store's version at the beginning."""
+    orders: int = 0
+    released: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By (worker, step): the number of its order."""
+    stepping: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By worker here: steps that its replica was to make and may not have made, with the numbers of their orders."""
+    may_be_undone: set[tuple[int, int]] = field(default_factory=set)
+    """The same, of workers that left."""
+    own: set[tuple[int, int]] = field(default_factory=set)
+    """Steps that a replica was to make with its worker's own gradient."""
+    left: Counter[int] = field(default_factory=Counter)
+    """How often each worker left."""
+    reasons: set[str] = field(default_factory=set)
+    """Of those who left."""
+    finished: set[int] = field(default_factory=set)
+    """Who has left because there was no data left."""
+    dealt_anew: bool = False
+    """Whether data that was set aside for one worker became anybody's, by an order."""
+
+    def fact(self, fact: Fact) -> None:
+        if not fact.at >= self.at:
+            raise Broken(FORWARD, f"at is {self.at!r} or later", fact.at)
+        self.at = fact.at
+        match fact:
+            case GradientReady(worker=worker, step=step):
+                key = worker, step
+                if key in self.ready or key in self.applied or key in self.dropped:
+                    raise Broken(STEPS_ONCE, f"a new step of worker {worker}", f"step {step} once more")
+                if self.spec.family == "parameter-server" and self.taken.get(worker, -1) < fact.version:
+                    newest = self.taken.get(worker, "none")
+                    raise Broken(PULLED, f"the newest that worker {worker} has pulled: {newest}", fact.version)
+                self.ready[key] = fact
+                began, stepping = self.released.pop(key, 0), self.stepping.get(worker, {})
+                for made in [made for made, number in stepping.items() if number < began]:
+                    del stepping[made]  # it went on after that
+            case UpdateArrived(worker=worker, step=step):
+                self.arrived.add((worker, step))
+            case ParametersTaken(worker=worker, version=version):
+                if version < self.taken.get(worker, version):
+                    raise Broken(PULLS, f"{self.taken[worker]} or newer, for worker {worker}", version)
+                self.taken[worker] = version
+                self.pulls += 1
+            case TrainingBegan(members=members, version=version):
+                self.version = self.first = version
+                for worker, _, step in members:
+                    self.used[worker] = step - 1
+                    self.replicas[worker] = 0
+            case WorkerJoined(worker=worker, step=step):
+                if step <= self.used.get(worker, -1):
+                    raise Broken(STEPS_ONCE, f"worker {worker} comes with {self.used[worker] + 1} or later", step)
+                self.used[worker], self.replicas[worker] = step - 1, None
+            case WorkerLeft(worker=worker, reason=reason):
+                self.left[worker] += 1
+                self.reasons.add(reason)
+                if reason == "finished":
+                    self.finished.add(worker)
+                self.may_be_undone.update((worker, step) for step in self.stepping.pop(worker, ()))
+                self.busy.pop(worker, None)
+                self.replicas.pop(worker, None)
+            case ReduceFinished(group=group) | ReduceFailed(group=group):
+                self._end(group, isinstance(fact, ReduceFinished))
+            case _:
+                pass
+
+    def order(self, order: Order) -> None:
+        self.orders += 1
+        match order:
+            case Release(worker=worker, step=step):
+                self.released[worker, step] = self.orders
+                if step <= self.used.get(worker, -1):
+                    raise Broken(STEPS_ONCE, f"worker {worker} goes on to {self.used[worker] + 1} or later", step)
+                self.used[worker] = step
+                if order.parameters == "own" and self.replicas.get(worker) is None:
+                    self.replicas[worker] = order.version
+            case ApplyUpdate(version=version, contributions=contributions):
+                if self.version is not None and version != self.version + 1:
+                    raise Broken(VERSIONS, f"version {self.version + 1}", f"version {version}")
+                if self.spec.optimizer == "store":
+                    self._weigh(contributions)
+                for worker, step, _ in contributions:
+                    self._apply(worker, step, version, self.arrived)
+                self.version, self.versions = version, self.versions + 1
+            case StepReplica(worker=worker, step=step, version=version, group=group):
+                self._changes(worker, version)
+                self.stepping.setdefault(worker, {})[step] = self.orders
+                if group is None:
+                    self.own.add((worker, step))
+                    self._apply(worker, step, version, self.ready)
+                else:
+                    for other, other_step, _ in self.gathered.pop(group, ()):
+                        self._apply(other, other_step, version, self.ready)
+            case DropUpdate(worker=worker, step=step):
+                self._drop(worker, step)
+            case Reduce():
+                self._begin(order)
+            case CopyReplica(source=source, worker=worker):
+                self.replicas[worker] = self.replicas.get(source)
+            case LeaveOut() | SwitchProtocol():
+                self.dealt_anew = True
+            case _:
+                pass
+
+    def _apply(self, worker: int, step: int, version: int, there: Any) -> None:
+        key, what = (worker, step), f"step {step} of worker {worker}"
+        if key in self.applied:
+            raise Broken(APPLIED_ONCE, "an update that is in no version yet", f"{what} once more")
+        if key in self.dropped:
+            raise Broken(NOT_BOTH, "an update that was not dropped", f"{what}, which was")
+        if key not in there or key not in self.ready:
+            raise Broken(ARRIVED, "one that is there", f"{what}, which is not")
+        stale = version - 1 - self.ready.pop(key).version
+        self.arrived.discard(key)
+        self.applied[key] = stale
+        self.staleness[stale] += 1
+
+    def _drop(self, worker: int, step: int) -> None:
+        key, what = (worker, step), f"step {step} of worker {worker}"
+        if key in self.dropped:
+            raise Broken(DROPPED_ONCE, "an update that was not dropped yet", f"{what} once more")
+        if key in self.applied:
+            if self.spec.family == "parameter-server":
+                raise Broken(NOT_BOTH, "an update that is in no version", f"{what}, which was applied")
+            stale = self.applied.pop(key)  # to a replica that is gone
+            self.staleness[stale] -= 1
+        self.ready.pop(key, None)
+        self.arrived.discard(key)
+        self.dropped.add(key)
+
+    def _changes(self, worker: int, version: int) -> None:
+        before = self.replicas.get(worker)
+        if before is not None and version != before + 1:
+            raise Broken(REPLICAS, f"version {before + 1} of worker {worker}'s", f"version {version}")
+        self.replicas[worker] = version
+        self.changes += 1
+
+    def _weigh(self, contributions: Sequence[tuple[int, int, float]]) -> None:
+        total = math.fsum(weight for _, _, weight in contributions)
+        if not abs(total - 1) <= WEIGHTS:
+            raise Broken(WEIGHT_1, 1, f"{total!r}, of {brief(contributions)}")
+
+    def _begin(self, order: Reduce) -> None:
+        if order.group in self.numbers:
+            raise Broken(GROUP_ONCE, "a new number", f"group {order.group} once more")
+        for worker in order.members:
+            if worker in self.busy:
+                found = f"worker {worker} in group {order.group} while it is in group {self.busy[worker]}"
+                raise Broken(NO_OVERLAP, "members who are in no group", found)
+        if order.what == "gradients":
+            self._weigh(order.contributions)
+            self.gathered[order.group] = order.contributions
+        self.numbers.add(order.group)
+        self.groups[order.group] = order
+        self.busy.update(dict.fromkeys(order.members, order.group))
+
+    def _end(self, group: int, averaged: bool) -> None:
+        if group not in self.groups:
+            raise Broken(ENDS, "a group that is averaging", f"group {group}, which is not")
+        order = self.groups.pop(group)
+        if not averaged:
+            self.gathered.pop(group, None)
+        for worker in order.members:
+            if self.busy.get(worker) == group:
+                del self.busy[worker]
+                before = self.replicas.get(worker)
+                if averaged and order.what == "parameters" and before is not None:
+                    self._changes(worker, before + 1)

@@ -1,0 +1,221 @@
+"""Facts and orders: a fresh machine is told the facts and must give the same orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, get_args
+
+import msgspec
+
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.core.machine import Machine
+from paceline.core.orders import Order
+from paceline.errors import ProtocolViolation
+from paceline.records.check.checking import Checking
+from paceline.records.check.rules import (
+    ALL_LEFT,
+    BELONGS,
+    POSITIONS,
+    READABLE,
+    SAME_ORDERS,
+    SETTLED,
+    WITHOUT_GAP,
+    Broken,
+    brief,
+    count,
+)
+
+_FACTS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Fact)}
+_ORDERS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Order)}
+
+
+def history(checking: Checking) -> None:
+    machine, rules = checking.run.choice.machine(), checking.rules
+    invariants = list(_invariants(checking, machine))
+    facts = orders = 0
+    for (number, *row), given in _rows(checking):
+        checking.table, checking.row = "facts", number
+        if number != facts + 1:
+            raise Broken(WITHOUT_GAP, f"fact {facts + 1}", f"fact {number}")
+        fact = _fact(checking, row)
+        rules.fact(fact)
+        expected = _told(checking, machine, fact)
+        found: list[Order] = []
+        for order_row in given:
+            checking.table, checking.row = "orders", order_row[0]
+            order = _order(checking, order_row)
+            rules.order(order)
+            found.append(order)
+        orders += len(found)
+        checking.table, checking.row = "facts", number
+        _compare(checking, found, expected, [order_row[0] for order_row in given])
+        for place, (row_id, _, position, *_) in enumerate(given):
+            if position != place:
+                raise Broken(POSITIONS, f"position {place} of fact {number}", position, "orders", row_id)
+        for sentence, holds in invariants:
+            _holds(checking, sentence, holds)
+        _note(checking, fact, expected)
+        checking.counts["facts"] = facts = facts + 1
+    checking.row = None
+    checking.counts.update(
+        facts=facts,
+        orders=orders,
+        applied=len(rules.applied),
+        dropped=len(rules.dropped),
+        versions=rules.versions,
+        pulls=rules.pulls,
+        groups=len(rules.numbers),
+        invariants=len(invariants),
+    )
+    if checking.completed:
+        if checking.here:
+            raise Broken(ALL_LEFT, "nobody is here after the last fact", f"worker {_names(checking.here)}")
+        if rules.ready:
+            (worker, step), *_ = rules.ready
+            raise Broken(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(rules.ready)} in all")
+    _say_history(checking, facts, orders, [sentence for sentence, _ in invariants])
+
+
+def _say_history(checking: Checking, facts: int, orders: int, invariants: Sequence[str]) -> None:
+    rules, say = checking.rules, checking.proved.append
+    if checking.until is not None:
+        say(f"it is a replay up to version {checking.until}: workers may be there still, and gradients be left")
+    say(f"{facts:,} facts in the order of time; a fresh machine gives the same {orders:,} orders")
+    of = f"of {checking.run.choice.spec.name}"
+    say(f"{count(len(invariants), f'invariant {of}', f'invariants {of}')} after every fact")
+    lost = f", {len(rules.dropped):,} dropped" if rules.dropped else ""
+    open_ = f", {len(rules.ready):,} not settled by then" if rules.ready else ""
+    say(f"{count(len(rules.applied), 'update')} each applied once{lost}{open_}")
+    if checking.run.choice.spec.family == "parameter-server":
+        weights = ", the weights of each sum to 1" if checking.run.choice.spec.optimizer == "store" else ""
+        say(f"{count(rules.versions, 'version')} without a gap{weights}")
+        say(f"{count(rules.pulls, 'pull')}, none of an older version than the worker's last one")
+    else:
+        say(f"{count(rules.changes, 'change')} of replicas, whose versions have no gap")
+        say(f"{count(len(rules.numbers), 'group')}, of which no two shared a worker at the same time")
+
+
+def _rows(checking: Checking) -> Iterator[tuple[tuple[Any, ...], list[tuple[Any, ...]]]]:
+    """Every row of `facts`, with its rows of `orders`."""
+    ledger = checking.run.ledger
+    facts = ledger.execute("SELECT id, at, kind, worker, step, version, body FROM facts ORDER BY id")
+    rows = ledger.execute(
+        "SELECT id, fact, position, kind, worker, step, version, body FROM orders ORDER BY fact, position, id"
+    )
+    groups = groupby(rows, key=itemgetter(1))
+    of, given = next(groups, (None, iter(())))
+    for fact in facts:
+        if of is not None and (not isinstance(of, int) or of < fact[0]):
+            _stray(checking, next(given), fact[0])
+        if of == fact[0]:
+            yield fact, list(given)
+            of, given = next(groups, (None, iter(())))
+        else:
+            yield fact, []
+    if of is not None:
+        _stray(checking, next(given), None)
+
+
+def _stray(checking: Checking, row: tuple[Any, ...], before: int | None) -> None:
+    rule = BELONGS if before is None else WITHOUT_GAP
+    raise Broken(rule, f"fact {row[1]}", "there is no such fact", "orders", row[0])
+
+
+def _fact(checking: Checking, row: Sequence[Any]) -> Fact:
+    at, kind, *columns, body = row
+    if kind not in _FACTS:
+        raise Broken(READABLE, f"one of {', '.join(_FACTS)}", kind)
+    fact: Fact = _decoded(_FACTS[kind], body)
+    if [fact.at, *_columns(fact)] != [at, *columns]:
+        raise Broken(READABLE, fact, f"at, worker, step, version = {[at, *columns]}")
+    return fact
+
+
+def _order(checking: Checking, row: Sequence[Any]) -> Order:
+    _, _, _, kind, *columns, body = row
+    if kind not in _ORDERS:
+        raise Broken(READABLE, f"one of {', '.join(_ORDERS)}", kind)
+    order: Order = _decoded(_ORDERS[kind], body)
+    if _columns(order) != columns:
+        raise Broken(READABLE, order, f"worker, step, version = {columns}")
+    return order
+
+
+def _told(checking: Checking, machine: Machine, fact: Fact) -> tuple[Order, ...]:
+    try:
+        return machine.handle(fact)
+    except ProtocolViolation as violation:
+        raise Broken(violation.rule, "a fact that can be true now", fact) from None
+
+
+def _compare(checking: Checking, found: Sequence[Order], expected: Sequence[Order], ids: Sequence[int]) -> None:
+    """Whatever their reasons."""
+    for order, again, row in zip(found, expected, ids, strict=False):
+        if order != again:
+            raise Broken(SAME_ORDERS, again, order, "orders", row)
+    if len(found) > len(expected):
+        raise Broken(SAME_ORDERS, "no further order", found[len(expected)], "orders", ids[len(expected)])
+    if len(found) < len(expected):
+        raise Broken(SAME_ORDERS, expected[len(found)], "no further order that follows from this fact")
+
+
+def _invariants(checking: Checking, machine: Any) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Each with the test of it, of the protocol and of those that it is composed of."""
+    choice = checking.run.choice
+    for sentence, holds in choice.spec.invariants.items():
+        yield sentence, lambda holds=holds: holds(machine)  # type: ignore[misc]
+    for name, part in zip(choice.spec.parts, choice.parts, strict=True):
+        for sentence, holds in part.spec.invariants.items():
+            yield f"{name}: {sentence}", lambda holds=holds, name=name: holds(getattr(machine, name).machine)  # type: ignore[misc]
+
+
+def _holds(checking: Checking, sentence: str, holds: Callable[[], bool]) -> None:
+    name = checking.run.choice.spec.name
+    try:
+        kept = holds()
+    except Exception as error:
+        raise Broken(f"{name}: {sentence}", "true after this fact", f"{type(error).__name__}: {error}") from error
+    if not kept:
+        raise Broken(f"{name}: {sentence}", "true after this fact", "false")
+
+
+def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
+    match fact:
+        case TrainingBegan(members=members):
+            checking.here.update({worker: None for worker, _, _ in members})
+        case WorkerJoined(worker=worker):
+            checking.here[worker] = None
+        case WorkerLeft(worker=worker):
+            checking.here.pop(worker, None)
+        case GradientReady(worker=worker, step=step, samples=samples):
+            checking.samples[worker, step] = samples
+        case UpdateArrived(worker=worker, step=step):
+            checking.came[worker, "push", step] = checking.came.get((worker, "push", step), 0) + 1
+        case ParametersTaken(worker=worker, version=version):
+            checking.came[worker, "pull", version] = checking.came.get((worker, "pull", version), 0) + 1
+    checking.tally.record(fact, orders)
+
+
+def _decoded(decoder: Any, body: Any) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise Broken(READABLE, "its fields, as JSON", f"{brief(body)} ({error})") from None
+
+
+def _columns(value: Fact | Order) -> list[Any]:
+    return [getattr(value, "worker", None), getattr(value, "step", None), getattr(value, "version", None)]
+
+
+def _names(workers: Sequence[int] | dict[int, None]) -> str:
+    return ", ".join(map(str, workers))

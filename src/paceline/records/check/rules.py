@@ -1,0 +1,95 @@
+"""The rules that a check tries, and how a broken one is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+AT_LENGTH = 160
+"""Characters of an order or a value in a message."""
+
+# The rules of all protocols.
+READABLE = "every row can be read, and its columns say what its body says"
+WITHOUT_GAP = "facts are numbered from 1 without a gap"
+BELONGS = "every order follows from a fact"
+POSITIONS = "the orders of a fact are numbered from 0 without a gap"
+FORWARD = "time never goes back"
+SAME_ORDERS = "a fresh machine gives the same orders"
+STEPS_ONCE = "a step number is never used twice"
+ARRIVED = "only an update that has arrived is applied, or a gradient that is ready"
+APPLIED_ONCE = "every update is applied at most once"
+NOT_BOTH = "an update is applied or dropped, not both"
+DROPPED_ONCE = "every update is dropped at most once"
+PULLS = "a worker never pulls an older version than before"
+PULLED = "a gradient is computed on a version that its worker has pulled"
+VERSIONS = "versions count up by one"
+REPLICAS = "a replica's versions count up by one"
+WEIGHT_1 = "the weights of one version's gradients sum to 1"
+GROUP_ONCE = "a group's number is never used twice"
+NO_OVERLAP = "no two groups that average at the same time share a worker"
+ENDS = "a group that ends has begun"
+ALL_LEFT = "everybody has left by the end of a run that was completed"
+SETTLED = "every gradient of a run that was completed was applied or dropped"
+SAME_CONFIG = "config.toml and the ledger say the same of the run"
+OPENED = "a batch belongs to an epoch that was opened"
+LEASED = "a worker uses only batches that it was leased"
+DIGEST = "an epoch's order of samples has the digest that was noted, and as many batches and samples"
+BATCHES = "a gradient has as many samples as its batches"
+PUSHED = "what was noted of a push has its gradient's samples"
+ONCE = "every batch of an epoch is used at most once"
+MISSED = "no more samples are missed than were not used"
+ACCOUNTED = "what was leased, and is in no applied update and not skipped, is missed"
+TO_ITS_END = "of an epoch that ran out of data every batch was leased, or is missed"
+LEASED_ONCE = "a worker is not leased a batch once more in one loop, but for one that returned"
+CHECKSUMS = "every version of a store has one checksum"
+PUSHES = "every gradient has one push"
+TRANSFERS = "where there is a network, what arrived was transferred, and each transfer is noted once"
+UNDONE = "a step is left undone only if a replica was to make it, and its worker left without going on"
+STALENESS = "reported staleness is the number of versions made between an update's parameters and it"
+SUMMED_UP = "the summary says what the ledger comes to"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    """The first thing that is not as it should be."""
+
+    table: str
+    """Of the ledger; or the name of another file."""
+    row: int | str | None
+    """Its id or rowid in that table, or its key; None if it is no single row."""
+    rule: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        where = self.table if self.row is None else f"{self.table}, row {self.row}"
+        return f"{where}: {self.rule}\nexpected: {self.expected}\nfound:    {self.found}"
+
+
+class Broken(Exception):
+    """A rule that is broken, where the check stands; `table` and `row` if it is elsewhere."""
+
+    def __init__(
+        self, rule: str, expected: object, found: object, table: str | None = None, row: int | str | None = None
+    ) -> None:
+        super().__init__(rule)
+        self.rule, self.expected, self.found, self.table, self.row = rule, brief(expected), brief(found), table, row
+
+    def wrong(self, table: str, row: int | str | None) -> Wrong:
+        if self.table is not None:
+            table, row = self.table, self.row
+        return Wrong(table=table, row=row, rule=self.rule, expected=self.expected, found=self.found)
+
+
+def brief(value: object) -> str:
+    text = value if isinstance(value, str) else _said(value)
+    return text if len(text) <= AT_LENGTH else f"{text[: AT_LENGTH - 1]}…"
+
+
+def _said(value: object) -> str:
+    """An order without its reason, which is not compared."""
+    text = repr(value)
+    return f"{text[: text.index(', why=')]})" if ", why=" in text else text
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

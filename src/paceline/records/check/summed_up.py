@@ -1,0 +1,66 @@
+"""Whether the summary says what the ledger comes to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from paceline.records.check.checking import Checking
+from paceline.records.check.rules import STALENESS, SUMMED_UP, Broken
+from paceline.records.reading import SUMMARY, measure
+from paceline.records.summary import Summary, Target
+
+TOLERANCE = 1e-6
+"""Relative, of measured seconds: a summary has nine digits of them."""
+
+
+def summary(checking: Checking, summary: Summary) -> None:
+    """It is made anew from the ledger, and compared."""
+    checking.table, checking.row = SUMMARY, None
+    counted = {str(stale): times for stale, times in sorted(checking.rules.staleness.items()) if times}
+    reported = summary.get("staleness", {}).get("histogram")
+    if reported != counted:
+        raise Broken(STALENESS, counted, reported, SUMMARY, "staleness.histogram")
+    _take_measurements(checking)
+    began = checking.tally.began or 0.0
+    again = checking.tally.summary(
+        protocol=checking.run.choice,
+        workers=checking.run.workers,
+        threads=summary.get("threads"),
+        seed=checking.run.seed,
+        outcome=summary.get("outcome", "completed"),
+        error=summary.get("error"),
+        ended=None if checking.tally.began is None else began + float(summary.get("wall_seconds") or 0.0),
+        samples_missed=summary.get("samples_missed") or 0,
+        final_parameters_sha256=None if summary.get("final_parameters_sha256") is None else checking.final,
+        targets=[Target.parse(text) for text in checking.run.config.get("targets", ())],
+    )
+    for key, value in again.items():
+        if key != "paceline" and (difference := _difference(key, value, summary.get(key))):
+            raise Broken(SUMMED_UP, difference[1], difference[2], SUMMARY, difference[0])
+    checking.proved.append("the summary is what the ledger comes to, staleness and each worker's share included")
+
+
+def _take_measurements(checking: Checking) -> None:
+    def at(table: str) -> None:
+        checking.table = table
+
+    measure(checking.run.ledger, checking.tally, at)
+    at("versions")
+    last = checking.run.ledger.execute("SELECT sha256 FROM versions ORDER BY rowid DESC LIMIT 1").fetchone()
+    checking.final = checking.final if last is None else last[0]
+    at(SUMMARY)
+
+
+def _difference(path: str, expected: Any, found: Any) -> tuple[str, Any, Any] | None:
+    """Where these two JSON values differ first, and in what."""
+    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
+        parts = [(f"{path}.{key}", expected[key], found[key]) for key in expected]
+    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        parts = [(f"{path}[{at}]", one, other) for at, (one, other) in enumerate(zip(expected, found, strict=True))]
+    elif isinstance(expected, float) and isinstance(found, float | int):
+        same = math.isclose(expected, found, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        return None if same else (path, expected, found)
+    else:
+        return None if expected == found else (path, expected, found)
+    return next(filter(None, (_difference(*part) for part in parts)), None)
