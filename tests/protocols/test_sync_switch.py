@@ -347,13 +347,18 @@ def test_each_switch_to_the_second_part_begins_a_ramp_of_its_own() -> None:
     assert [scale for _, scale in momenta(world)] == [1.0, 0.25, 0.5, 0.75, 1.0, 0.25, 0.5, 0.75, 1.0]
 
 
-def test_whoever_comes_after_the_switch_is_stepped_with_the_momentum_of_the_others() -> None:
-    newcomer = WorkerJoined(worker=4, host="host", step=0, at=60.0)
-    settings = "switch_at=0.25,momentum=zero"
-    world = Virtual(machine(settings), 4, lambda *_: 1.0, work=4800).run(newcomer)
-    assert world.switches()[0][:2] == ("asp", "planned")
-    assert world.switches()[0][2] < 60
-    assert any(worker == 4 for worker, _ in world.applied)
+@pytest.mark.parametrize("worker", [3, 4])
+def test_whoever_comes_after_the_switch_is_stepped_with_the_momentum_of_the_others(worker: int) -> None:
+    """A newcomer, and one that had left: both begin with the script's own."""
+    events = [
+        WorkerLeft(worker=3, reason="died", at=50.5),
+        WorkerJoined(worker=worker, host="host", step=900, at=60.0),
+    ]
+    world = Virtual(machine("switch_at=0.25,momentum=zero"), 4, lambda *_: 1.0, work=4800).run(*events)
+    assert [way[1] for way in world.switches()] == ["planned"]
+    assert world.switches()[0][2] < 50
+    assert (worker, 900) in world.applied
+    assert [(fact.at, order) for fact, order in world.told if order == adjust(worker, 1.0, 0.0) and fact.at > 60]
     assert [scale for _, scale in momenta(world)] == [1.0, 0.0]
 
 
