@@ -85,8 +85,8 @@ RAMPS = 4
 class Config:
     """What comes first and what then, when, and what is done about workers that are slow for a time."""
 
-    first: str = parameter("bsp", "the protocol of the first part of the work")
-    then: str = parameter("asp", "the protocol of the rest")
+    first: str = parameter("bsp", "the protocol of the first part of the work, of those whose optimizer the store runs")
+    then: str = parameter("asp", "the protocol of the rest, likewise")
     switch_at: float = parameter(0.0625, "the share of the run's work after which `then` takes over", least=0, most=1)
     count: Literal["samples", "rounds"] = parameter(
         "samples",
