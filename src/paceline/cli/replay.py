@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import platform
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import connect
 from paceline.records.reading import LEDGER, RecordedRun, open_run
+from paceline.records.replayed import Compared, compare
 from paceline.records.summary import Summary
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ def add_to(commands: Any) -> None:
     add("--until", type=whole("--until", 1), metavar="VERSION", help=until)
     add("--script", type=Path, metavar="FILE", help="where the script is now (default: where it was)")
     add("--out", type=Path, metavar="DIR", help="the replay's own folder (default: runs/replay-RUN-DATE-TIME)")
+    excused = "a scalar or metric that depends on time and is not compared (repeatable)"
+    add("--except", dest="excused", action="append", default=[], metavar="NAME", help=excused)
+    add("--json", action="store_true", help="print what came out as one JSON object")
     command.set_defaults(call=call)
 
 
@@ -68,21 +72,52 @@ def call(options: argparse.Namespace) -> int:
         if "script" not in recorded.config:
             raise ConfigError(f"{options.run}: it was simulated without a script: there is nothing to compute again")
         script = checked_script(options.script or _script(recorded.config))
-        for line in (recorded.unended, *differences(recorded.config, script)):
-            if line:
+        notes = [line for line in (recorded.unended, *differences(recorded.config, script)) if line]
+        if not options.json:
+            for line in notes:
                 print(f"paceline: {line}")
-        newest = max((v for table in ("versions", "checksums") for v, _ in _rows(recorded.folder, table)), default=0)
+        newest = max((v for table in ("versions", "checksums") for v in _versions(recorded, table)), default=0)
         if options.until is not None and options.until > newest:
             raise ConfigError(f"--until is {options.until}; the run's last version is {newest}")
         folder = options.out or new_folder(f"replay-{options.run.name}")
-        summary = replay(recorded, script, folder, options.until)
-    if summary["outcome"] != "completed":
+        summary = replay(recorded, script, folder, options.until, json=options.json)
+        compared = None
+        if summary["outcome"] == "completed":
+            with closing(connect(folder / LEDGER)) as again:
+                compared = compare(recorded, again, options.until, options.excused)
+    if options.json:
+        print(json.dumps(_plain(options, folder, notes, summary, compared), indent=2))
+    elif compared is None:
         print(f"{summary['outcome']}: {summary['error']}")
+    else:
+        for sentence in compared.sentences:
+            print(sentence)
+        print(f"{folder}: the replay's ledger and versions")
+    if compared is None:
         return CODES[summary["outcome"]]
-    comparison = compare(options.run, folder, options.until)
-    print(comparison.sentence)
-    print(f"{folder}: the replay's ledger and versions")
-    return 0 if comparison.same else DIFFERS
+    return 0 if compared.same else DIFFERS
+
+
+def _plain(
+    options: argparse.Namespace, folder: Path, notes: list[str], summary: Summary, compared: Compared | None
+) -> dict[str, Any]:
+    """What `--json` prints; `compared` is None if the replay came to no end."""
+    differences = [] if compared is None else [one.to_plain() for one in compared.differences]
+    last = None if compared is None else compared.last
+    return {
+        "run": str(options.run),
+        "folder": str(folder),
+        "same": compared is not None and compared.same,
+        "outcome": summary["outcome"],
+        "error": summary["error"],
+        "until": options.until,
+        "except": options.excused,
+        "notes": notes,
+        "last_version": None if last is None else {"version": last[0], "sha256": last[1]},
+        "compared": None if compared is None else compared.counts,
+        "difference": differences[0] if differences else None,
+        "differences": differences,
+    }
 
 
 def _script(config: Mapping[str, Any]) -> Path:
@@ -113,7 +148,9 @@ def differences(config: Mapping[str, Any], script: Path) -> Iterator[str]:
             yield f"the run was made with {key} {then}, and here it is {value}"
 
 
-def replay(recorded: RecordedRun, script: Path, folder: Path, until: int | None = None) -> Summary:
+def replay(
+    recorded: RecordedRun, script: Path, folder: Path, until: int | None = None, *, json: bool = False
+) -> Summary:
     """Make it again, up to that version. Returns the summary of the replay, whose times are the recorded ones.
 
     Raises ConfigError if it can't be made again here.
@@ -129,7 +166,7 @@ def replay(recorded: RecordedRun, script: Path, folder: Path, until: int | None 
             journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
         workers.prescribed = _leases(recorded)
         workers.recordings.prescribed = _recordings(recorded)
-        workers.undone = frozenset(recorded.ledger.execute("SELECT worker, step FROM undone"))
+        workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
         began = workers.begin()
         for fact, orders in recorded.history():
             if workers.interrupted:
@@ -168,7 +205,7 @@ def replay(recorded: RecordedRun, script: Path, folder: Path, until: int | None 
         max_steps=None,
         max_seconds=None,
         report_waits=3600.0,
-        json=False,
+        json=json,
         learning_rate_scale=config.get("learning_rate_scale", 1.0),
     )
     return run(settings, Interrupts(), direct)
@@ -212,49 +249,17 @@ def _leases(recorded: RecordedRun) -> dict[int, deque[Batch | None]]:
 
 
 def _recordings(recorded: RecordedRun) -> deque[int] | None:
-    """Samples at which versions were recorded while it trained; None if they are not counted.
+    """Samples at which means of replicas were recorded while it trained; None if they are not counted.
 
-    A run that came to its end recorded the last one there, as its replay will.
+    A run that came to its end recorded the last one there, as its replay will. What a store makes is recorded as in
+    any run: when is no matter of time.
     """
-    rows = recorded.ledger.execute("SELECT samples FROM versions ORDER BY version").fetchall()
-    rows = rows[:-1] if recorded.ended else rows
-    return None if any(samples is None for (samples,) in rows) else deque(samples for (samples,) in rows)
+    rows = recorded.ledger.execute("SELECT at, samples FROM versions ORDER BY version").fetchall()
+    if recorded.choice.spec.family == "parameter-server" or any(samples is None for _, samples in rows):
+        return None
+    (over,) = recorded.ledger.execute("SELECT max(at) FROM facts").fetchone()
+    return deque(samples for at, samples in rows if not (recorded.ended and at >= over))
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What came of comparing two runs' versions."""
-
-    same: bool
-    hashes: int
-    """Recorded versions whose hashes were compared."""
-    checksums: int
-    """Versions of a store whose checksums were."""
-    sentence: str
-
-
-def compare(run: Path, again: Path, until: int | None = None) -> Comparison:
-    """Whether all versions of which both ledgers have a checksum or a hash are the same."""
-    wrong: list[tuple[int, str]] = []
-    counts = {"checksums": 0, "versions": 0}
-    for table, what in (("checksums", "checksum"), ("versions", "SHA-256")):
-        then, now = dict(_rows(run, table)), dict(_rows(again, table))
-        compared = [version for version in then if version in now and (until is None or version <= until)]
-        counts[table] = len(compared)
-        wrong += [(v, f"{what} {now[v]}, recorded {then[v]}") for v in compared if then[v] != now[v]]
-    hashes, checksums = counts["versions"], counts["checksums"]
-    if wrong:
-        version, how = min(wrong)
-        return Comparison(False, hashes, checksums, f"version {version} is the first that differs: {how}")
-    last, sha256 = max(_rows(again, "versions"), default=(0, "not there"))
-    told = f"{hashes} recorded versions, {checksums} checksums; version {last} is {sha256}"
-    return Comparison(bool(hashes or checksums), hashes, checksums, f"the same bits: {told}")
-
-
-def _rows(folder: Path, table: str) -> list[tuple[int, str]]:
-    """(version, checksum or hash) of each in that table."""
-    column = "sha256" if table == "versions" else "checksum"
-    with closing(connect(folder / LEDGER)) as ledger:
-        return [
-            (int(version), str(value)) for version, value in ledger.execute(f"SELECT version, {column} FROM {table}")
-        ]
+def _versions(recorded: RecordedRun, table: str) -> list[int]:
+    return [int(version) for (version,) in recorded.ledger.execute(f"SELECT version FROM {table}")]

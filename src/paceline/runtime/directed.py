@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -83,8 +83,6 @@ class Directed(Coordinator):
         self.prescribed: dict[int, deque[Batch | None]] | None = None
         """By worker: what it gets each time it asks for a batch, None where an epoch is over for it; who asks once more
         waits. None: it is dealt as in any run."""
-        self.undone: frozenset[tuple[int, int]] = frozenset()
-        """(worker, step) of what replicas are ordered, and is not to be done."""
         self._asks_in_vain: dict[int, None] = {}
         self._lost: dict[int, None] = {}
         """Workers that were to be killed."""
@@ -99,6 +97,10 @@ class Directed(Coordinator):
         """Of a push or a pull."""
         assert self._offer is not None
         return self._offer.model_bytes
+
+    def leave_undone(self, steps: Iterable[tuple[int, int]]) -> None:
+        """Do not make these (worker, step) when replicas are ordered to."""
+        self._exchange.undone = frozenset(steps)
 
     def begin(self) -> TrainingBegan:
         """Wait until training begins. Raises RunFailed if it doesn't, or not with all."""
@@ -121,8 +123,6 @@ class Directed(Coordinator):
     def direct(self, order: Order, at: float) -> None:
         """Carry it out at that moment, to its end."""
         self._moment = at
-        if isinstance(order, StepReplica) and (order.worker, order.step) in self.undone:
-            return
         self.carry_out(order)
         match order:
             case Release(worker=worker, step=step):
@@ -162,8 +162,13 @@ class Directed(Coordinator):
             self.leases.drop(worker, untold, "return")
 
     def see_off(self, worker: int) -> None:
-        """It has no data left: its script goes on to its end, or to `finish()`."""
-        self._await(lambda: worker in self._gone)
+        """It has no data left: its script goes on to its end, or to `finish()`.
+
+        Raises RunFailed if it asks for another batch than it was to get.
+        """
+        self._await(lambda: worker in self._gone or worker in self._asks_in_vain)
+        if worker in self._asks_in_vain and worker not in self._gone and not self._stopping:
+            raise RunFailed(f"worker {worker} asks for a batch once more than the table leases has it")
 
     def stop(self) -> None:
         """Nobody makes a step any more."""

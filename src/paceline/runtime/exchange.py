@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
+from paceline.core.facts import Fact, ParametersTaken, UpdateArrived, WorkerLeft
 from paceline.core.leases import Leases
 from paceline.core.link import Direction, SharedLink
 from paceline.core.orders import ApplyUpdate, Order, Release, StartPull, StartPush
@@ -63,6 +63,8 @@ class Exchange:
         """Those whose updates are applied."""
         self.present: float | None = None
         """`at` of the fact whose orders are being carried out, or of what the store said, while that is seen to."""
+        self.lost: dict[int, None] = {}
+        """As in `ReplicaExchange`."""
         self._members = members
         self._journal = journal
         self._send = send
@@ -83,9 +85,13 @@ class Exchange:
 
     deaths_are_told = False
     """As in `ReplicaExchange`."""
+    undone: frozenset[tuple[int, int]] = frozenset()
+    """As in `ReplicaExchange`: of replicas nothing is ordered."""
 
     def tell(self, fact: Fact) -> None:
-        """As in `ReplicaExchange`: there are no replicas."""
+        """As in `ReplicaExchange`: there are no replicas, but whose buffers count in a version is settled so, too."""
+        if isinstance(fact, WorkerLeft) and fact.reason == "died":
+            self.lost[fact.worker] = None
 
     def conclude(self) -> None:
         """As in `ReplicaExchange`."""

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.records.due import Due
 from paceline.records.journal import Journal
 
 
@@ -25,14 +26,11 @@ class Recordings:
 
     def __init__(self, folder: Path, times_an_epoch: int, journal: Journal) -> None:
         self._folder = folder
-        self._times = times_an_epoch
         self._journal = journal
         self.prescribed: deque[int] | None = None
-        """Samples at which a version is due, if that is settled beforehand: else when one is depends on how fast the
-        one before it was written."""
-        self._every: float | None = None
-        """Samples between recordings; None while there are no epochs."""
-        self._next = 0.0
+        """Samples at which a mean of replicas is due, if that is settled beforehand: else when one is depends on how
+        fast the one before it was written."""
+        self._due = Due(times_an_epoch)
         self._ordered: dict[int, int] = {}
         self._writing: dict[int, Made] = {}
         self.newest = Made(0, 0.0, 0)
@@ -45,8 +43,7 @@ class Recordings:
 
     def epoch_opened(self, samples: int) -> None:
         """The first epoch says how far apart recordings are."""
-        if self._every is None and self._times and samples:
-            self._every = self._next = samples / self._times
+        self._due.epoch_opened(samples)
 
     def ordered(self, version: int, samples: int) -> None:
         """That version is to be made, from so many samples in all."""
@@ -64,11 +61,7 @@ class Recordings:
                 return False
             self.prescribed.popleft()
             return True
-        if self._every is None or samples < self._next:
-            return False
-        while self._next <= samples:
-            self._next += self._every
-        return True
+        return self._due.reached(samples)
 
     def begin(self) -> str:
         """The newest version is being written: to this file."""

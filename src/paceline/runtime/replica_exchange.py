@@ -107,6 +107,8 @@ class ReplicaExchange:
         self.deaths_are_told = False
         """Whether somebody else says which groups fail by a death: else whoever has died fails its group. Replicas
         outlive their workers, so the others can make its share."""
+        self.undone: frozenset[tuple[int, int]] = frozenset()
+        """(worker, step) of what replicas will be ordered and is not to be done, as if their workers had left."""
         self.lost: dict[int, None] = {}
         """Of whom the machine was told that they have died: their replicas count no more."""
 
@@ -195,9 +197,10 @@ class ReplicaExchange:
     def _step(self, order: StepReplica) -> None:
         """Have its replica stepped: in place, if nobody else needs it as it was."""
         worker, step, member = order.worker, order.step, self._members[order.worker]
-        if not member.trains:
+        trains = member.trains and (worker, step) not in self.undone
+        if not trains:
             self._journal.ledger.undone(worker, step)
-        if order.group is None and not member.trains:
+        if order.group is None and not trains:
             return  # it will not be made: that its worker has left is the next that the machine hears of it
         self.steps += 1
         if order.group is None:
@@ -205,7 +208,8 @@ class ReplicaExchange:
             self.samples += self._leases.samples(worker, step)
         else:  # it is in everybody's replica
             self.samples += self._leases.settle(worker, step)
-        if not member.trains:
+        if not trains:
+            self._needs_no_mean(worker, order.group)
             return
         gradients = self._means[order.group][0] if order.group in self._means else None
         source = target = self.replicas[worker]

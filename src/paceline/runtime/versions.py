@@ -55,33 +55,40 @@ class StoredVersions(_Versions):
         """`now()` is seconds since the run's start."""
         super().__init__(members, recordings, now)
         self._exchange = exchange
+        self._there: dict[int, list[int]] = {}
+        """By version that is not made yet: whose buffers it has."""
 
     def ordered(self, version: int) -> None:
         """The store is to make that version, and it is not made yet."""
         self._recordings.ordered(version, self._exchange.samples)
+        self._there[version] = self._survivors()
 
     def made(self, version: int) -> None:
         """The store has made that version: write it if it is due."""
+        there = self._there.pop(version)
         if self._recordings.made(version, self._now()):
-            self._record()
+            self._record(there)
 
     def record_last(self) -> bool:
         """The newest version is the last: have it written. Whether there is something left to wait for."""
         if self._recordings.newest.version in self._recordings.hashes:
             return False
-        self._record()
+        self._record(self._survivors())
         return True
 
-    def _record(self) -> None:
-        """Write the newest version, with the buffers of those who have not died."""
+    def _survivors(self) -> list[int]:
+        """Whose buffers count: whoever the machine has not been told is dead. Of each, a replay is told the same."""
+        return [worker for worker in self._members if worker not in self._exchange.lost] or list(self._members)
+
+    def _record(self, workers: list[int]) -> None:
+        """Write the newest version, with these workers' buffers."""
         version = self._recordings.newest.version
-        workers = [worker for worker, member in self._members.items() if member.left != "died"]
         self._stored().record(
             messages.Record(
                 version=version,
                 slot=self._stored().slots.where[version],
                 file=self._recordings.begin(),
-                workers=workers or list(self._members),
+                workers=workers,
                 buffers=self._buffers,
             )
         )

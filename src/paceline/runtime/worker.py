@@ -252,7 +252,7 @@ class WorkerLink:
                 case messages.Evaluate(version=version, file=file):
                     assert self._evaluate is not None
                     try:
-                        metrics = prepare.evaluated(self._evaluate, Path(file))
+                        metrics = prepare.evaluated(self._evaluate, version, Path(file))
                         self._channel.send(messages.Evaluated(version, metrics))
                     except Exception as error:
                         _show(error)

@@ -17,6 +17,7 @@ from paceline.training.layout import Layout, Places
 from paceline.training.link import Evaluate, Link, Offer
 from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples
 from paceline.training.optimizer import pace
+from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session
 from paceline.training.store import Store, scalars_of
 
@@ -155,11 +156,15 @@ def _install(held: dict[str, Tensor], file: Path) -> None:
             held[name].copy_(recorded.get_tensor(name))
 
 
-def evaluated(evaluate: Evaluate, file: Path) -> dict[str, float]:
-    """The metrics of a recorded version, after training, in the model that the script prepared."""
+def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:
+    """The metrics of a recorded version, after training, in the model that the script prepared.
+
+    What `evaluate` draws depends on the version alone: not on who evaluates it, nor on what was drawn before.
+    """
     session = _Process.session
     assert session is not None  # who evaluates has prepared
     session.live = False
+    seed_all(mixed("evaluate", session.link.seed, version))
     _install({**dict(session.model.named_parameters()), **dict(session.model.named_buffers())}, file)
     training = session.model.training
     try:

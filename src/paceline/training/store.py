@@ -6,6 +6,7 @@ optimizer, of whatever class, without a byte of it being sent.
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,8 @@ from paceline.training.parts import NotFinite, Part, Pushed, State, parts_of, st
 Scalars = list[dict[str, Any]]
 """For each parameter group, its hyperparameters that are plain values (learning rate, momentum, …)."""
 
+ORDER = "parameters"
+"""In the metadata of a recorded version's file: the names of its parameters in the order of its hash, as JSON."""
 WORTH_TWO_THREADS = 1024 * 1024  # elements: below, handing half of a commit over costs more than it saves
 
 
@@ -173,7 +176,8 @@ class Store:
         saved |= {name: tensors[name] for name in tensors if name in self.layout.saved_buffers}
         saved |= {alias: tensors[name].clone() for alias, name in self.layout.aliases.items()}
         unfinished = file.with_suffix(".unfinished")
-        safetensors.torch.save_file({name: value.contiguous() for name, value in saved.items()}, unfinished)
+        whole = {name: value.contiguous() for name, value in saved.items()}
+        safetensors.torch.save_file(whole, unfinished, {ORDER: json.dumps(self.layout.names)})
         unfinished.rename(file)
         return parameters_sha256(tensors[name] for name in self.layout.names)
 

@@ -1,0 +1,337 @@
+"""Whether a replay worked out what was recorded: the tables of two ledgers beside each other.
+
+A replay's facts and orders are the recording's own. What its workers made of them is compared, to the last bit: the
+order of each epoch, what was leased and used, learning rates, versions, evaluations, scalars. Times are not compared:
+a replay has the recorded ones. Of a run that did not come to its end, or of a replay up to a version, only that is
+compared which both must have.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from paceline.records.reading import RecordedRun
+
+AT_LENGTH = 120
+"""Characters of a value in a sentence."""
+ABSENT = object()
+"""What a side has that has no such row."""
+
+Tell = Callable[[str, str, Mapping[str, Any], str, Any, Any], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first row of a table that is not the same in both ledgers, or that only one of them has."""
+
+    table: str
+    row: str
+    """What it is of, in words."""
+    key: Mapping[str, Any]
+    """What finds it in the table."""
+    what: str
+    """What of it differs, in words."""
+    recorded: Any
+    """None: the recording has none."""
+    again: Any
+    """None: the replay has none."""
+
+    def __str__(self) -> str:
+        return f"{self.row} is the first that differs: {self.what} {_said(self.again)}, recorded {_said(self.recorded)}"
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "table": self.table,
+            "key": dict(self.key),
+            "what": self.what,
+            "recorded": self.recorded,
+            "again": self.again,
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Compared:
+    """What came of comparing a replay with its recording."""
+
+    differences: list[Difference] = field(default_factory=list)
+    """One of each table at most, what comes first in a run first."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many of what were compared."""
+    last: tuple[int, str] | None = None
+    """The replay's last recorded version, and its hash."""
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs, and there were versions to compare."""
+        return not self.differences and self.bits
+
+    @property
+    def bits(self) -> bool:
+        """Whether there were versions to compare, and all are the same."""
+        differs = any(one.table in ("versions", "checksums") for one in self.differences)
+        return not differs and bool(self.counts["versions"] or self.counts["checksums"])
+
+    @property
+    def sentences(self) -> list[str]:
+        """What to tell: what is the same, then what is not."""
+        counts = self.counts
+        said = []
+        if self.bits and self.last is not None:
+            version, sha256 = self.last
+            compared = f"{counts['versions']} recorded versions, {counts['checksums']} checksums"
+            said.append(f"the same bits: {compared}; version {version} is {sha256}")
+        if self.same:
+            rest = ", ".join(f"{counts[name]:,} {name}" for name in RESULTS if counts[name])
+            said += [f"the same results: {rest}"] if rest else []
+        elif not self.differences:
+            said.append("no version of it was recorded that the replay made: there are no bits to compare")
+        said += map(str, self.differences)
+        if scalars := [one for one in self.differences if one.table in ("scalars", "evaluations")]:
+            name = scalars[0].what
+            said.append(f"A value that depends on time is never the same: --except {name} leaves {name} out.")
+        return said
+
+
+RESULTS = ("epochs", "leases", "steps", "consensus", "evaluations", "scalars")
+"""What is compared beside versions and checksums."""
+
+
+def compare(
+    recorded: RecordedRun, again: sqlite3.Connection, until: int | None = None, excused: Collection[str] = ()
+) -> Compared:
+    """Compare what the replay's ledger has with the recording. `excused` are scalars and metrics that may differ."""
+    compared = Compared()
+    found: dict[str, Difference] = {}
+
+    def tell(table: str, row: str, key: Mapping[str, Any], what: str, then: Any, now: Any) -> None:
+        then, now = (None if value is ABSENT else value for value in (then, now))
+        found.setdefault(table, Difference(table=table, row=row, key=key, what=what, recorded=then, again=now))
+
+    sides = _Sides(recorded, again, until)
+    compared.counts["epochs"] = _epochs(sides, tell)
+    compared.counts["leases"] = _leases(sides, tell)
+    compared.counts["steps"] = _steps(sides, tell)
+    compared.counts["checksums"] = _checksums(sides, tell)
+    compared.counts["versions"] = _versions(sides, tell)
+    compared.counts["consensus"] = _consensus(sides, tell)
+    compared.counts["evaluations"] = _evaluations(sides, tell, excused)
+    compared.counts["scalars"] = _scalars(sides, tell, excused)
+    if "checksums" in found and "versions" in found:  # the same version as a rule: the first of them says it
+        later = max(("checksums", "versions"), key=lambda table: found[table].key["version"])
+        del found[later]
+    compared.differences = list(found.values())
+    last = again.execute("SELECT version, sha256 FROM versions ORDER BY version DESC LIMIT 1").fetchone()
+    compared.last = None if last is None else (int(last[0]), str(last[1]))
+    return compared
+
+
+class _Sides:
+    """Both ledgers, and what of them must be the same."""
+
+    def __init__(self, recorded: RecordedRun, again: sqlite3.Connection, until: int | None) -> None:
+        self.recorded = recorded.ledger
+        self.again = again
+        self.until = until
+        self.evaluated = (recorded.summary or {}).get("outcome") == "completed"
+        """Whether the recording's versions were evaluated to the last, if they were at all."""
+        self.completed = self.evaluated and until is None
+        steps = "SELECT worker, step FROM facts WHERE kind = 'GradientReady'"
+        self.told = set(again.execute(steps))
+        """(worker, step) of what both have made. Of other steps it is chance how far they came."""
+        left = "SELECT worker, json_extract(body, '$.reason') FROM facts WHERE kind = 'WorkerLeft'"
+        reasons = again.execute(left).fetchall()
+        self.finished = {worker for worker, reason in reasons if reason == "finished"}
+        """Of whom everything is in both."""
+        began = again.execute("SELECT body FROM facts WHERE kind = 'TrainingBegan'").fetchone()
+        members = {} if began is None else {member[0] for member in json.loads(began[0])["members"]}
+        self.all_finished = self.completed and self.finished == set(members)
+
+    def both(self, query: str) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+        """What either answers."""
+        return self.recorded.execute(query).fetchall(), self.again.execute(query).fetchall()
+
+    def made(self, worker: int, step: int) -> bool:
+        """Whether both have made that step, to its end."""
+        return worker in self.finished or (worker, step) in self.told
+
+    def may_lack(self, version: int, has: Iterable[int]) -> bool:
+        """Whether the recording, which has these versions, may lack that one: it was cut off before, or goes on."""
+        if self.until is not None:
+            return version >= self.until
+        return not self.completed and version > max(has, default=-1)
+
+
+def _epochs(sides: _Sides, tell: Tell) -> int:
+    rows = sides.both("SELECT epoch, batches, samples, digest, batch_order FROM epochs ORDER BY epoch")
+    then, now = ({row[0]: row[1:] for row in side} for side in rows)
+    leased = "SELECT DISTINCT worker, during, epoch FROM leases"
+    needed = {
+        epoch
+        for side in sides.both(leased)
+        for worker, *epochs in side
+        if worker in sides.finished
+        for epoch in epochs
+        if epoch is not None
+    }
+    both = 0
+    for epoch in sorted(then.keys() | now.keys()):
+        one, other = then.get(epoch), now.get(epoch)
+        both += one is not None and other is not None
+        if one == other or ((one is None or other is None) and not (epoch in needed or sides.all_finished)):
+            continue
+        row, key = f"epoch {epoch}", {"epoch": epoch}
+        if one is None or other is None:
+            tell("epochs", row, key, "digest", ABSENT if one is None else one[2], ABSENT if other is None else other[2])
+            continue
+        orders = _listed(one[3]), _listed(other[3])
+        for batch, (before, after) in enumerate(_beside(*orders)):
+            if before != after:
+                tell("epochs", row, {**key, "batch": batch}, f"batch {batch}", before, after)
+        for name, before, after in zip(("batches", "samples", "digest"), one, other, strict=False):
+            if before != after:
+                tell("epochs", row, key, name, before, after)
+    return both
+
+
+def _leases(sides: _Sides, tell: Tell) -> int:
+    rows = sides.both("SELECT worker, during, epoch, batch FROM leases ORDER BY worker, rowid")
+    then, now = (_grouped(side, 1) for side in rows)
+    both = 0
+    for worker in sorted(then.keys() | now.keys()):
+        for number, (one, other) in enumerate(_beside(then.get(worker, []), now.get(worker, [])), 1):
+            both += ABSENT not in (one, other)
+            if one != other and (worker[0] in sides.finished or ABSENT not in (one, other)):
+                key = {"worker": worker[0], "number": number}
+                tell("leases", f"lease {number} of worker {worker[0]}", key, "[during, epoch, batch]", one, other)
+    return both
+
+
+def _steps(sides: _Sides, tell: Tell) -> int:
+    """Of each step: the batches that it took or skipped, its samples and its learning rates."""
+    query = "SELECT worker, step, epoch, batch, used FROM batches ORDER BY worker, step, rowid"
+    used = tuple(_grouped(side, 2) for side in sides.both(query))
+    query = "SELECT worker, step, samples, learning_rates FROM pushes ORDER BY worker, step"
+    pushed = tuple(_grouped(side, 2) for side in sides.both(query))
+    both = 0
+    for worker, step in sorted({key for side in (*used, *pushed) for key in side}):
+        if not sides.made(worker, step):
+            continue
+        row, key = f"step {step} of worker {worker}", {"worker": worker, "step": step}
+        for place, (one, other) in enumerate(_beside(*(side.get((worker, step), []) for side in used))):
+            if one != other:
+                tell("batches", row, {**key, "place": place}, "[epoch, batch, used]", one, other)
+        pushes = [side.get((worker, step), []) for side in pushed]
+        both += all(pushes)
+        for one, other in _beside(*pushes):
+            if one is ABSENT or other is ABSENT:
+                tell("pushes", row, key, "[samples, learning rates]", one, other)
+            else:
+                for name, before, after in zip(("samples", "learning rates"), one, other, strict=True):
+                    if before != after:
+                        tell("pushes", row, key, name, _listed(before), _listed(after))
+    return both
+
+
+def _checksums(sides: _Sides, tell: Tell) -> int:
+    then, now = (dict(side) for side in sides.both("SELECT version, checksum FROM checksums"))
+    return _of_versions(sides, tell, "checksums", {"checksum": (then, now)})
+
+
+def _versions(sides: _Sides, tell: Tell) -> int:
+    rows = sides.both("SELECT version, sha256, samples FROM versions")
+    hashes = tuple({version: sha256 for version, sha256, _ in side} for side in rows)
+    samples = tuple({version: number for version, _, number in side} for side in rows)
+    return _of_versions(sides, tell, "versions", {"SHA-256": hashes, "samples": samples})
+
+
+def _of_versions(sides: _Sides, tell: Tell, table: str, columns: Mapping[str, tuple[Any, ...]]) -> int:
+    then, now = next(iter(columns.values()))
+    for version in sorted(then.keys() | now.keys()):
+        if sides.until is not None and version > sides.until:
+            continue
+        if version not in then and sides.may_lack(version, then):
+            continue
+        for what, (one, other) in columns.items():
+            before, after = one.get(version, ABSENT), other.get(version, ABSENT)
+            if before != after:
+                tell(table, f"version {version}", {"version": version}, what, before, after)
+    return len(then.keys() & now.keys())
+
+
+def _recorded(sides: _Sides) -> set[int]:
+    """Versions that both have recorded."""
+    then, now = sides.both("SELECT version FROM versions")
+    return {version for (version,) in set(then) & set(now) if sides.until is None or version <= sides.until}
+
+
+def _consensus(sides: _Sides, tell: Tell) -> int:
+    query = "SELECT version, replicas, distance FROM consensus ORDER BY version"
+    then, now = (_grouped(side, 1) for side in sides.both(query))
+    compared = [(version,) for version in sorted(_recorded(sides)) if (version,) in then or (version,) in now]
+    for key in compared:
+        for one, other in _beside(then.get(key, []), now.get(key, [])):
+            if one != other:
+                tell("consensus", f"version {key[0]}", {"version": key[0]}, "[replicas, distance]", one, other)
+    return len(compared)
+
+
+def _evaluations(sides: _Sides, tell: Tell, excused: Collection[str]) -> int:
+    query = "SELECT version, metric, value FROM evaluations ORDER BY rowid"
+    both = _recorded(sides)
+    then, now = (
+        _grouped([row for row in side if row[0] in both and row[1] not in excused], 2) for side in sides.both(query)
+    )
+    for version, metric in sorted(then.keys() | now.keys()):
+        for one, other in _beside(then.get((version, metric), []), now.get((version, metric), [])):
+            if one != other and (sides.evaluated or one is not ABSENT):
+                tell("evaluations", f"version {version}", {"version": version, "metric": metric}, metric, one, other)
+    return sum(map(len, then.values()))
+
+
+def _scalars(sides: _Sides, tell: Tell, excused: Collection[str]) -> int:
+    query = "SELECT worker, step, name, value FROM scalars ORDER BY worker, step, rowid"
+    then, now = (
+        _grouped([row for row in side if sides.made(*row[:2]) and row[2] not in excused], 3)
+        for side in sides.both(query)
+    )
+    for worker, step, name in sorted(then.keys() | now.keys()):
+        key = {"worker": worker, "step": step, "name": name}
+        for one, other in _beside(then.get((worker, step, name), []), now.get((worker, step, name), [])):
+            if one != other:
+                tell("scalars", f"step {step} of worker {worker}", key, name, one, other)
+    return sum(map(len, then.values()))
+
+
+def _grouped(rows: Iterable[tuple[Any, ...]], columns: int) -> dict[tuple[Any, ...], list[Any]]:
+    """The rest of each row, listed by its first columns; of one column left, the value itself."""
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for key, members in groupby(rows, key=lambda row: row[:columns]):
+        rest = [row[columns:] for row in members]
+        groups.setdefault(key, []).extend(value[0] if len(value) == 1 else list(value) for value in rest)
+    return groups
+
+
+def _beside(then: Iterable[Any], now: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Both side by side, and what one has more of beside ABSENT."""
+    one, other = list(then), list(now)
+    for place in range(max(len(one), len(other))):
+        yield (one[place] if place < len(one) else ABSENT), (other[place] if place < len(other) else ABSENT)
+
+
+def _listed(text: Any) -> Any:
+    """What the ledger has as JSON, as far as it is that."""
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return text
+
+
+def _said(value: Any) -> str:
+    text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= AT_LENGTH else f"{text[: AT_LENGTH - 1]}…"
