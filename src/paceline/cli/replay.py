@@ -257,8 +257,10 @@ def _recordings(recorded: RecordedRun) -> deque[int] | None:
     rows = recorded.ledger.execute("SELECT at, samples FROM versions ORDER BY version").fetchall()
     if recorded.choice.spec.family == "parameter-server" or any(samples is None for _, samples in rows):
         return None
-    (over,) = recorded.ledger.execute("SELECT max(at) FROM facts").fetchone()
-    return deque(samples for at, samples in rows if not (recorded.ended and at >= over))
+    (over,) = recorded.ledger.execute("SELECT max(at) FROM facts WHERE id IN (SELECT fact FROM orders)").fetchone()
+    if recorded.ended and rows and rows[-1][0] >= (over or 0.0):
+        rows.pop()
+    return deque(samples for _, samples in rows)
 
 
 def _versions(recorded: RecordedRun, table: str) -> list[int]:

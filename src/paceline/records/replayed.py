@@ -87,7 +87,7 @@ class Compared:
             compared = f"{counts['versions']} recorded versions, {counts['checksums']} checksums"
             said.append(f"the same bits: {compared}; version {version} is {sha256}")
         if self.same:
-            rest = ", ".join(f"{counts[name]:,} {name}" for name in RESULTS if counts[name])
+            rest = ", ".join(f"{counts[name]:,} {words}" for name, words in RESULTS.items() if counts[name])
             said += [f"the same results: {rest}"] if rest else []
         elif not self.differences:
             said.append("no version of it was recorded that the replay made: there are no bits to compare")
@@ -98,8 +98,15 @@ class Compared:
         return said
 
 
-RESULTS = ("epochs", "leases", "steps", "consensus", "evaluations", "scalars")
-"""What is compared beside versions and checksums."""
+RESULTS = {
+    "epochs": "epochs' orders",
+    "leases": "leases",
+    "steps": "steps' batches and learning rates",
+    "consensus": "distances of replicas",
+    "evaluations": "values of evaluations",
+    "scalars": "scalars",
+}
+"""What is compared beside versions and checksums, in words."""
 
 
 def compare(

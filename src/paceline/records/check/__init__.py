@@ -14,10 +14,12 @@ import msgspec
 from paceline.records.check.checking import Checking
 from paceline.records.check.configuration import configuration
 from paceline.records.check.data import data
+from paceline.records.check.files import files
 from paceline.records.check.history import history
 from paceline.records.check.replays import for_replay
 from paceline.records.check.rules import READABLE, Broken, Wrong, count
 from paceline.records.check.summed_up import summary
+from paceline.records.check.versions import versions
 from paceline.records.reading import RecordedRun
 
 __all__ = ["Checked", "Wrong", "check"]
@@ -51,8 +53,11 @@ def check(run: RecordedRun) -> Checked:
 
 def _everything(checking: Checking) -> None:
     configuration(checking)
+    checking.moments.undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
     history(checking)
     data(checking)
     for_replay(checking)
+    versions(checking)
+    files(checking)
     if checking.run.summary is not None:
         summary(checking, checking.run.summary)

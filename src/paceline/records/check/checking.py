@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.records.check.general import Rules
+from paceline.records.check.moments import Moments
 from paceline.records.reading import RecordedRun
 from paceline.records.summary import Tally
 
@@ -23,6 +24,8 @@ class Checking:
         """By (worker, step) of every gradient."""
         self.came: dict[tuple[int, str, int], int] = {}
         """How often a step's update arrived, or a version was taken: by (worker, "push" or "pull", its number)."""
+        self.moments = Moments()
+        """When versions came about, and of how many samples."""
         self.final: str | None = None
         """The SHA-256 of the last recorded version."""
 

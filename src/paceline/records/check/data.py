@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from paceline.records.check.rules import (
     ACCOUNTED,
     BATCHES,
     DIGEST,
+    IN_ORDER,
     LEASED,
     LEASED_ONCE,
     MISSED,
@@ -66,11 +69,44 @@ def data(checking: Checking) -> None:
             raise Broken(ONCE, "a batch that is in no applied update yet", found)
         users[epoch, batch] = who
     checking.row = None
+    _in_order(checking)
     if sizes:
         _gradients(checking, in_steps)
     _pushes(checking)
     _leased_once(checking, sizes, returned)
     _missing(checking, sizes, set(users), {(epoch, batch) for _, epoch, batch in leases}, skipped)
+
+
+def _in_order(checking: Checking) -> None:
+    """A loader hands batches out in the order in which it was leased them, and a step has all since the last one.
+
+    So a step's batches were leased after those of the steps before it, and in the order that they have; of those that
+    were skipped in between it is not said when.
+    """
+    checking.table = "leases"
+    places: dict[tuple[int, int, int], deque[int]] = {}
+    leases = "SELECT worker, epoch, batch FROM leases WHERE batch IS NOT NULL ORDER BY rowid"
+    for number, lease in enumerate(checking.run.ledger.execute(leases)):
+        places.setdefault(lease, deque()).append(number)
+    checking.table = "batches"
+    before: dict[int, int] = {}
+    """By worker: the number of the last lease that its last step used."""
+    uses = "SELECT rowid, worker, step, epoch, batch, used FROM batches ORDER BY worker, step, rowid"
+    for (worker, step), rows in groupby(checking.run.ledger.execute(uses), key=itemgetter(1, 2)):
+        start = before.get(worker, -1)
+        newest = last = start
+        for checking.row, _, _, epoch, batch, used in rows:
+            least, left = last if used == "step" else start, places[worker, epoch, batch]
+            while left and left[0] <= least:
+                left.popleft()
+            if not left:
+                found = f"batch {batch} of epoch {epoch}, leased before that"
+                raise Broken(IN_ORDER, f"a later one in step {step} of worker {worker}", found)
+            number = left.popleft()
+            last = number if used == "step" else last
+            newest = max(newest, number)
+        before[worker] = newest
+    checking.row = None
 
 
 def _leases(checking: Checking) -> Counter[tuple[int, int, int]]:

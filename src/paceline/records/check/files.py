@@ -1,0 +1,97 @@
+"""The files of recorded versions: whether their parameters have the hashes that were noted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paceline.records.check.checking import Checking
+from paceline.records.check.rules import FILE_HASH, FILE_NOTED, READABLE, Broken, count
+
+ORDER = "parameters"
+"""In a file's metadata: its parameters' names in the order of the hash, as `training.store` writes them."""
+CHUNK = 1 << 20
+MOST = 100_000_000
+"""Bytes of a header, as the format allows."""
+
+
+def files(checking: Checking) -> None:
+    """Every file in `versions` is a recorded one's, and has its hash; one that is gone proves nothing."""
+    folder = checking.run.folder
+    rows = checking.run.ledger.execute("SELECT version, sha256, file FROM versions ORDER BY rowid").fetchall()
+    here = {file.name for file in (folder / "versions").glob("*.safetensors")}
+    final, hashed, gone, unordered = "final.safetensors", 0, 0, 0
+    names = {f"{version:08d}.safetensors": sha256 for version, sha256, _ in rows}
+    for version, _, file in rows:
+        if file != f"versions/{version:08d}.safetensors":
+            raise Broken(FILE_NOTED, f"versions/{version:08d}.safetensors", file, "versions", version)
+    if rows and final in here:
+        names[final] = rows[-1][1]
+    if checking.completed and (stray := sorted(here - names.keys())):
+        raise Broken(FILE_NOTED, "files of recorded versions alone", stray[0], "versions/", None)
+    for name, noted in names.items():
+        checking.table, checking.row = f"versions/{name}", None
+        if name not in here:
+            gone += name != final
+            continue
+        found = _sha256(folder / "versions" / name)
+        if found is None:
+            unordered += name != final
+            continue
+        hashed += name != final
+        if found != noted:
+            raise Broken(FILE_HASH, noted, found)
+    if hashed and unordered:
+        raise Broken(
+            READABLE, "the order of parameters in every file", f"none in {unordered} of them", "versions/", None
+        )
+    if hashed:
+        rest = f"; {count(gone, 'file is', 'files are')} gone" if gone else ""
+        checking.proved.append(f"{count(hashed, 'file', 'files')} in versions with the hashes that were noted{rest}")
+    checking.counts["files"] = hashed
+
+
+def _sha256(path: Path) -> str | None:
+    """SHA-256 over the raw bytes of its parameters, in their order; None if the file does not say that."""
+    with path.open("rb") as file:
+        header = _header(file, path.stat().st_size)
+        order = header.pop("__metadata__", {}).get(ORDER)
+        if order is None:
+            return None
+        digest, start = hashlib.sha256(), file.tell()
+        try:
+            for name in json.loads(order):
+                first, end = header[name]["data_offsets"]
+                file.seek(start + first)
+                _feed(digest, file, end - first)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Broken(READABLE, "its parameters, and their order", f"{type(error).__name__}: {error}") from None
+    return digest.hexdigest()
+
+
+def _header(file: BinaryIO, size: int) -> dict[str, Any]:
+    """What a safetensors file says of itself: 8 bytes of length, and JSON."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(MOST, size - 8):
+        raise Broken(READABLE, "a safetensors file", f"a header of {length} bytes in a file of {size}")
+    try:
+        header = json.loads(file.read(length))
+        spans = sorted(tuple(one["data_offsets"]) for name, one in header.items() if name != "__metadata__")
+        whole = all(before[1] == after[0] for before, after in pairwise(spans))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Broken(READABLE, "a safetensors file", f"{type(error).__name__}: {error}") from None
+    if not whole or (spans and (spans[0][0] != 0 or spans[-1][1] != size - 8 - length)):
+        raise Broken(READABLE, "tensors that fill the file", f"{len(spans)} that do not")
+    return dict(header)
+
+
+def _feed(digest: Any, file: BinaryIO, size: int) -> None:
+    while size:
+        data = file.read(min(CHUNK, size))
+        if not data:
+            raise ValueError("the file ends too early")
+        digest.update(data)
+        size -= len(data)

@@ -1,0 +1,228 @@
+"""Recorded versions: whether they are such as were made, when they were due, and what was measured of them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard
+
+from paceline.records.check.checking import Checking
+from paceline.records.check.moments import Moment
+from paceline.records.check.rules import (
+    CONSENSUS,
+    EVALUATED,
+    READABLE,
+    RECORDED,
+    RECORDED_DUE,
+    RECORDED_SAMPLES,
+    RECORDED_WHEN,
+    Broken,
+    count,
+)
+from paceline.records.due import Due
+
+
+def versions(checking: Checking) -> None:
+    """What was recorded is what the facts let be recorded; each was measured, or none."""
+    checking.table = "versions"
+    rows = checking.run.ledger.execute("SELECT rowid, version, at, samples, sha256, file FROM versions ORDER BY rowid")
+    recorded: dict[int, tuple[float, int | None]] = {}
+    for checking.row, version, at, samples, sha256, file in rows:
+        if not (_whole(version) and isinstance(at, float) and (samples is None or _whole(samples))):
+            raise Broken(READABLE, "numbers in version, at and samples", [version, at, samples])
+        if not (isinstance(sha256, str) and len(sha256) == 64 and isinstance(file, str)):
+            raise Broken(READABLE, "64 hexadecimal digits, and a file", [sha256, file])
+        if not checking.trained:
+            raise Broken(RECORDED, "none: no script was run", f"version {version}")
+        newest = max(recorded, default=-1)
+        if version <= newest:
+            raise Broken(RECORDED, f"one after version {newest}", f"version {version}")
+        if at < (before := recorded[newest][0] if recorded else 0.0):
+            raise Broken(RECORDED_WHEN, f"at {before!r} or later", at)
+        recorded[version] = at, samples
+    checking.row = None
+    if checking.run.choice.spec.family == "parameter-server":
+        _of_store(checking, recorded)
+    else:
+        _of_means(checking, recorded)
+    _consensus(checking, recorded)
+    _evaluations(checking, list(recorded))
+
+
+def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
+    """Every version of a store was ordered; and which are recorded follows from their samples."""
+    moments, virtual = checking.moments, _virtual(checking)
+    counted = _counted(checking)
+    before = dict(_earliest_after(moments.computed))
+    for version, (at, samples) in recorded.items():
+        checking.row = _row(checking, version)
+        moment = moments.made.get(version, Moment(0.0, 0) if version == 0 else None)
+        if moment is None:
+            raise Broken(RECORDED, "a version that an order made", f"version {version}")
+        if (samples is None and counted) or (samples is not None and samples != moment.samples):
+            raise Broken(RECORDED_SAMPLES, f"{moment.samples} in version {version}", samples)
+        latest = moment.at if virtual else _latest(before, version, max(moments.made, default=0))
+        if version and not moment.at <= at <= latest:
+            until = "" if latest == math.inf else f", before {latest!r}"
+            raise Broken(RECORDED_WHEN, f"at {moment.at!r} or later{until}", at)
+    checking.row = None
+    due = _due(checking)
+    if due is None:
+        return
+    last = max(moments.made, default=0)
+    expected = [version for version, moment in sorted(moments.made.items()) if due.reached(moment.samples)]
+    if checking.completed and last not in expected:
+        expected.append(last)
+    so_far = math.inf if checking.completed else max(recorded, default=-1)
+    for version in expected:
+        if version not in recorded and version <= so_far:
+            raise Broken(RECORDED_DUE, f"version {version}", "it is not there")
+    for version in recorded:
+        if version not in expected and version != last:
+            raise Broken(RECORDED_DUE, "none that is neither due nor the last", f"version {version}")
+    if recorded:
+        checking.proved.append(f"{count(len(recorded), 'recorded version')}, made when and of what the facts say")
+
+
+def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
+    """Means count up by one, and each is of the replicas after some step; the first that was due, and the last."""
+    moments = checking.moments
+    over = Moment(moments.at, moments.samples, moments.replicas)
+    candidates, place = [*moments.means, over], 0
+    with_samples: dict[int, list[int]] = {}
+    for number, moment in enumerate(candidates):
+        with_samples.setdefault(moment.samples, []).append(number)
+    counted, virtual = _counted(checking), _virtual(checking)
+    due = _due(checking)
+    for number, (version, (at, samples)) in enumerate(recorded.items(), 1):
+        checking.row = _row(checking, version)
+        if version != number:
+            raise Broken(RECORDED, f"version {number}, as means count up by one", f"version {version}")
+        if samples is None:
+            if counted:
+                raise Broken(RECORDED_SAMPLES, f"samples of version {version}", samples)
+            continue
+        same = with_samples.get(samples, [])
+        same = same[bisect_left(same, place) :]
+        if not same:
+            raise Broken(RECORDED_SAMPLES, "as many as all replicas had, after some step", samples)
+        place = next((n for n in same if candidates[n].at == at), same[0])
+        earliest = candidates[place].at
+        # a replay's last mean is recorded when everybody has left, at whatever time its clock then shows
+        if at < earliest or (virtual and at > (earliest if number < len(recorded) else over.at)):
+            raise Broken(RECORDED_WHEN, f"at {earliest!r}{'' if virtual else ' or later'}", at)
+    checking.row = None
+    if checking.completed and recorded and counted:
+        last, (_, samples) = max(recorded.items())
+        if samples != over.samples:
+            raise Broken(RECORDED_DUE, f"a last version of all {over.samples} samples", f"{samples} in version {last}")
+    if checking.completed and not recorded and checking.trained and checking.moments.replicas:
+        raise Broken(RECORDED_DUE, "the mean of all replicas at the end", "no version")
+    if due is not None and recorded and "replay_of" not in checking.run.config:
+        first_due = next((moment.samples for moment in moments.means if due.reached(moment.samples)), None)
+        _, samples = recorded[1]
+        if first_due is not None and samples != first_due:
+            raise Broken(RECORDED_DUE, f"a first version of {first_due} samples", f"{samples} in version 1")
+    if recorded:
+        checking.proved.append(f"{count(len(recorded), 'recorded mean')}, each of replicas as the facts have them")
+
+
+def _consensus(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
+    """Of every mean, how far replicas were from it; of a store's versions, nothing."""
+    checking.table = "consensus"
+    rows = checking.run.ledger.execute("SELECT rowid, version, at, replicas, distance FROM consensus ORDER BY rowid")
+    means = list(recorded) if checking.run.choice.spec.family == "decentralized" else []
+    seen: list[int] = []
+    for checking.row, version, at, replicas, distance in rows:
+        awaited = means[len(seen)] if len(seen) < len(means) else None
+        cut_off = awaited is None and not checking.completed and _next_mean(checking, means, version)
+        if version != awaited and not cut_off:
+            raise Broken(CONSENSUS, "none" if awaited is None else f"that of version {awaited}", f"version {version}")
+        if version in recorded and at != recorded[version][0]:
+            raise Broken(CONSENSUS, f"at {recorded[version][0]!r}, as version {version}", at)
+        most = checking.run.workers
+        if not (_whole(replicas) and 1 <= replicas <= most):
+            raise Broken(CONSENSUS, f"1 to {most} replicas", replicas)
+        if distance is not None and not (isinstance(distance, float) and distance >= 0):
+            raise Broken(CONSENSUS, "a distance of 0 or more", distance)
+        seen.append(version)
+    checking.row = None
+    if len(seen) < len(means):
+        raise Broken(CONSENSUS, f"that of version {means[len(seen)]}", "none")
+
+
+def _next_mean(checking: Checking, means: Sequence[int], version: int) -> bool:
+    """Whether that mean was measured, and the run crashed before it was noted as recorded."""
+    return checking.run.choice.spec.family == "decentralized" and version == max(means, default=0) + 1
+
+
+def _evaluations(checking: Checking, recorded: list[int]) -> None:
+    """They are of recorded versions, in order: of all when a run is through with them, and of none if not of all."""
+    checking.table = "evaluations"
+    seen: dict[tuple[int, str], None] = {}
+    evaluated: list[int] = []
+    rows = checking.run.ledger.execute("SELECT rowid, version, metric FROM evaluations ORDER BY rowid")
+    for checking.row, version, metric in rows:
+        if version not in recorded:
+            raise Broken(EVALUATED, "a recorded version", f"version {version}")
+        if (version, metric) in seen:
+            raise Broken(EVALUATED, "another one", f"{metric} of version {version} once more")
+        seen[version, metric] = None
+        if version in evaluated[-1:]:
+            continue
+        awaited = recorded[len(evaluated)] if len(evaluated) < len(recorded) else None
+        if version != awaited:
+            raise Broken(EVALUATED, "none" if awaited is None else f"that of version {awaited}", f"version {version}")
+        evaluated.append(version)
+    checking.row = None
+    evaluates = checking.run.config.get("evaluates")
+    if evaluated and evaluates is False:
+        raise Broken(EVALUATED, "none: the script has no evaluate", f"that of version {evaluated[0]}")
+    wanted = bool(evaluated) or bool(evaluates)
+    if checking.completed and wanted and len(evaluated) < len(recorded):
+        raise Broken(EVALUATED, f"that of version {recorded[len(evaluated)]}", "none")
+    if evaluated:
+        checking.proved.append(f"{count(len(evaluated), 'evaluation')}, one of each recorded version in order")
+
+
+def _virtual(checking: Checking) -> bool:
+    """Whether a version is made at the very moment of its order."""
+    return checking.run.simulated or "replay_of" in checking.run.config
+
+
+def _counted(checking: Checking) -> bool:
+    """Whether samples are: a script whose data is leased opens an epoch."""
+    return checking.run.ledger.execute("SELECT 1 FROM epochs LIMIT 1").fetchone() is not None
+
+
+def _due(checking: Checking) -> Due | None:
+    """When versions are due; None if the ledger does not say how many an epoch has."""
+    times = checking.run.config.get("record")
+    if not _whole(times):
+        return None
+    due = Due(times)
+    for (samples,) in checking.run.ledger.execute("SELECT samples FROM epochs ORDER BY rowid LIMIT 1"):
+        due.epoch_opened(samples)
+    return due
+
+
+def _earliest_after(computed: dict[int, float]) -> Iterable[tuple[int, float]]:
+    """By version, from the newest on: when the first gradient on it, or a newer one, was ready."""
+    earliest = math.inf
+    for version in sorted(computed, reverse=True):
+        earliest = min(earliest, computed[version])
+        yield version, earliest
+
+
+def _latest(earliest: dict[int, float], version: int, newest: int) -> float:
+    return next((earliest[later] for later in range(version, newest + 1) if later in earliest), math.inf)
+
+
+def _row(checking: Checking, version: int) -> int:
+    (row,) = checking.run.ledger.execute("SELECT rowid FROM versions WHERE version = ?", (version,)).fetchone()
+    return int(row)
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
