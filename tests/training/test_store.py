@@ -371,7 +371,7 @@ def test_a_recorded_version_is_a_whole_file_under_the_script_s_names_with_its_pa
 def test_a_version_that_could_not_be_written_leaves_no_file_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(tensors: Any, file: Path) -> None:
+    def full(tensors: Any, file: Path, metadata: Any) -> None:
         file.write_bytes(b"half")
         raise OSError("no space left on device")
 

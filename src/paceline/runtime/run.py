@@ -250,6 +250,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "shards": shards,
         "buffers": (offer.buffers if offer else None) or "mean",
         "record": settings.record,
+        "evaluates": bool(offer and offer.evaluates),
         "on_loss": settings.on_loss,
         "on_divergence": settings.on_divergence,
         "learning_rate_scale": settings.learning_rate_scale,

@@ -24,6 +24,8 @@ class Checking:
         """By (worker, step) of every gradient."""
         self.came: dict[tuple[int, str, int], int] = {}
         """How often a step's update arrived, or a version was taken: by (worker, "push" or "pull", its number)."""
+        self.repeating = 0
+        """Epochs whose order has some sample more than once."""
         self.moments = Moments()
         """When versions came about, and of how many samples."""
         self.final: str | None = None

@@ -22,6 +22,7 @@ from paceline.records.check.rules import (
     MISSED,
     ONCE,
     OPENED,
+    OPENED_ONCE,
     PUSHED,
     PUSHES,
     READABLE,
@@ -140,11 +141,14 @@ def _epochs(checking: Checking) -> dict[tuple[int, int], int]:
     sizes: dict[tuple[int, int], int] = {}
     rows = checking.run.ledger.execute("SELECT rowid, epoch, batches, samples, digest, batch_order FROM epochs")
     for checking.row, epoch, batches, samples, digest, text in rows:
+        if (epoch, 0) in sizes:
+            raise Broken(OPENED_ONCE, "another one", f"epoch {epoch} once more")
         order = msgspec.json.decode(text)
         found = len(order), sum(map(len, order)), _digest(order) or digest
         if found != (batches, samples, digest):
             raise Broken(DIGEST, f"{batches} batches, {samples} samples, digest {digest}", found)
         sizes.update({(epoch, index): len(batch) for index, batch in enumerate(order)})
+        checking.repeating += len({str(sample) for batch in order for sample in batch}) < samples
     checking.row = None
     return sizes
 
@@ -214,7 +218,11 @@ def _missing(
         if count
     ]
     rest_said = f" ({', '.join(parts)})" if parts else ""
-    checking.proved.append(f"{applied:,} of {opened:,} samples in {count(epochs, 'epoch')} each used once{rest_said}")
+    once = f"samples in {count(epochs, 'epoch')} each used once{rest_said}"
+    if checking.repeating:  # a sampler may draw so, with replacement say
+        often = f"{checking.repeating} of {count(epochs, 'epoch')} have some sample more than once"
+        once = f"samples used, each batch once{rest_said}; {often}"
+    checking.proved.append(f"{applied:,} of {opened:,} {once}")
     if ran_out:
         ended = f"{count(len(ran_out), 'epoch')} of {epochs} ran out of data"
         checking.proved.append(f"{ended}: no sample of them is neither used nor missed")

@@ -1,0 +1,433 @@
+"""Records that somebody has changed, data and results: what `check` names, and what only a replay can.
+
+Each forgery is consistent as far as its forger can see to it: a changed evaluation is in the summary, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.protocols import registry
+from paceline.records.check import Checked, check, rules
+from paceline.records.ledger import connect
+from paceline.records.reading import measure, open_run
+from paceline.records.replayed import Compared, compare
+from paceline.records.summary import Tally, Target, write
+from support import nursery
+from support.recorded import simulated
+from support.runs import Run, run, side_by_side
+
+SCRIPT = """
+import os, signal, time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+data = TensorDataset(torch.randn(240, 6), torch.randint(0, 3, (240,)))
+loader = DataLoader(data, batch_size=8, shuffle=True)
+
+
+def evaluate(model):
+    model.eval()
+    with torch.no_grad():
+        accuracy = (model(data.tensors[0]).argmax(dim=1) == data.tensors[1]).double().mean().item()
+    return {"accuracy": accuracy, "drawn": torch.rand(()).item()}
+
+
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2, evaluate=evaluate)
+step = 0
+for epoch in range(2):
+    for x, y in loader:
+        if paceline.worker() == 0 and step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        paceline.log(loss=loss.item(), seconds=time.perf_counter())
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+    scheduler.step()
+"""
+
+PROTOCOLS = {"store": "asp", "replicas": "ripples:group_size=2"}
+Both = Mapping[str, tuple[Run, Run]]
+Edit = Callable[[sqlite3.Connection], Any]
+
+
+def replayed(folder: Path, again: Path, *flags: str) -> Run:
+    process = nursery.Process(["replay", str(folder), "--out", str(again), *flags], {})
+    out, err = process.communicate(timeout=120)
+    return Run(code=process.returncode, out=out, err=err, folder=again)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    """A run with a store and one with replicas, in which the worker dies that would have evaluated; their replays."""
+    folder = tmp_path_factory.mktemp("forged")
+
+    def make(name: str) -> Callable[[], tuple[Run, Run]]:
+        def call() -> tuple[Run, Run]:
+            (folder / name).mkdir()
+            flags = ("-n", "3", "-p", PROTOCOLS[name], "--threads", "1", "--tee", "none", "--target", "accuracy>=0.1")
+            recorded = run(SCRIPT, *flags, tmp_path=folder / name).completed()
+            again = folder / name / "again"
+            return recorded, replayed(recorded.folder, again, "--except", "seconds").completed()
+
+        return call
+
+    with side_by_side({name: make(name) for name in PROTOCOLS}) as futures:  # type: ignore[arg-type]
+        yield {name: future.result() for name, future in futures.items()}  # type: ignore[misc]
+
+
+def forged(recorded: Run, folder: Path, edit: Edit) -> Path:
+    """A copy whose ledger was edited, and whose summary says what it comes to then."""
+    shutil.copytree(recorded.folder, folder)
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        before = database.total_changes
+        edit(database)
+        assert database.total_changes > before, "nothing was edited"
+    with closing((opened := open_run(folder, registry())).ledger):
+        tally = Tally()
+        for fact, orders in opened.history():
+            tally.record(fact, orders)
+        measure(opened.ledger, tally)
+        last = opened.ledger.execute("SELECT sha256 FROM versions ORDER BY rowid DESC LIMIT 1").fetchone()
+        old = opened.summary or {}
+        summary = tally.summary(
+            protocol=opened.choice,
+            workers=opened.workers,
+            threads=old["threads"],
+            seed=opened.seed,
+            outcome=old["outcome"],
+            ended=(tally.began or 0.0) + old["wall_seconds"],
+            samples_missed=old["samples_missed"],
+            final_parameters_sha256=None if last is None else last[0],
+            targets=[Target.parse(text) for text in opened.config["targets"]],
+        )
+    write(folder / "summary.json", summary)
+    return folder
+
+
+def checked(folder: Path) -> Checked:
+    with closing((opened := open_run(folder, registry())).ledger):
+        return check(opened)
+
+
+def compared(folder: Path, again: Run, *excused: str) -> Compared:
+    with (
+        closing((opened := open_run(folder, registry())).ledger),
+        closing(connect(again.folder / "ledger.sqlite")) as now,
+    ):
+        return compare(opened, now, None, excused)
+
+
+def does(*statements: str) -> Edit:
+    def edit(database: sqlite3.Connection) -> None:
+        for statement in statements:
+            database.execute(statement)
+
+    return edit
+
+
+def swaps_the_batches_of_two_steps(database: sqlite3.Connection) -> None:
+    """Of one worker, so that it was leased both."""
+    steps = "SELECT worker, step FROM batches WHERE used = 'step' AND worker = 1 ORDER BY step LIMIT 2 OFFSET 3"
+    (worker, one), (_, other) = database.execute(steps).fetchall()
+    database.execute(
+        "UPDATE batches SET step = CASE step WHEN ? THEN ? ELSE ? END WHERE worker = ? AND step IN (?, ?)",
+        (one, other, one, worker, one, other),
+    )
+
+
+def draws(change: Callable[[list[list[int]]], list[list[int]]]) -> Edit:
+    """The second epoch has another order, and that one's digest."""
+
+    def edit(database: sqlite3.Connection) -> None:
+        (text,) = database.execute("SELECT batch_order FROM epochs WHERE epoch = 1").fetchone()
+        order = change(json.loads(text))
+        digest = hashlib.blake2b(repr(order).encode(), digest_size=8).hexdigest()
+        values = (json.dumps(order, separators=(",", ":")), digest)
+        database.execute("UPDATE epochs SET batch_order = ?, digest = ? WHERE epoch = 1", values)
+
+    return edit
+
+
+NEVER_MADE = does(
+    "INSERT INTO versions SELECT 9999, at, samples, sha256, 'versions/00009999.safetensors' FROM versions "
+    "ORDER BY version DESC LIMIT 1",
+    "INSERT INTO evaluations VALUES (9999, 'accuracy', 0.99)",
+    "INSERT INTO evaluations VALUES (9999, 'drawn', 0.5)",
+)
+ALL_SEVENS = draws(lambda order: [[7] * len(batch) for batch in order])
+
+
+def without(which: str) -> Edit:
+    """Versions are gone with all that is known of them."""
+    tables = ("consensus", "evaluations", "versions")
+    return does(*(f"DELETE FROM {table} WHERE version IN (SELECT version FROM versions {which})" for table in tables))
+
+
+# --- honest ones ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_honest_records_pass_and_say_what_was_looked_at(name: str, both: Both, tmp_path: Path) -> None:
+    recorded, again = both[name]
+    versions = len(recorded.rows("SELECT version FROM versions"))
+    for folder in (
+        recorded.folder,
+        again.folder,
+        forged(recorded, tmp_path / "same", does("UPDATE undone SET step = step", "UPDATE facts SET id = id")),
+    ):
+        found = checked(folder)
+        assert found.wrong is None, found.wrong
+        assert found.counts["files"] == versions
+        assert f"{versions} evaluations, one of each recorded version in order" in found.proved
+    assert "the same bits: " in again.out
+    assert "the same results: 2 epochs' orders" in again.out
+    found_same = compared(recorded.folder, again, "seconds")
+    assert found_same.same
+    assert found_same.counts["scalars"] == found_same.counts["steps"] > 50
+    assert found_same.counts["evaluations"] == 2 * versions
+    assert found_same.counts["consensus"] == (versions if name == "replicas" else 0)
+
+
+# --- what check names -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "table", "rule"),
+    [
+        ("store", NEVER_MADE, "versions", rules.RECORDED),
+        ("replicas", NEVER_MADE, "versions", rules.RECORDED),
+        ("store", without("ORDER BY version LIMIT 1"), "versions", rules.RECORDED_DUE),
+        ("store", without("ORDER BY version LIMIT 1 OFFSET 2"), "versions", rules.RECORDED_DUE),
+        ("store", without("ORDER BY version DESC LIMIT 1"), "versions", rules.RECORDED_DUE),
+        ("store", without(""), "versions", rules.RECORDED_DUE),
+        ("replicas", without(""), "versions", rules.RECORDED_DUE),
+        ("replicas", without("ORDER BY version LIMIT 5"), "versions", rules.RECORDED),
+        (
+            "replicas",
+            does(
+                *(
+                    statement
+                    for table in ("consensus", "evaluations", "versions")
+                    for statement in (
+                        f"DELETE FROM {table} WHERE version = 1",
+                        f"UPDATE {table} SET version = version - 1",
+                    )
+                ),
+                "UPDATE versions SET file = printf('versions/%08d.safetensors', version)",
+            ),
+            "versions",
+            rules.RECORDED_DUE,
+        ),
+        ("store", does("UPDATE versions SET samples = samples / 2"), "versions", rules.RECORDED_SAMPLES),
+        ("store", does("UPDATE versions SET samples = NULL"), "versions", rules.RECORDED_SAMPLES),
+        ("replicas", does("UPDATE versions SET samples = samples + 1"), "versions", rules.RECORDED_SAMPLES),
+        ("store", does("UPDATE versions SET at = at / 2"), "versions", rules.RECORDED_WHEN),
+        ("store", does("UPDATE versions SET at = at + 1 WHERE version < 30"), "versions", rules.RECORDED_WHEN),
+        ("replicas", does("UPDATE versions SET at = at / 2"), "versions", rules.RECORDED_WHEN),
+        ("store", does("DELETE FROM evaluations"), "evaluations", rules.EVALUATED),
+        ("store", does("DELETE FROM evaluations WHERE version < 20"), "evaluations", rules.EVALUATED),
+        ("store", does("DELETE FROM evaluations WHERE version > 20"), "evaluations", rules.EVALUATED),
+        ("store", does("INSERT INTO evaluations VALUES (1, 'accuracy', 0.9)"), "evaluations", rules.EVALUATED),
+        (
+            "store",
+            does("INSERT INTO evaluations SELECT version, metric, 0.99 FROM evaluations ORDER BY rowid DESC LIMIT 2"),
+            "evaluations",
+            rules.EVALUATED,
+        ),
+        ("replicas", does("DELETE FROM consensus WHERE version = 3"), "consensus", rules.CONSENSUS),
+        ("replicas", does("DELETE FROM consensus"), "consensus", rules.CONSENSUS),
+        ("replicas", does("UPDATE consensus SET at = at + 1"), "consensus", rules.CONSENSUS),
+        ("replicas", does("UPDATE consensus SET replicas = 9"), "consensus", rules.CONSENSUS),
+        ("replicas", does("UPDATE consensus SET distance = -distance - 1"), "consensus", rules.CONSENSUS),
+        (
+            "store",
+            does("INSERT INTO consensus SELECT version, at, 3, 0.5 FROM versions LIMIT 1"),
+            "consensus",
+            rules.CONSENSUS,
+        ),
+        ("store", swaps_the_batches_of_two_steps, "batches", rules.IN_ORDER),
+        ("store", does("INSERT INTO epochs SELECT * FROM epochs LIMIT 1"), "epochs", rules.OPENED_ONCE),
+        ("store", does("UPDATE versions SET file = 'elsewhere'"), "versions", rules.FILE_NOTED),
+        (
+            "store",
+            does("UPDATE versions SET sha256 = upper(substr(sha256, 1, 1)) || substr(sha256, 2), samples = samples"),
+            "versions/",
+            None,
+        ),
+    ][:-1],
+)
+def test_check_names_the_rule_that_forged_data_break(
+    name: str, edit: Edit, table: str, rule: str, both: Both, tmp_path: Path
+) -> None:
+    found = checked(forged(both[name][0], tmp_path / "forged", edit)).wrong
+    assert found is not None
+    assert (found.table, found.rule) == (table, rule)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_hash_that_is_not_its_file_s_is_wrong(name: str, both: Both, tmp_path: Path) -> None:
+    middle = "(SELECT version FROM versions ORDER BY version LIMIT 1 OFFSET 2)"
+    change = does(f"UPDATE versions SET sha256 = '{'0' * 64}' WHERE version = {middle}")
+    recorded = both[name][0]
+    (version,) = recorded.rows("SELECT version FROM versions ORDER BY version LIMIT 1 OFFSET 2")[0]
+    found = checked(forged(recorded, tmp_path / "forged", change)).wrong
+    assert found is not None
+    assert (found.table, found.rule) == (f"versions/{version:08d}.safetensors", rules.FILE_HASH)
+
+
+def changes_a_parameter(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    place = 8 + int.from_bytes(data[:8], "little") + header["0.weight"]["data_offsets"][0]
+    data[place] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "table", "rule"),
+    [
+        (lambda folder: changes_a_parameter(sorted(folder.glob("0*"))[1]), "0", rules.FILE_HASH),
+        (lambda folder: changes_a_parameter(folder / "final.safetensors"), "final", rules.FILE_HASH),
+        (
+            lambda folder: shutil.copy(folder / "final.safetensors", folder / "00009999.safetensors"),
+            "",
+            rules.FILE_NOTED,
+        ),
+        (lambda folder: (folder / "final.safetensors").write_bytes(b"nothing of the kind"), "final", rules.READABLE),
+    ],
+)
+def test_files_that_are_not_those_that_were_recorded_are_wrong(
+    change: Callable[[Path], Any], table: str, rule: str, both: Both, tmp_path: Path
+) -> None:
+    folder = tmp_path / "forged"
+    shutil.copytree(both["store"][0].folder, folder)
+    final = folder / "versions" / "final.safetensors"
+    data = final.read_bytes()
+    final.unlink()
+    final.write_bytes(data)  # no link to another version's any more
+    change(folder / "versions")
+    found = checked(folder).wrong
+    assert found is not None
+    assert found.table.startswith(f"versions/{table}")
+    assert found.rule == rule
+
+
+def test_files_that_are_gone_are_counted_and_nothing_is_said_of_them(both: Both, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(both["store"][0].folder, folder)
+    files = sorted((folder / "versions").glob("0*"))
+    files[0].unlink()
+    found = checked(folder)
+    assert found.wrong is None
+    assert f"{len(files) - 1} files in versions with the hashes that were noted; 1 file is gone" in found.proved
+
+
+def test_a_simulation_without_a_script_has_recorded_nothing(tmp_path: Path) -> None:
+    folder = simulated(tmp_path / "run", "asp")
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        database.execute("INSERT INTO versions VALUES (40, 2.5, 320, ?, 'versions/00000040.safetensors')", ("a" * 64,))
+    found = checked(folder).wrong
+    assert found is not None
+    assert found.rule == rules.RECORDED
+
+
+def test_where_samples_come_more_than_once_no_sample_is_said_to_be_used_once(both: Both, tmp_path: Path) -> None:
+    found = checked(forged(both["store"][0], tmp_path / "forged", ALL_SEVENS))
+    assert found.wrong is None  # a sampler may draw so: only a replay tells
+    assert "480 of 480 samples used, each batch once; 1 of 2 epochs have some sample more than once" in found.proved
+
+
+# --- what a replay names ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "table", "what"),
+    [
+        ("store", does("UPDATE evaluations SET value = 0.99 WHERE metric = 'accuracy'"), "evaluations", "accuracy"),
+        ("store", does("UPDATE evaluations SET value = NULL WHERE rowid = 4"), "evaluations", "drawn"),
+        ("store", does("DELETE FROM evaluations WHERE metric = 'drawn' AND version > 20"), "evaluations", "drawn"),
+        ("store", does("INSERT INTO evaluations VALUES (60, 'f1', 1.0)"), "evaluations", "f1"),
+        ("store", does("DELETE FROM evaluations"), "evaluations", "accuracy"),
+        ("store", NEVER_MADE, "versions", "SHA-256"),
+        ("store", without("ORDER BY version LIMIT 1"), "versions", "SHA-256"),
+        ("replicas", without("ORDER BY version DESC LIMIT 1"), "versions", "SHA-256"),
+        ("store", does("UPDATE versions SET samples = samples + 1 WHERE version > 30"), "versions", "samples"),
+        ("store", does(f"UPDATE checksums SET checksum = '{'0' * 16}' WHERE version = 9"), "checksums", "checksum"),
+        ("store", does("DELETE FROM checksums WHERE version > 9"), "checksums", "checksum"),
+        ("replicas", does("UPDATE consensus SET distance = 0.0"), "consensus", "[replicas, distance]"),
+        ("replicas", does("DELETE FROM consensus WHERE version = 2"), "consensus", "[replicas, distance]"),
+        ("store", does("UPDATE pushes SET learning_rates = '[0.3]' WHERE step = 5"), "pushes", "learning rates"),
+        ("store", does("DELETE FROM pushes WHERE step = 5"), "pushes", "[samples, learning rates]"),
+        ("store", swaps_the_batches_of_two_steps, "batches", "[epoch, batch, used]"),
+        ("store", does("UPDATE batches SET used = 'skipped' WHERE step = 3"), "batches", "[epoch, batch, used]"),
+        ("store", does("DELETE FROM leases WHERE batch IS NULL"), "leases", "[during, epoch, batch]"),
+        ("store", draws(lambda order: order[::-1]), "epochs", "batch 0"),
+        ("store", draws(lambda order: [*order[:-1], order[-1][::-1]]), "epochs", "batch 29"),
+        ("store", ALL_SEVENS, "epochs", "batch 0"),
+        ("store", does("DELETE FROM epochs WHERE epoch = 1"), "epochs", "digest"),
+        ("store", does("UPDATE scalars SET value = value / 2 WHERE name = 'loss'"), "scalars", "loss"),
+        ("store", does("INSERT INTO scalars VALUES (1, 3, 0.5, 'loss', 0.1)"), "scalars", "loss"),
+        ("store", does("DELETE FROM scalars WHERE worker = 2"), "scalars", "loss"),
+    ],
+)
+def test_a_replay_names_the_first_row_that_it_does_not_come_to(
+    name: str, edit: Edit, table: str, what: str, both: Both, tmp_path: Path
+) -> None:
+    recorded, again = both[name]
+    found = compared(forged(recorded, tmp_path / "forged", edit), again, "seconds")
+    assert [(one.table, one.what) for one in found.differences] == [(table, what)]
+    assert not found.same
+    assert any("is the first that differs" in sentence for sentence in found.sentences)
+    plain = found.differences[0].to_plain()
+    assert plain["recorded"] != plain["again"]
+
+
+def test_what_depends_on_time_differs_until_it_is_excused(both: Both) -> None:
+    recorded, again = both["store"]
+    found = compared(recorded.folder, again)
+    assert not found.same
+    assert found.bits
+    assert [(one.table, one.what) for one in found.differences] == [("scalars", "seconds")]
+    assert found.sentences[0].startswith("the same bits: ")
+    assert found.sentences[-1].endswith("--except seconds leaves seconds out.")
+
+
+def test_a_run_whose_last_leases_are_gone_is_not_made_again(both: Both, tmp_path: Path) -> None:
+    recorded, _ = both["store"]
+    change = does("DELETE FROM leases WHERE batch IS NULL")
+    again = replayed(forged(recorded, tmp_path / "forged", change), tmp_path / "again")
+    assert again.code == 3
+    assert "asks for a batch once more than the table leases has it" in again.out
+
+
+def test_hashes_that_are_gone_are_missed_by_a_replay_too(both: Both, tmp_path: Path) -> None:
+    recorded, _ = both["replicas"]
+    folder = forged(recorded, tmp_path / "forged", without("WHERE version < (SELECT max(version) FROM versions)"))
+    again = replayed(folder, tmp_path / "again", "--except", "seconds", "--json")
+    assert again.code == 3
+    plain = json.loads(again.out)
+    assert (plain["run"], plain["folder"], plain["same"]) == (str(folder), str(tmp_path / "again"), False)
+    first = plain["difference"]
+    assert (first["table"], first["key"], first["recorded"]) == ("versions", {"version": 1}, None)
+    assert len(first["again"]) == 64
+    assert plain["compared"]["epochs"] == 2
