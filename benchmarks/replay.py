@@ -11,6 +11,7 @@ where there is a store, the checksum of every version. Prints what was compared,
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,6 @@ from pathlib import Path
 
 from step import machine, print_table
 
-from paceline.cli.replay import compare
 from paceline.protocols import registry
 from paceline.records.summary import read
 
@@ -64,13 +64,14 @@ def main() -> int:
                 data = ["--data", str(args.data)] if args.data else []
                 limit = [] if "switch" in protocol else ["--max-steps", str(args.max_steps)]
                 flags = ["-p", protocol, "--scenario", cluster, "--seed", str(seed), "--tee", "none", "--out", run]
-                took = timed("run", *flags, *limit, EXAMPLE, "--epochs", "1", *data)
-                replayed = timed("replay", run, "--out", again)
-                comparison = compare(run, again)
-                differ += not comparison.same
-                counts = f"{comparison.hashes} + {comparison.checksums}"
+                took, _ = timed("run", *flags, *limit, EXAMPLE, "--epochs", "1", *data)
+                replayed, printed = timed("replay", "--json", run, "--out", again)
+                found = json.loads(printed)
+                differ += not found["same"]
+                compared = found["compared"] or {"versions": 0, "checksums": 0}
+                counts = f"{compared['versions']} + {compared['checksums']}"
                 steps = str(read(run / "summary.json")["steps"])
-                same = "yes" if comparison.same else comparison.sentence
+                same = "yes" if found["same"] else found["error"] or json.dumps(found["difference"])
                 who, seconds = "worker 1" if death else "", [f"{took:.1f}", f"{replayed:.1f}"]
                 rows.append([protocol, str(seed), who, steps, counts, *seconds, same])
                 print("  ".join(rows[-1]), file=sys.stderr)
@@ -81,12 +82,14 @@ def main() -> int:
     return 1 if differ else 0
 
 
-def timed(*arguments: object) -> float:
-    """Seconds that the command took, start-up included; it must end well."""
+def timed(*arguments: object) -> tuple[float, str]:
+    """Seconds that the command took, start-up included, and what it printed."""
     began = time.monotonic()
     command = [sys.executable, "-m", "paceline", *map(str, arguments)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return time.monotonic() - began
+    ended = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    if ended.returncode not in ((0, 3) if "replay" in arguments else (0,)):  # a replay that differs is a result
+        raise subprocess.CalledProcessError(ended.returncode, command)
+    return time.monotonic() - began, ended.stdout
 
 
 if __name__ == "__main__":

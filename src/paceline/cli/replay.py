@@ -39,7 +39,7 @@ from paceline.records.replayed import Compared, compare
 from paceline.records.summary import Summary
 
 if TYPE_CHECKING:
-    from paceline.runtime.directed import Directed
+    from paceline.runtime.directed import Directed, Prescribed
 
 DIFFERS = 3
 """Exit code."""
@@ -241,10 +241,11 @@ def _reached(until: int, orders: tuple[Order, ...], workers: Directed) -> bool:
     return max(made, workers.recordings.newest.version) >= until
 
 
-def _leases(recorded: RecordedRun) -> dict[int, deque[Batch | None]]:
-    leases: dict[int, deque[Batch | None]] = {worker: deque() for worker in range(recorded.workers)}
-    for worker, epoch, batch in recorded.ledger.execute("SELECT worker, epoch, batch FROM leases ORDER BY rowid"):
-        leases[worker].append(None if epoch is None else Batch(epoch, batch))
+def _leases(recorded: RecordedRun) -> Prescribed:
+    leases: Prescribed = {worker: deque() for worker in range(recorded.workers)}
+    rows = recorded.ledger.execute("SELECT worker, during, epoch, batch FROM leases ORDER BY rowid")
+    for worker, during, epoch, batch in rows:
+        leases[worker].append((during, None if epoch is None else Batch(epoch, batch)))
     return leases
 
 

@@ -31,11 +31,15 @@ Result = GradientReady | StepDeclined | WorkerLeft
 """What came of a released step."""
 
 
+Prescribed = dict[int, deque[tuple[int, Batch | None]]]
+"""By worker: in which epoch it asks for a batch, and what it gets."""
+
+
 @dataclass(slots=True, kw_only=True)
 class PrescribedLeases(Leases):
     """A book of leases in which it is written beforehand who gets what."""
 
-    prescribed: dict[int, deque[Batch | None]]
+    prescribed: Prescribed
     """See `Directed.prescribed`."""
     accounted: set[Batch] = field(default_factory=set)
     """Applied, skipped or missed. A batch that returned may be taken here before it has, so the pool doesn't tell."""
@@ -44,7 +48,7 @@ class PrescribedLeases(Leases):
         """See `Leases`."""
         if digest != self.epochs[epoch].digest:
             raise ConfigError(f"worker {worker} draws another order of samples for epoch {epoch} than in the recording")
-        batch = self.prescribed[worker].popleft()
+        _, batch = self.prescribed[worker].popleft()
         return None if batch is None else self._lease(worker, batch)
 
     def skip(self, worker: int, batches: tuple[Batch, ...]) -> None:
@@ -80,10 +84,12 @@ class Directed(Coordinator):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._exchange.deaths_are_told = True
-        self.prescribed: dict[int, deque[Batch | None]] | None = None
-        """By worker: what it gets each time it asks for a batch, None where an epoch is over for it; who asks once more
-        waits. None: it is dealt as in any run."""
+        self.prescribed: Prescribed | None = None
+        """What each gets when it asks for a batch, None where an epoch is over for it; who asks once more waits. None:
+        it is dealt as in any run."""
         self._asks_in_vain: dict[int, None] = {}
+        self._astray: dict[int, str] = {}
+        """Workers that have asked for a batch in another epoch than they were to, and how that is told."""
         self._lost: dict[int, None] = {}
         """Workers that were to be killed."""
         self._moment = 0.0
@@ -139,7 +145,9 @@ class Directed(Coordinator):
         return self.outcome == "interrupted"
 
     def result(self, worker: int, step: int) -> Result:
-        """What came of that released step. Raises RunFailed if its script has failed."""
+        """What came of that released step. Raises RunFailed if its script has failed, or asks for other data."""
+        if worker in self._astray:
+            raise RunFailed(self._astray[worker])
         left = self._gone.get(worker)
         if left is not None and left.reason == "died":
             raise RunFailed(f"worker {worker} died in step {step}: its script failed")
@@ -166,7 +174,9 @@ class Directed(Coordinator):
 
         Raises RunFailed if it asks for another batch than it was to get.
         """
-        self._await(lambda: worker in self._gone or worker in self._asks_in_vain)
+        self._await(lambda: worker in self._gone or worker in self._asks_in_vain or worker in self._astray)
+        if worker in self._astray:
+            raise RunFailed(self._astray[worker])
         if worker in self._asks_in_vain and worker not in self._gone and not self._stopping:
             raise RunFailed(f"worker {worker} asks for a batch once more than the table leases has it")
 
@@ -206,12 +216,18 @@ class Directed(Coordinator):
         """Whether that step's gradient is there, or there will be none."""
         worker = member.worker
         leaving = worker in self._asks_in_vain or any(one is member for one, _ in self._leaving)
-        return (worker, step) in self._results or worker in self._gone or leaving
+        return (worker, step) in self._results or worker in self._gone or leaving or worker in self._astray
 
     def _lease(self, member: Member, epoch: int, digest: str) -> None:
         if self.prescribed is not None and member.trains and not self.prescribed[member.worker]:
             self._asks_in_vain[member.worker] = None
             return
+        if self.prescribed is not None and member.trains:
+            during, _ = self.prescribed[member.worker][0]
+            if during != epoch:
+                what = f"asks for a batch in epoch {epoch}, and the table leases has its next one in epoch {during}"
+                self._astray[member.worker] = f"worker {member.worker} {what}"
+                return
         super()._lease(member, epoch, digest)
 
     def _new_leases(self, dealing: Dealing, workers: list[int]) -> Leases:
