@@ -18,7 +18,9 @@ import safetensors.torch
 
 from paceline.core.facts import WorkerLeft
 from paceline.protocols import registry
+from paceline.records.check import check
 from paceline.records.ledger import read_facts
+from paceline.records.reading import open_run
 from support import nursery
 from support.runs import Run, run, side_by_side
 
@@ -35,10 +37,21 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 data = TensorDataset(torch.randn(240, 6), torch.randint(0, 3, (240,)))
 loader = DataLoader(data, batch_size=8, shuffle=True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+
+
+
+def evaluate(model):
+    model.eval()
+    with torch.no_grad():
+        return {"loss": nn.functional.cross_entropy(model(data.tensors[0]), data.tensors[1]).item()}
+
+
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2, evaluate=evaluate)
 for epoch in range(2):
     for x, y in loader:
-        nn.functional.cross_entropy(model(x), y).backward()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        paceline.log(loss=loss.item())
         optimizer.step()
         optimizer.zero_grad()
     scheduler.step()
@@ -110,6 +123,9 @@ def test_a_run_with_a_slow_worker_and_a_death_ends_on_the_same_bits_again(protoc
     )
     assert recorded.rows(used) == again.rows(used)
     assert again.summary["final_parameters_sha256"] in again.out
+    for folder in (recorded.folder, again.folder):
+        with closing((opened := open_run(folder, registry())).ledger):
+            assert check(opened).wrong is None
 
 
 def test_until_stops_at_a_version_and_leaves_it_on_disk(runs: Runs) -> None:

@@ -1,0 +1,32 @@
+"""Which versions are recorded, and what is in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from paceline.runtime.recordings import Recordings
+from paceline.runtime.versions import StoredVersions
+
+
+def test_a_version_has_the_buffers_of_those_whose_deaths_were_not_told_before_it_was_ordered(tmp_path: Path) -> None:
+    """When it is made, and when somebody's death is noticed, is a matter of time: its replay would have others'."""
+    journal: Any = None
+    recordings = Recordings(tmp_path, 1, journal)
+    recordings.epoch_opened(8)
+    exchange: Any = SimpleNamespace(samples=8, lost={})
+    written: list[Any] = []
+    store: Any = SimpleNamespace(record=written.append, slots=SimpleNamespace(where={1: 0, 2: 1}))
+    members: Any = {worker: SimpleNamespace(left=None) for worker in range(3)}
+    offer: Any = SimpleNamespace(buffers=None, loads=True)
+    versions = StoredVersions(exchange, members, recordings, lambda: 1.0)
+    versions.begin(store, offer)
+    versions.ordered(1)
+    members[0].left = "died"
+    exchange.lost[0] = None
+    versions.made(1)
+    exchange.samples = 16
+    versions.ordered(2)
+    versions.made(2)
+    assert [order.workers for order in written] == [[0, 1, 2], [1, 2]]
