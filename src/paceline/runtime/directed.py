@@ -89,7 +89,7 @@ class Directed(Coordinator):
         it is dealt as in any run."""
         self._asks_in_vain: dict[int, None] = {}
         self._astray: dict[int, str] = {}
-        """Workers that have asked for a batch in another epoch than they were to, and how that is told."""
+        """Workers that can't get what they were to get when they asked for a batch, and how that is told."""
         self._lost: dict[int, None] = {}
         """Workers that were to be killed."""
         self._moment = 0.0
@@ -223,9 +223,13 @@ class Directed(Coordinator):
             self._asks_in_vain[member.worker] = None
             return
         if self.prescribed is not None and member.trains:
-            during, _ = self.prescribed[member.worker][0]
+            during, batch = self.prescribed[member.worker][0]
+            what = None
             if during != epoch:
                 what = f"asks for a batch in epoch {epoch}, and the table leases has its next one in epoch {during}"
+            elif batch is not None and batch.epoch not in (epoch, *self.leases.epochs):
+                what = f"is to get a batch of epoch {batch.epoch} by the table leases, and nobody has opened that epoch"
+            if what is not None:
                 self._astray[member.worker] = f"worker {member.worker} {what}"
                 return
         super()._lease(member, epoch, digest)
