@@ -92,9 +92,9 @@ class Compared:
         elif not self.differences:
             said.append("no version of it was recorded that the replay made: there are no bits to compare")
         said += map(str, self.differences)
-        if scalars := [one for one in self.differences if one.table in ("scalars", "evaluations")]:
-            name = scalars[0].what
-            said.append(f"A value that depends on time is never the same: --except {name} leaves {name} out.")
+        for one in self.differences:
+            if one.table in ("scalars", "evaluations") and None not in (one.recorded, one.again):
+                said.append(f"If {one.what} depends on time, it is never the same: --except {one.what} leaves it out.")
         return said
 
 
