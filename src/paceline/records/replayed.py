@@ -87,7 +87,9 @@ class Compared:
             compared = f"{counts['versions']} recorded versions, {counts['checksums']} checksums"
             said.append(f"the same bits: {compared}; version {version} is {sha256}")
         if self.same:
-            rest = ", ".join(f"{counts[name]:,} {words}" for name, words in RESULTS.items() if counts[name])
+            rest = ", ".join(
+                f"{counts[name]:,} {words[counts[name] > 1]}" for name, words in RESULTS.items() if counts[name]
+            )
             said += [f"the same results: {rest}"] if rest else []
         elif not self.differences:
             said.append("no version of it was recorded that the replay made: there are no bits to compare")
@@ -99,14 +101,14 @@ class Compared:
 
 
 RESULTS = {
-    "epochs": "epochs' orders",
-    "leases": "leases",
-    "steps": "steps' batches and learning rates",
-    "consensus": "distances of replicas",
-    "evaluations": "values of evaluations",
-    "scalars": "scalars",
+    "epochs": ("epoch's order", "epochs' orders"),
+    "leases": ("lease", "leases"),
+    "steps": ("step's batches and learning rates", "steps' batches and learning rates"),
+    "consensus": ("distance of replicas", "distances of replicas"),
+    "evaluations": ("value of evaluations", "values of evaluations"),
+    "scalars": ("scalar", "scalars"),
 }
-"""What is compared beside versions and checksums, in words."""
+"""What is compared beside versions and checksums: one of it, and several."""
 
 
 def compare(
