@@ -443,11 +443,11 @@ def test_a_batch_that_was_leased_and_is_neither_used_nor_missed_is_caught(tmp_pa
     folder = leased(tmp_path / "run")
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
         (leases,) = database.execute(
-            "SELECT json_group_array(json_array(worker, during, epoch, batch)) FROM leases WHERE epoch = 0"
+            "SELECT json_group_array(json_array(rowid, worker, during, epoch, batch)) FROM leases WHERE epoch = 0"
         ).fetchone()
         forgets_a_batch(database)
-        database.execute("DELETE FROM leases WHERE epoch = 0")
-        database.executemany("INSERT INTO leases VALUES (?, ?, ?, ?)", json.loads(leases))
+        columns = "rowid, worker, during, epoch, batch"
+        database.executemany(f"INSERT OR REPLACE INTO leases ({columns}) VALUES (?, ?, ?, ?, ?)", json.loads(leases))
     found = wrong(folder)
     assert (found.rule, found.expected) == (rules.ACCOUNTED, "4 or more missed")
 
