@@ -53,7 +53,7 @@ def check(run: RecordedRun) -> Checked:
 
 def _everything(checking: Checking) -> None:
     configuration(checking)
-    checking.moments.undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
+    checking.made.undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
     history(checking)
     data(checking)
     for_replay(checking)

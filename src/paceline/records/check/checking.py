@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.records.check.general import Rules
-from paceline.records.check.moments import Moments
+from paceline.records.check.versions_made import VersionsMade
 from paceline.records.reading import RecordedRun
 from paceline.records.summary import Tally
 
@@ -26,7 +26,7 @@ class Checking:
         """How often a step's update arrived, or a version was taken: by (worker, "push" or "pull", its number)."""
         self.repeating = 0
         """Epochs whose order has some sample more than once."""
-        self.moments = Moments()
+        self.made = VersionsMade()
         """When versions came about, and of how many samples."""
         self.final: str | None = None
         """The SHA-256 of the last recorded version."""

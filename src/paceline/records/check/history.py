@@ -204,7 +204,7 @@ def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
         case ParametersTaken(worker=worker, version=version):
             checking.came[worker, "pull", version] = checking.came.get((worker, "pull", version), 0) + 1
     checking.tally.record(fact, orders)
-    checking.moments.record(fact, orders)
+    checking.made.record(fact, orders)
 
 
 def _decoded(decoder: Any, body: Any) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
 
 from paceline.records.check.checking import Checking
-from paceline.records.check.moments import Moment
 from paceline.records.check.rules import (
     CONSENSUS,
     EVALUATED,
@@ -20,6 +19,7 @@ from paceline.records.check.rules import (
     Broken,
     count,
 )
+from paceline.records.check.versions_made import Moment
 from paceline.records.due import Due
 
 
@@ -52,17 +52,17 @@ def versions(checking: Checking) -> None:
 
 def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
     """Every version of a store was ordered; and which are recorded follows from their samples."""
-    moments, virtual = checking.moments, _virtual(checking)
+    made, virtual = checking.made, _virtual(checking)
     counted = _counted(checking)
-    before = dict(_earliest_after(moments.computed))
+    before = dict(_earliest_after(made.computed))
     for version, (at, samples) in recorded.items():
         checking.row = _row(checking, version)
-        moment = moments.made.get(version, Moment(0.0, 0) if version == 0 else None)
+        moment = made.versions.get(version, Moment(0.0, 0) if version == 0 else None)
         if moment is None:
             raise Broken(RECORDED, "a version that an order made", f"version {version}")
         if (samples is None and counted) or (samples is not None and samples != moment.samples):
             raise Broken(RECORDED_SAMPLES, f"{moment.samples} in version {version}", samples)
-        latest = moment.at if virtual else _latest(before, version, max(moments.made, default=0))
+        latest = moment.at if virtual else _latest(before, version, max(made.versions, default=0))
         if version and not moment.at <= at <= latest:
             until = "" if latest == math.inf else f", before {latest!r}"
             raise Broken(RECORDED_WHEN, f"at {moment.at!r} or later{until}", at)
@@ -70,8 +70,8 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]])
     due = _due(checking)
     if due is None:
         return
-    last = max(moments.made, default=0)
-    expected = [version for version, moment in sorted(moments.made.items()) if due.reached(moment.samples)]
+    last = max(made.versions, default=0)
+    expected = [version for version, moment in sorted(made.versions.items()) if due.reached(moment.samples)]
     if checking.completed and last not in expected:
         expected.append(last)
     so_far = math.inf if checking.completed else max(recorded, default=-1)
@@ -87,9 +87,9 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]])
 
 def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
     """Means count up by one, and each is of the replicas after some step; the first that was due, and the last."""
-    moments = checking.moments
-    over = Moment(moments.at, moments.samples, moments.replicas)
-    candidates, place = [*moments.means, over], 0
+    made = checking.made
+    over = Moment(made.at, made.samples, made.replicas)
+    candidates, place = [*made.means, over], 0
     with_samples: dict[int, list[int]] = {}
     for number, moment in enumerate(candidates):
         with_samples.setdefault(moment.samples, []).append(number)
@@ -117,10 +117,10 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]])
         last, (_, samples) = max(recorded.items())
         if samples != over.samples:
             raise Broken(RECORDED_DUE, f"a last version of all {over.samples} samples", f"{samples} in version {last}")
-    if checking.completed and not recorded and checking.trained and checking.moments.replicas:
+    if checking.completed and not recorded and checking.trained and checking.made.replicas:
         raise Broken(RECORDED_DUE, "the mean of all replicas at the end", "no version")
     if due is not None and recorded and "replay_of" not in checking.run.config:
-        first_due = next((moment.samples for moment in moments.means if due.reached(moment.samples)), None)
+        first_due = next((moment.samples for moment in made.means if due.reached(moment.samples)), None)
         _, samples = recorded[1]
         if first_due is not None and samples != first_due:
             raise Broken(RECORDED_DUE, f"a first version of {first_due} samples", f"{samples} in version 1")

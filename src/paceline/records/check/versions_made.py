@@ -21,12 +21,12 @@ class Moment(NamedTuple):
 
 
 @dataclass(slots=True)
-class Moments:
+class VersionsMade:
     """When the facts and orders let versions come about, and of how many samples: as a run counts them."""
 
     undone: frozenset[tuple[int, int]] = frozenset()
     """Steps that no replica made, though it was ordered to."""
-    made: dict[int, Moment] = field(default_factory=dict)
+    versions: dict[int, Moment] = field(default_factory=dict)
     """The store's versions."""
     computed: dict[int, float] = field(default_factory=dict)
     """By version: when the first gradient on it was ready."""
@@ -62,7 +62,7 @@ class Moments:
             match order:
                 case ApplyUpdate(version=version, contributions=contributions):
                     self.samples += sum(self._of.pop((worker, step), 0) for worker, step, _ in contributions)
-                    self.made[version] = Moment(fact.at, self.samples)
+                    self.versions[version] = Moment(fact.at, self.samples)
                 case StepReplica():
                     self._step(order)
                     self.means.append(Moment(fact.at, self.samples, self.replicas))
