@@ -339,7 +339,7 @@ def test_real_runs_interrupted_and_gone_on_with_are_made_once_each(
         nonlocal begun
         begun += 1
         launch.traces.append(traces := Traces(launch.tmp_path / f"temporary-{begun}"))
-        process = Process(["run", *arguments], {**os.environ, **traces.environment, **launch.events.environment})
+        process = Process(["run", *arguments], traces.environment | launch.events.environment)
         if begun == 3:
             launch.events.wait_for("third")
             os.kill(os.getpid(), signal.SIGINT)

@@ -84,7 +84,7 @@ def made(folder: Path, protocol: str, *flags: str, script: str = SCRIPT) -> Run:
 
 def replayed(recorded: Run, *flags: str, name: str = "again") -> Run:
     folder = recorded.folder.parent / name
-    process = nursery.Process(["replay", str(recorded.folder), "--out", str(folder), *flags], {})
+    process = nursery.Process(["replay", str(recorded.folder), "--out", str(folder), *flags])
     out, err = process.communicate(timeout=120)
     return Run(code=process.returncode, out=out, err=err, folder=folder)
 
@@ -261,7 +261,7 @@ def test_a_replica_s_step_that_was_not_made_is_not_made_again(runs: Runs) -> Non
 def test_an_interrupted_replay_says_so_and_accuses_nobody(runs: Runs) -> None:
     recorded, _ = runs["asp"].result()
     folder = recorded.folder.parent / "interrupted"
-    process = nursery.Process(["replay", str(recorded.folder), "--out", str(folder)], {})
+    process = nursery.Process(["replay", str(recorded.folder), "--out", str(folder)])
     ledger = folder / "ledger.sqlite"
     deadline = time.monotonic() + 60
     while not (ledger.exists() and _facts(ledger)) and time.monotonic() < deadline:

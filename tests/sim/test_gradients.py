@@ -85,7 +85,7 @@ def started(folder: Path, cluster: str, *flags: str, argument: str = "") -> nurs
     (folder / "cluster.toml").write_text(cluster)
     (folder / "train.py").write_text(SCRIPT)
     arguments = ["simulate", str(folder / "cluster.toml"), "--out", str(folder / "run"), "--seed", str(SEED)]
-    process = nursery.Process([*arguments, *flags, "--gradients", str(folder / "train.py"), argument], {})
+    process = nursery.Process([*arguments, *flags, "--gradients", str(folder / "train.py"), argument])
     process.folder = folder / "run"  # type: ignore[attr-defined]
     return process
 

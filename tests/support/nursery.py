@@ -1,12 +1,16 @@
 """A process that has imported torch already, and forks itself into a launcher whenever a test starts a run.
 
-Importing torch is most of a short run's time. So a test session has one *nursery*: a fresh Python that imports what
+Importing torch is most of a short run's time. So a test session has a *nursery*: a fresh Python that imports what
 `paceline run` does, computes nothing and starts no thread. For each run it forks a child, which makes itself what
 `python -m paceline` would be in a session of its own, and runs that. The rest of this file is the test's side of it.
 
-What a fork can't renew: the seed of `str`'s hashes, the command line that `ps` shows, and what libraries have read
-from environment variables while they were imported. Nor can it be interrupted while it imports. A test that is about
-such a thing starts its run with `fresh=True`.
+A run has the test session's environment, and what the test adds to it. Some variables a library reads only once:
+torch reads ATEN_CPU_CAPABILITY when it first computes, OpenMP its own while it is loaded. Without the same values a
+replay rounds in another way than its run did. So a run is forked from a nursery that was started with its values of
+those (`READ_ONCE`): each set of them has one, and nearly all runs have the session's.
+
+What a fork can't renew: the seed of `str`'s hashes and the command line that `ps` shows. Nor can it be interrupted
+while it imports. A test that is about such a thing starts its run with `fresh=True`.
 """
 
 from __future__ import annotations
@@ -29,16 +33,25 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+READ_ONCE = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "ONEDNN_", "PYTHON", "TORCH")
+"""What the names of variables begin with that are read at most once: by the loader, Python, OpenMP, torch and its BLAS.
+
+OPENBLAS_ is missing because every nursery, like `paceline run`, decides that by itself.
+"""
+
 _starting = threading.Lock()
 
 
 class Process:
-    """A launcher that the nursery has forked: of `subprocess.Popen[str]`, what tests use."""
+    """A launcher that a nursery has forked: of `subprocess.Popen[str]`, what tests use."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        request = {"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}
+    def __init__(self, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+        """`variables` are added to the environment of the test session."""
+        environment = {**os.environ, **(variables or {})}
+        request = {"arguments": arguments, "environment": environment, "folder": os.getcwd()}
+        read_once = tuple(sorted((key, value) for key, value in environment.items() if key.startswith(READ_ONCE)))
         with _starting:
-            nursery = _nursery()
+            nursery = _nursery(read_once)
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         self._nursery, nursery_end = _pair()
@@ -125,16 +138,20 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 
 
 @cache
-def _nursery() -> socket.socket:
-    """The session's nursery, started when it is first wanted. It ends when nobody holds this socket any more."""
+def _nursery(read_once: tuple[tuple[str, str], ...]) -> socket.socket:
+    """The nursery with these of the variables that are read once, started when it is first wanted.
+
+    It ends when nobody holds this socket any more.
+    """
     from support.leftovers import UNMARKED, VARIABLE
 
     ours, theirs = _pair()
+    session = {key: value for key, value in os.environ.items() if not key.startswith(READ_ONCE)}
     nursery = subprocess.Popen(
         [sys.executable, __file__, str(theirs.fileno()), VARIABLE],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env={**os.environ, VARIABLE: UNMARKED, "OPENBLAS_NUM_THREADS": "1"},  # numpy's BLAS is to start no thread
+        env={**session, **dict(read_once), VARIABLE: UNMARKED, "OPENBLAS_NUM_THREADS": "1"},  # see `import_torch`
         pass_fds=[theirs.fileno()],
         start_new_session=True,  # a terminal's Ctrl-C is for pytest
     )

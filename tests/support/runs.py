@@ -110,7 +110,6 @@ def start(
     folder = tmp_path / f"run_{number}"
     quiet = [] if "--progress" in flags else ["--quiet"]  # else what is printed depends on how long it takes
     arguments = ["run", *quiet, "--out", str(folder), *flags, str(file), *args]
-    environment = {**os.environ, **(env or {})}
     process: Launcher
     if fresh:
         process = subprocess.Popen(
@@ -120,11 +119,11 @@ def start(
             stderr=subprocess.PIPE,
             text=True,
             errors="backslashreplace",
-            env=environment,
+            env={**os.environ, **(env or {})},
             start_new_session=True,
         )
     else:
-        process = nursery.Process(arguments, environment)
+        process = nursery.Process(arguments, env)
     process.folder = folder  # type: ignore[union-attr]
     return process
 
