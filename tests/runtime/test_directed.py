@@ -1,13 +1,21 @@
-"""What a replay's book of leases comes to, whatever the moment at which a worker asks."""
+"""What is made again in a recorded order: who gets which data, and what can never come about."""
 
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from paceline.core.choice import choose
 from paceline.core.leases import Batch
-from paceline.runtime.directed import PrescribedLeases
+from paceline.core.orders import Order, Release
+from paceline.errors import RunFailed
+from paceline.protocols import registry
+from paceline.runtime.directed import Directed, PrescribedLeases
+from paceline.runtime.member import Member
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -26,3 +34,22 @@ def test_a_batch_that_a_dead_worker_held_is_not_missed_once_another_one_has_used
     leases.bind(1, 0, (batch,))
     leases.settle(1, 0)
     assert leases.left_over() == 8  # the one that it was not given again, and what was set aside for it
+
+
+class Full(Directed):
+    """One worker, for whose next step there is no push area."""
+
+    def __init__(self) -> None:
+        choice: Any = choose("asp", registry())
+        self._spec, self.settings = choice.spec, SimpleNamespace(choice=choice)  # type: ignore[assignment]
+        one = Member(worker=0, process=0, watch=0, channel=None, log=Path("log"), printed=None)  # type: ignore[arg-type]
+        one.areas = {3: 0, 4: 1}
+        self.members = {0: one}
+
+    def carry_out(self, order: Order) -> None:
+        self.members[0].queued = lambda: None
+
+
+def test_a_release_that_waits_for_an_update_which_can_not_be_applied_before_it_fails_at_once() -> None:
+    with pytest.raises(RunFailed, match="step 5 while its steps 3, 4 are not applied, and declares at most 2 at once"):
+        Full().direct(Release(worker=0, step=5, version=3, parameters="held"), 1.0)

@@ -36,7 +36,7 @@ def member(worker: int) -> Member:
 def test_a_version_is_made_with_the_hyperparameters_of_the_lowest_worker_s_very_step() -> None:
     """It may have computed another one since, with other rates, before the version is ordered."""
     members, facts = {worker: member(worker) for worker in (0, 1)}, list[Fact]()
-    exchange = Exchange(None, True, members, Journal(NoLedger()), lambda *_: None, facts.append, lambda: 0.0)
+    exchange = Exchange(None, True, 2, members, Journal(NoLedger()), lambda *_: None, facts.append, lambda: 0.0)
     store = Store()
     exchange.begin(store, Leases("queue", [0, 1]), 0)  # type: ignore[arg-type]
     for step, rate in ((0, 0.1), (1, 0.2)):

@@ -99,6 +99,8 @@ class World:
     jobs: dict[int, Job] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
     """Last step number of those who left."""
+    entered: dict[int, int] = field(default_factory=dict)
+    """By worker: the first step since it came, or came back."""
     unsettled: dict[tuple[int, int], bool] = field(default_factory=dict)
     """Announced updates that are neither applied nor dropped yet: whether they have arrived."""
     now: float = 0.0
@@ -259,16 +261,23 @@ class World:
             if not has_arrived and worker not in self.jobs:
                 raise Broken(f"step {step} of worker {worker}, who left, can never arrive and was not dropped")
 
+    def _expect_room(self, order: Order, worker: int) -> None:
+        """There is a push area for the step that begins: one that waited for it would wait for itself."""
+        first = self.entered[worker]
+        unapplied = 1 + sum(one == worker and step >= first for one, step in self.unsettled)
+        if unapplied > self.choice.unapplied:
+            raise Broken(f"{unapplied} updates of worker {worker}, and {self.choice.unapplied} are declared: {order}")
+
     def _happen(self, fact: Fact) -> None:
         match fact:
             case TrainingBegan(members=members, version=version):
                 self.began, self.version = True, version
                 for worker, _, step in members:
-                    self.jobs[worker] = Job(step - 1)
+                    self.jobs[worker], self.entered[worker] = Job(step - 1), step
             case WorkerJoined(worker=worker, step=step):
                 self.joins -= 1
                 self.gone.pop(worker, None)
-                self.jobs[worker] = Job(step - 1)
+                self.jobs[worker], self.entered[worker] = Job(step - 1), step
             case WorkerLeft(worker=worker, reason=reason):
                 self.departures -= reason == "died"
                 self.gone[worker] = self.jobs.pop(worker).step
@@ -299,6 +308,7 @@ class World:
             case Release(worker=worker, step=step, version=version, parameters="pull"):
                 job = self._live(order, worker, "idle", "arrived")
                 self._start(order, job, step)
+                self._expect_room(order, worker)
                 self._pull(order, job, version)
                 job.version, job.waits = version, True
                 if not self.pulls:
@@ -318,6 +328,7 @@ class World:
                 if version != job.holds:
                     raise Broken(f"it holds version {job.holds}: {order}")
                 self._start(order, job, step)
+                self._expect_room(order, worker)
                 job.version = version
             case Hold(worker=worker):
                 self._live(order, worker, "idle", "ready", "arrived")

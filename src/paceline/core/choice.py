@@ -168,6 +168,11 @@ class Choice:
         return self.parts[0].rounds if self.parts else self.spec.rounds
 
     @property
+    def unapplied(self) -> int:
+        """How many updates of one worker may be unapplied at once, whichever part decides: see `Spec.unapplied`."""
+        return max([self.spec.unapplied(self.config), *(part.unapplied for part in self.parts)])
+
+    @property
     def reasons(self) -> dict[str, str]:
         """Code of a `why` to its sentence: its own, and those of its parts."""
         return {code: text for one in (*self.parts, self) for code, text in one.spec.reasons.items()}

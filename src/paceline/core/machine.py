@@ -61,6 +61,9 @@ class Spec:
     """What holds of the machine after every fact: a sentence, and the test of it."""
     optimizer: Literal["store", "worker"] = "store"
     """Who runs the optimizer: the store, on gradients; or each worker, who pushes what it would subtract."""
+    unapplied: Callable[[Any], int] = lambda config: 2
+    """In the parameter-server family: how many steps of one worker may be released, and neither applied nor dropped, at
+    once. The worker has a push area for each, so that no step waits for an update that waits for this very step."""
     averages: Literal["parameters", "gradients"] = "parameters"
     """What groups average, in the decentralized family."""
     parts: tuple[str, ...] = ()

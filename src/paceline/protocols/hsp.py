@@ -488,6 +488,8 @@ SPEC = Spec(
     config=Config,
     machine=Machine,
     rounds=True,
+    # a stale gradient and the fresh one beside it are in the round, and one of the next is computed meanwhile
+    unapplied=lambda config: 3 if config.stale == "accumulate" and config.idle != "none" else 2,
     invariants={
         "at most one gradient is on its way": lambda machine: (
             _transfers(machine) == ([] if machine.granted is None else [machine.granted])

@@ -113,7 +113,14 @@ class Coordinator:
         else:
             network, steps_in_store = settings.scenario.network, self._spec.optimizer == "store"
             self._exchange = transfers = Exchange(
-                network, steps_in_store, self.members, journal, self._send, self._happened.append, self._at
+                network,
+                steps_in_store,
+                settings.choice.unapplied,
+                self.members,
+                journal,
+                self._send,
+                self._happened.append,
+                self._at,
             )
             self._versions = StoredVersions(transfers, self.members, self.recordings, self._at)
 

@@ -132,12 +132,24 @@ class Directed(Coordinator):
         self.carry_out(order)
         match order:
             case Release(worker=worker, step=step):
+                self._expect_area(self.members[worker], step)
                 self._await(lambda: self._has_come_of(self.members[worker], step))
             case ApplyUpdate():
                 self._await(lambda: self._store().idle)
             case StepReplica() | Reduce():
                 # a mean that is being recorded, too, is of replicas that have made their steps
                 self._await(lambda: self._exchange.settled and self._store().idle)
+
+    def _expect_area(self, member: Member, step: int) -> None:
+        """Raises RunFailed if that step waits for a push area, which none of the orders to come could free."""
+        if member.queued is None:
+            return
+        spec, most = self._spec.name, self.settings.choice.unapplied
+        waiting = ", ".join(map(str, member.areas))
+        raise RunFailed(
+            f"{spec} releases worker {member.worker} for step {step} while its steps {waiting} are not applied, and "
+            f"declares at most {most} at once; declare more (Spec.unapplied)"
+        )
 
     @property
     def interrupted(self) -> bool:

@@ -16,7 +16,7 @@ from paceline.records.journal import Journal
 from paceline.records.times import TransferTimes
 from paceline.runtime import messages
 from paceline.runtime.member import Member
-from paceline.runtime.offers import AREAS, lack_of_memory, slots_for
+from paceline.runtime.offers import lack_of_memory, slots_for
 from paceline.runtime.store_client import StoreClient
 
 
@@ -40,13 +40,11 @@ class Exchange:
     `ReplicaExchange` has the same methods, for replicas.
     """
 
-    areas = AREAS
-    """Push areas of each worker."""
-
     def __init__(
         self,
         network: Network | None,
         steps_in_store: bool,
+        areas: int,
         members: Mapping[int, Member],
         journal: Journal,
         send: Callable[[Member, messages.Message], None],
@@ -57,6 +55,8 @@ class Exchange:
 
         Unless the store steps the optimizer, no hyperparameters are sent to it.
         """
+        self.areas = areas
+        """Push areas of each worker."""
         self.slots = slots_for(len(members))
         """In all."""
         self.steps = 0
@@ -286,7 +286,7 @@ class Exchange:
     def _compute(self, member: Member, order: Release, ahead: float | None) -> None:
         if not member.trains:
             return
-        every = range(member.worker, len(self._members) * AREAS, len(self._members))
+        every = range(member.worker, len(self._members) * self.areas, len(self._members))
         area = next((one for one in every if one not in member.areas.values()), None)
         if area is None:
             member.wait("the store still needs its last updates")

@@ -9,7 +9,6 @@ from paceline.runtime.messages import Offered
 from paceline.runtime.settings import Settings
 
 BESIDE_READERS = 3  # the newest version, the one being made, the one being written to disk
-AREAS = 2  # push areas of each worker: it may compute while the store still needs its last update
 
 
 def slots_for(workers: int) -> int:
