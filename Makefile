@@ -1,6 +1,7 @@
 # make demo    the whole thing on real data: four workers, one of them slow, six protocols
 # make test    the test suite
 # make check   types and style
+# make numeric the tests of what is computed, as another processor computes it
 # make long    the longer suites
 # make papers  published claims beside ours, in virtual time: the tables of docs/papers.md
 
@@ -8,7 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test long check bench papers clean
+.PHONY: demo test numeric long check bench papers clean
 
 demo: $(VENV)/installed
 	@echo "Handwritten digits, 4 workers, of which worker 3 computes four times slower."
@@ -19,8 +20,20 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+# The kernels that torch would take on another processor, and another number of threads: `make test` takes its own.
+CAPABILITY ?= default
+THREADS ?= 1
+NUMERIC := tests/training/test_averages.py tests/training/test_equals_plain.py tests/training/test_own_step.py \
+  tests/fabric/test_groups.py tests/runtime/test_replay.py tests/sim/test_gradients.py
+
+numeric: $(VENV)/installed
+	ATEN_CPU_CAPABILITY=$(CAPABILITY) OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)
+
+AVX2 := $(shell grep -qw avx2 /proc/cpuinfo && echo avx2 || echo default)
+
 long: $(VENV)/installed
 	$(BIN)/python -m pytest -m "long or not long"
+	$(MAKE) numeric CAPABILITY=$(AVX2) THREADS=2
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -28,13 +28,13 @@ from paceline.fabric.gloo import DistributedGroups, reach_store, serve_store
 from paceline.fabric.groups import GroupAverage, Kept
 from paceline.training.averages import SharedMemoryGroups
 from paceline.training.layout import Layout, Places, PushArea
+from support.rounding import apart
 
 WORKERS = 4
 AREAS = 2 * WORKERS
 """Worker k's replica is in area k at first; the others are free."""
 PATIENCE = 20.0
 """Seconds without any message after which a test has failed."""
-LOOSE = {torch.bfloat16: 1e-2, torch.float16: 1e-3}
 
 
 class Model(nn.Module):
@@ -70,6 +70,11 @@ def fill(area: PushArea, worker: int) -> None:
 def tensors_of(area: PushArea) -> list[Tensor]:
     real = [torch.view_as_real(view) if view.is_complex() else view for view in area.gradients]
     return [*real, *area.buffers.values(), area.present]
+
+
+def _largest(tensor: Tensor) -> float:
+    """Of those that are numbers."""
+    return float(tensor.double().abs().nan_to_num(0.0).max()) if tensor.numel() else 0.0
 
 
 def average_of(areas: list[PushArea], weights: Sequence[float] | None, before: PushArea) -> list[Tensor]:
@@ -249,16 +254,19 @@ class Workers:
         assert group.dies is None
         assert group.given_up_by is None
         made, areas = self.model.push_area(group.target), [self.replicas[member] for member in group.members]
-        expected = average_of([self.model.push_area(area) for area in areas], group.weights, made)
+        averaged = [self.model.push_area(area) for area in areas]
+        expected = average_of(averaged, group.weights, made)
+        largest = [max(map(_largest, same)) for same in zip(*map(tensors_of, averaged), strict=True)]
         with torch.no_grad():
             for tensor, value in zip(tensors_of(made), expected, strict=True):
                 tensor.copy_(value)
         shown = [self._show(member, group.target) for member in group.members]
         assert len({repr(values) for values in shown}) == 1, "to the bit the same"
-        for values, tensor in zip(shown[0], tensors_of(made), strict=True):
-            loose = LOOSE.get(tensor.dtype, 1e-5)
+        for values, tensor, most in zip(shown[0], tensors_of(made), largest, strict=True):
             got = torch.tensor(values, dtype=torch.float64).reshape(tensor.shape)
-            torch.testing.assert_close(got, tensor.double(), rtol=loose, atol=loose, equal_nan=True)
+            rounds = tensor.is_floating_point()
+            bound = apart(tensor.dtype, summands=len(areas), largest=most) if rounds else 0.0
+            torch.testing.assert_close(got, tensor.double(), rtol=0.0, atol=bound, equal_nan=True)
             tensor.copy_(got)
         for member in group.members:
             self.replicas[member] = group.target

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from paceline.training.seeding import epoch_order
+from support.rounding import apart
 from support.runs import Run, run, side_by_side
 from support.scripts import functions_of
 
-SEED = 2
+SEED, STEPS = 2, 30
 
 SCRIPT = """
 import sys
@@ -43,8 +44,8 @@ class Mine(torch.optim.Optimizer):
 
 def build(what):
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
-    model[0].unused = nn.Parameter(torch.ones(3))
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    model[0].unused = nn.Parameter(torch.ones(3, dtype=torch.float64))
     groups = [{"params": model[0].parameters()}]
     groups += [{"params": model[2].parameters(), "lr": 0.02}]
     optimizers = {
@@ -55,7 +56,7 @@ def build(what):
         "mine": lambda: Mine(groups, lr=0.1),
     }
     optimizer = optimizers.get(what, lambda: torch.optim.SGD(groups, lr=0.05, momentum=0.9))()
-    data = TensorDataset(torch.randn(120, 5), torch.randn(120, 2))
+    data = TensorDataset(torch.randn(120, 5).double(), torch.randn(120, 2).double())
     return model, optimizer, DataLoader(data, batch_size=4, shuffle=True)
 
 
@@ -63,7 +64,7 @@ def changed(what, model, optimizer):
     '''What the script does to them between prepare and the first step.'''
     if what == "loaded":
         other_model, other, _ = build(what)
-        nn.functional.mse_loss(other_model(torch.ones(4, 5)), torch.ones(4, 2)).backward()
+        nn.functional.mse_loss(other_model(torch.ones(4, 5).double()), torch.ones(4, 2).double()).backward()
         other.step()
         optimizer.load_state_dict(other.state_dict())
     if what == "clamped":
@@ -127,7 +128,9 @@ def test_any_optimizer_trains_as_in_plain_pytorch(what: str, runs: Runs) -> None
         script.train(model, optimizer, *loader.dataset[ids])
     final = runs[what].result().completed().final()
     for name, value in model.state_dict().items():
-        torch.testing.assert_close(final[name], value, rtol=1e-5, atol=1e-6)
+        # a gradient sums over a batch of 4 and at most 8 units; the norm that it is clipped to over all 69 elements
+        bound = apart(torch.float64, steps=STEPS, summands=4 * 8 + 69, largest=float(value.abs().max()))
+        torch.testing.assert_close(final[name], value, rtol=0.0, atol=bound)
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -146,4 +149,4 @@ def test_the_optimizer_s_state_is_the_script_s_own(runs: Runs) -> None:
 
 def test_what_all_changed_before_the_first_step_is_adopted(runs: Runs) -> None:
     ended = runs["clamped by two"].result().completed()
-    assert ended.final()["0.unused"].tolist() == pytest.approx([0.1] * 3, rel=1e-6)
+    assert ended.final()["0.unused"].tolist() == [0.1] * 3
