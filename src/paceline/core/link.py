@@ -104,7 +104,7 @@ class Way:
             self.due = None
         self.now = at
 
-    def enter(self, number: int, size: int) -> None:
+    def enter(self, number: int, size: float) -> None:
         self.flows[number] = None
         self.due = None
         heappush(self.marks, (self.served + size, number))

@@ -39,7 +39,7 @@ from paceline.core.scenario import Kill, Scenario, Slowdown
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun, open_run
 from paceline.records.times import exposed
-from paceline.sim.costs import ScenarioCosts
+from paceline.sim.costs import Computing, Overhead, ScenarioCosts
 from paceline.sim.simulate import Simulation
 from paceline.sim.world import Limit
 
@@ -50,12 +50,12 @@ what came at the same moment does so again."""
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of the run took, in seconds; `began` counts from the run's start."""
+    """What one step of the run took, in seconds; `began`, when it began to compute, counts from the run's start."""
 
     began: float
-    compute: float
-    between: float
-    delay: float
+    before: Overhead
+    computing: Computing
+    after: Overhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,9 @@ class Recorded:
     averages: dict[int, tuple[tuple[int, ...], float]]
     """By group: its members, and the seconds that it took."""
 
+    cores: int | None
+    """How many cores shared all that was work; None: each job had one of its own."""
+
     @property
     def busiest(self) -> int:
         """The worker with the most steps."""
@@ -80,6 +83,7 @@ class RecordedCosts:
 
     def __init__(self, recorded: Recorded, scenario: Scenario, workers: int, model: ScenarioCosts | None) -> None:
         """`model`: what averages cost where the run has none; None: what versions cost, and the other way round."""
+        self.cores = recorded.cores
         self._recorded = recorded
         self._model = model
         self._hosts = scenario.hosts(workers)
@@ -98,20 +102,22 @@ class RecordedCosts:
         self._commits = commits or averages
         self._averages = averages or commits
 
-    def compute(self, worker: int, step: int, at: float) -> float:
+    def before(self, worker: int, step: int) -> Overhead:
+        """See `Costs`."""
+        return self._step(worker, step)[1].before
+
+    def compute(self, worker: int, step: int, at: float) -> Computing:
         """See `Costs`."""
         then, one = self._step(worker, step)
         if worker not in self._slow:
-            return one.compute
-        return one.compute / self._factor(worker, then, one.began) * self._factor(worker, step, at)
+            return one.computing
+        work, sleep = one.computing.work, one.computing.sleep
+        seconds = (work + sleep) / self._factor(worker, then, one.began) * self._factor(worker, step, at)
+        return Computing(min(work, seconds), max(0.0, seconds - work))
 
-    def between(self, worker: int, step: int) -> float:
+    def after(self, worker: int, step: int) -> Overhead:
         """See `Costs`."""
-        return self._step(worker, step)[1].between
-
-    def delay(self, worker: int, step: int) -> float:
-        """See `Costs`."""
-        return self._step(worker, step)[1].delay
+        return self._step(worker, step)[1].after
 
     def commit(self, order: ApplyUpdate) -> float:
         """See `Costs`."""
@@ -235,7 +241,10 @@ def _read(run: RecordedRun) -> Run:
     reading = _Reading(SharedLink.of(scenario.network) is not None)
     reading.take_transfers(database)
     reading.take_facts(run.history())
-    recorded = Recorded(reading.steps(database), reading.commits(), reading.averages)
+    environment = {} if simulated else config.get("environment", {})
+    recorded = _alone(
+        reading.steps(database, scenario, seed), reading.commits(), reading.averages, environment.get("cores")
+    )
     if not recorded.steps:
         raise ConfigError(f"{folder}: no step was finished in that run; name one that has trained")
     batch = database.execute("SELECT samples FROM pushes GROUP BY samples ORDER BY count(*) DESC LIMIT 1").fetchone()
@@ -267,6 +276,33 @@ def _read(run: RecordedRun) -> Run:
     )
 
 
+Window = tuple[float, float]
+"""From when until when, in seconds since the run's start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """When the parts of a step were, and how much of them the worker says was its own, in seconds."""
+
+    since: float
+    began: float
+    compute: float
+    works: float
+    """Of `compute`; the rest it slept."""
+    ended: float
+    until: float
+    preparing: float
+    """Between `since` and `began`."""
+    filling: float
+    """Between `ended` and `until`."""
+
+    @property
+    def windows(self) -> tuple[Window, Window, Window]:
+        """Those of work: before computing, of computing, after it."""
+        working = min(self.began + self.works, self.ended)
+        return (self.since, self.began), (self.began, working), (self.ended, self.until)
+
+
 @dataclass(slots=True)
 class _Reading:
     """What is gathered on the way through the ledger."""
@@ -288,7 +324,7 @@ class _Reading:
     """By version: when its first pull showed it to be there."""
     ordered: dict[int, tuple[float, int, bool]] = field(default_factory=dict)
     """By version: when it was ordered, of how many updates, and whether somebody was to pull it from then on."""
-    averages: dict[int, tuple[tuple[int, ...], float]] = field(default_factory=dict)
+    averages: dict[int, tuple[tuple[int, ...], Window]] = field(default_factory=dict)
     flows: dict[int, list[tuple[str, float, float]]] = field(default_factory=dict)
     """By worker: its transfers at the network's pace, and its averages, as `exposed` takes them."""
 
@@ -327,7 +363,7 @@ class _Reading:
                         self.since[fact.worker, step] = there
                 case ReduceFinished():
                     members, since = averaging.pop(fact.group)
-                    self.averages[fact.group] = members, _seconds(fact.at, since)
+                    self.averages[fact.group] = members, (since, fact.at)
                     for worker in members:
                         self.flows.setdefault(worker, []).append(("pull", since, fact.at))
             versions: dict[int, int] = {}
@@ -353,36 +389,104 @@ class _Reading:
             for version, contributions in versions.items():
                 self.ordered[version] = fact.at, contributions, version in pulled
 
-    def commits(self) -> dict[int, tuple[int, float]]:
+    def commits(self) -> dict[int, tuple[int, Window]]:
         """Of those versions that were pulled as soon as they were there; the store makes one after another."""
         found, busy = {}, 0.0
         for version, (at, contributions, pulled) in self.ordered.items():
             busy = max(busy, at)
             if pulled and version in self.made:
-                found[version] = contributions, _seconds(self.made[version], busy)
+                found[version] = contributions, (busy, self.made[version])
                 busy = max(busy, self.made[version])
         return found
 
-    def steps(self, database: sqlite3.Connection) -> dict[int, dict[int, Step]]:
+    def steps(self, database: sqlite3.Connection, scenario: Scenario, seed: int) -> dict[int, dict[int, _Timed]]:
         """Every step whose times and whose two ends are there."""
         rows = database.execute(
             "SELECT worker, step, began, compute, push, pull, other FROM step_times ORDER BY worker, step"
         )
-        found: dict[int, dict[int, Step]] = {}
+        found: dict[int, dict[int, _Timed]] = {}
         installing: dict[int, float] = {}  # by worker: the seconds in which it took up its version, in the row before
         flows = {worker: deque(sorted(flows, key=lambda flow: flow[1])) for worker, flows in self.flows.items()}
         for worker, step, began, compute, push, pull, other in rows:
             if (worker, step) not in self.since or (worker, step) not in self.until:
                 continue
-            until = self.until[worker, step]
+            since, until = self.since[worker, step], self.until[worker, step]
+            began, until = max(since, began), max(since, until)
+            ended = min(began + compute, until)
             pushing, pulling = _on_the_way(flows.get(worker), until, self.since.get((worker, step + 1), self.ended))
-            own = other + max(0.0, push - pushing) + installing.get(worker, 0.0)
+            own = other + installing.get(worker, 0.0)
             installing[worker] = max(0.0, pull - pulling)
-            rest = max(0.0, until - self.since[worker, step] - compute)
-            between = min(own, rest)
-            times = Step(began, compute, _seconds(between), _seconds(rest - between))
-            found.setdefault(worker, {})[step] = times
+            preparing = min(own, began - since)
+            filling = min(own - preparing + max(0.0, push - pushing), until - ended)
+            works = 0.0
+            if scenario.compute is None:
+                works = compute / max(1.0, scenario.step_seconds(worker, step, began, 1.0, seed))
+            found.setdefault(worker, {})[step] = _Timed(since, began, compute, works, ended, until, preparing, filling)
         return found
+
+
+def _alone(
+    steps: Mapping[int, Mapping[int, _Timed]],
+    commits: Mapping[int, tuple[int, Window]],
+    averages: Mapping[int, tuple[tuple[int, ...], Window]],
+    cores: int | None,
+) -> Recorded:
+    """What all of it would have taken with a core of its own each."""
+    every = [one for of_worker in steps.values() for one in of_worker.values()]
+    windows = [window for one in every for window in one.windows]
+    windows += [window for _, window in commits.values()]
+    windows += [window for _, window in averages.values()]
+    work = _Work(windows, cores)
+
+    def of(one: _Timed) -> Step:
+        before, computing, after = (work.of(window) for window in one.windows)
+        began, ended = one.began - one.since, one.until - one.ended
+        return Step(
+            began=one.began,
+            before=_overhead(before, one.preparing / began if began else 0.0),
+            computing=Computing(computing, _seconds(one.compute, one.works)),
+            after=_overhead(after, one.filling / ended if ended else 0.0),
+        )
+
+    return Recorded(
+        {worker: {step: of(one) for step, one in of_worker.items()} for worker, of_worker in steps.items()},
+        {version: (contributions, work.of(window)) for version, (contributions, window) in commits.items()},
+        {group: (members, work.of(window)) for group, (members, window) in averages.items()},
+        cores,
+    )
+
+
+def _overhead(seconds: float, own: float) -> Overhead:
+    """So long, of which that share is the worker's own."""
+    return Overhead(round(seconds * own, DIGITS), round(seconds * (1.0 - own), DIGITS))
+
+
+class _Work:
+    """How much work these windows of time were, when all who were at work shared the cores."""
+
+    def __init__(self, windows: Iterable[Window], cores: int | None) -> None:
+        self._cores = cores
+        self._served: dict[float, float] = {}
+        """By moment at which any window begins or ends: the work that a job had got by then, of all time."""
+        if cores is None:
+            return
+        at_work: dict[float, int] = {}
+        for since, until in windows:
+            at_work[since] = at_work.get(since, 0) + 1
+            at_work[until] = at_work.get(until, 0) - 1
+        here, served, before = 0, 0.0, 0.0
+        for moment in sorted(at_work):
+            served += (moment - before) * min(1.0, cores / max(1, here))
+            self._served[moment] = served
+            here += at_work[moment]
+            before = moment
+
+    def of(self, window: Window) -> float:
+        """In seconds of one core."""
+        since, until = window
+        if self._cores is None:
+            return _seconds(until, since)
+        return _seconds(self._served[until], self._served[since])
 
 
 def _of_the_last_version(folder: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from paceline.core.orders import ApplyUpdate, Reduce
@@ -15,32 +15,68 @@ RING = """A ring of p members that average M bytes over a link of B bytes a seco
 2(p - 1)·a + 2(p - 1)/p · M/B: the usual cost model of a reduce-scatter and an all-gather."""
 
 
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What comes before a step's computing, or after it, in seconds of work."""
+
+    own: float = 0.0
+    """The worker's own: it fetches data, or fills its push."""
+    messages: float = 0.0
+    """Of whoever carries and reads them: the worker waits."""
+
+    @property
+    def seconds(self) -> float:
+        """Both."""
+        return self.own + self.messages
+
+    @property
+    def own_share(self) -> float:
+        """Of the time that both take."""
+        return self.own / self.seconds if self.seconds else 0.0
+
+
+NOTHING = Overhead()
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """A step's, in seconds: first it works, then it sleeps, as steps do that a scenario stretches."""
+
+    work: float
+    sleep: float
+
+
 class Costs(Protocol):
     """What the world asks. The answers depend on nothing but the arguments and what the costs were made from."""
 
-    def compute(self, worker: int, step: int, at: float) -> float:
-        """Of that step of that worker, from when it has its parameters, at second `at`, until its gradient is there."""
+    cores: int | None
+    """How many cores share all that is work, each job with one core at most. None: each has a core of its own."""
+
+    def before(self, worker: int, step: int) -> Overhead:
+        """From when that step is ordered and its parameters are there, until the worker computes."""
         ...
 
-    def between(self, worker: int, step: int) -> float:
-        """Of what the worker does between that step's gradient and telling of it, besides all transfers."""
+    def compute(self, worker: int, step: int, at: float) -> Computing:
+        """Of that step of that worker, which begins to compute at second `at`, until its gradient is there."""
         ...
 
-    def delay(self, worker: int, step: int) -> float:
-        """Of that step's messages, to the worker and from it: it waits for them."""
+    def after(self, worker: int, step: int) -> Overhead:
+        """From that step's gradient until it is told of, besides all transfers."""
         ...
 
     def commit(self, order: ApplyUpdate) -> float:
-        """Of making that version, in a store that makes one at a time."""
+        """Of making that version, in a store that makes one at a time. It is work."""
         ...
 
     def average(self, order: Reduce) -> float:
-        """Of that group's average, from when its members are all at it."""
+        """Of that group's average, from when its members are all at it. It is work."""
         ...
 
 
 class ScenarioCosts:
-    """As the scenario says. Messages take no time, and nothing comes between steps."""
+    """As the scenario says. Messages take no time, nothing comes between steps, and cores are not shared."""
+
+    cores = None
 
     def __init__(self, scenario: Scenario, workers: int, seed: int, message: int = 0) -> None:
         """`message`: bytes of a replica, where the scenario's network does not say."""
@@ -58,26 +94,26 @@ class ScenarioCosts:
                 self._busy[event.worker] = replace(own, events=(*own.events, event))
         steady = scenario.jitter == 0 and scenario.compute is not None
         self._constant = {
-            worker: self._quiet.step_seconds(worker, 0, 0.0, 0.0, seed)
+            worker: Computing(0.0, self._quiet.step_seconds(worker, 0, 0.0, 0.0, seed))
             for worker in range(workers)
             if steady and worker not in self._busy
         }
         """By worker whose steps are all as long: how long."""
 
-    def compute(self, worker: int, step: int, at: float) -> float:
+    def before(self, worker: int, step: int) -> Overhead:
+        """See `Costs`."""
+        return NOTHING
+
+    def compute(self, worker: int, step: int, at: float) -> Computing:
         """See `Costs`."""
         constant = self._constant.get(worker)
         if constant is not None:
             return constant
-        return self._busy.get(worker, self._quiet).step_seconds(worker, step, at, 0.0, self._seed)
+        return Computing(0.0, self._busy.get(worker, self._quiet).step_seconds(worker, step, at, 0.0, self._seed))
 
-    def between(self, worker: int, step: int) -> float:
+    def after(self, worker: int, step: int) -> Overhead:
         """See `Costs`."""
-        return 0.0
-
-    def delay(self, worker: int, step: int) -> float:
-        """See `Costs`."""
-        return 0.0
+        return NOTHING
 
     def commit(self, order: ApplyUpdate) -> float:
         """See `Costs`."""

@@ -29,7 +29,7 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.link import SharedLink, Transfer
+from paceline.core.link import SharedLink, Transfer, Way
 from paceline.core.orders import (
     ApplyUpdate,
     CopyReplica,
@@ -152,10 +152,14 @@ class Worker:
     """The version that it computes that step on."""
     awaits: int | None = None
     """The version whose pull it awaits, to begin."""
+    prepared: float = 0.0
+    """Seconds of its own work before it computed."""
     began: float = 0.0
     """When it began to compute."""
     computed: float = 0.0
     """Seconds that it took."""
+    job: int | None = None
+    """The work that it, or a message of its, has a share of the cores for."""
     drew: int = -1
     """The last step that it drew data for."""
     told: int = -1
@@ -248,10 +252,14 @@ class World:
         self._at_once: deque[Fact] = deque()
         """What happens at this very moment, in this order, before any event."""
         self._flows: dict[int, _Flow] = {}
-        self._made: dict[int, float] = {}
-        """By version that is not made yet: when it will be."""
-        self._store_busy = 0.0
-        """Until when the store makes versions."""
+        self._ordered: deque[tuple[int, float]] = deque()
+        """Versions that the store is to make, with the seconds that each takes; it is at the first."""
+        self._awaiting: dict[int, list[Callable[[], None]]] = {}
+        """By version that is not made yet: the pulls that begin when it is."""
+        self._cores = None if costs.cores is None else Way(costs.cores, costs.cores, most=1.0)
+        """A way whose flows are work, in seconds of one core; None: each job has a core of its own."""
+        self._jobs: dict[int, tuple[Worker | None, Event]] = {}
+        """By number of a job that shares the cores: whose it is, and what comes of it."""
         self._groups: dict[int, _Group] = {}
         self._killed: list[Kill] = []
         """The deaths that came, in their order."""
@@ -330,6 +338,31 @@ class World:
         self._numbers += 1
         heappush(self._events, (at, self._numbers, event))
 
+    def _work(self, worker: Worker | None, seconds: float, event: Event) -> None:
+        """It comes when so much work is done. Of a worker that leaves before, it never does if cores are shared."""
+        if self._cores is None:
+            self._at(self.now + seconds, event)
+            return
+        self._numbers += 1
+        self._cores.serve(self.now)
+        self._cores.enter(self._numbers, seconds)
+        self._jobs[self._numbers] = worker, event
+        if worker is not None:
+            worker.job = self._numbers
+
+    def _work_done(self, cores: Way, at: float) -> Fact | None:
+        """The first job of those that share the cores, then."""
+        worker, event = self._jobs.pop(cores.leave(at))
+        if worker is not None:
+            worker.job = None
+        return event()
+
+    def _stop_job(self, number: int) -> None:
+        assert self._cores is not None
+        del self._jobs[number]
+        self._cores.serve(self.now)
+        self._cores.remove(number)
+
     def _reached(self) -> bool:
         return self._tally.steps >= self._limit.steps or self._tally.versions >= self._limit.versions
 
@@ -338,19 +371,27 @@ class World:
         while True:
             if self._at_once:
                 return self._at_once.popleft()
-            until = min(self._events[0][0] if self._events else math.inf, self._limit.seconds)
-            ended = self._link.finish(until) if self._link is not None else None
+            until = self._events[0][0] if self._events else math.inf
+            done = self._cores.first() if self._cores is not None else None
+            if done is not None:
+                until = min(until, done)
+            ended = self._link.finish(min(until, self._limit.seconds)) if self._link is not None else None
             if ended is not None:
                 if ended.number in self._flows:  # else its worker left at that very moment
                     self._transferred(ended)
                 continue
-            if not self._events and not self._flows:
+            if until == math.inf and not self._flows:
                 return None
-            if not self._events or self._events[0][0] > self._limit.seconds:
+            if until > self._limit.seconds or until == math.inf:
                 self.now = self._limit.seconds
                 return None
-            self.now, _, event = heappop(self._events)
-            if (fact := event()) is not None:
+            if self._cores is not None and until == done:
+                self.now = until
+                fact = self._work_done(self._cores, until)
+            else:
+                self.now, _, event = heappop(self._events)
+                fact = event()
+            if fact is not None:
                 return fact
 
     # --- steps ----------------------------------------------------------------------------------------
@@ -367,8 +408,7 @@ class World:
     def _begin(self, number: int) -> None:
         """It has its parameters: it computes from now on."""
         worker = self._workers[number]
-        self._tell_times(number, worker)
-        worker.awaits, worker.began = None, self.now
+        worker.awaits = None
         step = worker.step
         if (kill := self._kills.get((number, step))) is not None:
             self._at(self.now, lambda: self._die(kill))
@@ -381,16 +421,50 @@ class World:
             self._leave_if_through(number, worker)
             return
         worker.drew = step
-        worker.computed = self._costs.compute(number, step, self.now)
-        through = self.now + worker.computed + self._costs.between(number, step)
-        ready = through + self._costs.delay(number, step)
-        self._at(ready, lambda: self._ready(number, worker, samples, through))
+        before = self._costs.before(number, step)
+        if before.seconds:
+            since = self.now
+            own = before.own_share
+            self._work(worker, before.seconds, lambda: self._compute(number, worker, samples, since, own))
+        else:
+            self._compute(number, worker, samples, self.now, 0.0)
 
-    def _ready(self, number: int, worker: Worker, samples: int | None, through: float) -> Fact | None:
+    def _compute(self, number: int, worker: Worker, samples: int | None, since: float, own: float) -> None:
+        """It is ready to, after what took since then, of which that share was its own work."""
         if self._workers.get(number) is not worker:  # it has left meanwhile, and may be back
+            return
+        prepared = (self.now - since) * own
+        self._tell_times(number, worker, self.now - prepared)
+        worker.prepared, worker.began = prepared, self.now
+        computing = self._costs.compute(number, worker.step, self.now)
+        if self._cores is None or not computing.work:
+            worker.computed = computing.work + computing.sleep
+            self._at(self.now + worker.computed, lambda: self._computed(number, worker, samples))
+            return
+
+        def sleep() -> None:
+            worker.computed = self.now - worker.began + computing.sleep
+            self._at(self.now + computing.sleep, lambda: self._computed(number, worker, samples))
+
+        self._work(worker, computing.work, sleep)
+
+    def _computed(self, number: int, worker: Worker, samples: int | None) -> Fact | None:
+        """Its gradient is there."""
+        if self._workers.get(number) is not worker:
+            return None
+        after = self._costs.after(number, worker.step)
+        since = self.now
+        if not after.seconds:
+            return self._ready(number, worker, samples, since, 0.0)
+        self._work(worker, after.seconds, lambda: self._ready(number, worker, samples, since, after.own_share))
+        return None
+
+    def _ready(self, number: int, worker: Worker, samples: int | None, since: float, own: float) -> Fact | None:
+        """Its gradient is told of, after what took since then, of which that share was its own work."""
+        if self._workers.get(number) is not worker:
             return None
         step = worker.step
-        worker.told, worker.ended, worker.heard = step, through, self.now
+        worker.told, worker.ended, worker.heard = step, since + (self.now - since) * own, self.now
         worker.on_the_way[step] = None
         return GradientReady(worker=number, step=step, version=worker.version, samples=samples, at=self.now)
 
@@ -402,13 +476,13 @@ class World:
             if worker.declined:
                 self._leave_if_through(number, worker)
 
-    def _tell_times(self, number: int, worker: Worker) -> None:
-        """Where its last step's time went, now that the next one begins, or none will."""
+    def _tell_times(self, number: int, worker: Worker, until: float) -> None:
+        """Where its last step's time went, now that the next one's begins, then, or none will."""
         if worker.ended is None:
             return
-        push, pull = exposed(worker.transfers, worker.heard, self.now) if worker.transfers else (0.0, 0.0)
-        other = worker.ended - worker.began - worker.computed
-        wait = self.now - worker.ended - push - pull
+        push, pull = exposed(worker.transfers, worker.heard, until) if worker.transfers else (0.0, 0.0)
+        other = worker.prepared + worker.ended - worker.began - worker.computed
+        wait = until - worker.ended - push - pull
         times = StepTimes(worker.began, worker.computed, push, max(wait, 0.0), pull, max(other, 0.0))
         self._journal.step_times(number, worker.told, times)
         worker.ended = None
@@ -419,18 +493,29 @@ class World:
     def _commit(self, order: ApplyUpdate) -> None:
         """The store makes one version after another."""
         cost = self._costs.commit(order)
-        if cost:
-            self._store_busy = made = max(self.now, self._store_busy) + cost
-            self._made[order.version] = made
-            self._at(made, lambda: self._is_made(order.version))
+        if not cost and not self._ordered:
+            return
+        self._awaiting[order.version] = []
+        self._ordered.append((order.version, cost))
+        if len(self._ordered) == 1:
+            self._make_next()
+
+    def _make_next(self) -> None:
+        if self._ordered:
+            version, cost = self._ordered[0]
+            self._work(None, cost, lambda: self._is_made(version))
 
     def _is_made(self, version: int) -> None:
-        del self._made[version]
+        """Whoever waits for it pulls it now."""
+        self._ordered.popleft()
+        self._make_next()
+        for pull in self._awaiting.pop(version):
+            pull()
 
     def _pull(self, number: int, version: int) -> None:
         """As soon as that version is made."""
-        made = self._made.get(version)
-        if made is None:
+        awaiting = self._awaiting.get(version)
+        if awaiting is None:
             self._transfer(number, "pull", version)
             return
 
@@ -440,7 +525,7 @@ class World:
             if self._workers.get(number) is worker:  # else it has left, and may be back
                 self._transfer(number, "pull", version)
 
-        self._at(made, begin)
+        awaiting.append(begin)
 
     def _transfer(self, number: int, what: Literal["push", "pull", "copy"], of: int) -> None:
         if self._link is None:
@@ -479,7 +564,7 @@ class World:
         for member in order.members:
             if member in self._workers:
                 self._workers[member].group = order.group
-        self._at(self.now + self._costs.average(order), lambda: self._averaged(order.group))
+        self._work(None, self._costs.average(order), lambda: self._averaged(order.group))
 
     def _averaged(self, number: int) -> Fact:
         group = self._groups.pop(number)
@@ -512,9 +597,11 @@ class World:
 
     def _leave(self, number: int, reason: str) -> WorkerLeft:
         worker = self._workers[number]
-        self._tell_times(number, worker)
+        self._tell_times(number, worker, self.now)
         for flow in list(worker.flows):
             self._cancel(flow)
+        if worker.job is not None:
+            self._stop_job(worker.job)
         if reason == "died":  # a copy that its source does not outlive is void
             for flow in [flow for flow, one in self._flows.items() if one.what == "copy" and one.number == number]:
                 self._cancel(flow)
