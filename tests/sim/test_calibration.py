@@ -21,7 +21,7 @@ from paceline.records.ledger import Ledger
 from paceline.records.summary import Summary
 from paceline.records.times import StepTimes
 from paceline.sim.calibration import RecordedCosts, Run, Step, read
-from paceline.sim.costs import ScenarioCosts
+from paceline.sim.costs import Computing, Overhead, ScenarioCosts
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 from support import runs
@@ -61,14 +61,14 @@ def made(
 class Costly(ScenarioCosts):
     """Everything takes some time, and no step as long as another."""
 
-    def compute(self, worker: int, step: int, at: float) -> float:
-        return super().compute(worker, step, at) + 0.001 * (step % 3)
+    def before(self, worker: int, step: int) -> Overhead:
+        return Overhead(own=0.002 + 0.0001 * worker, messages=0.001)
 
-    def between(self, worker: int, step: int) -> float:
-        return 0.003 + 0.0001 * worker
+    def compute(self, worker: int, step: int, at: float) -> Computing:
+        return Computing(0.0, super().compute(worker, step, at).sleep + 0.001 * (step % 3))
 
-    def delay(self, worker: int, step: int) -> float:
-        return 0.002 + 0.0001 * (step % 5)
+    def after(self, worker: int, step: int) -> Overhead:
+        return Overhead(own=0.001, messages=0.001 + 0.0001 * (step % 5))
 
     def commit(self, order: ApplyUpdate) -> float:
         return 0.004 + 0.001 * len(order.contributions) + 0.0001 * (order.version % 3)
@@ -138,7 +138,7 @@ def test_bursts_stay_bursts(tmp_path: Path) -> None:
     _, run = made(tmp_path / "run", "bsp", burst)
     model = ScenarioCosts(burst, 2, 0)
     for step in range(50):
-        assert run.costs.compute(1, step, 0.0) == pytest.approx(model.compute(1, step, 0.0))
+        assert run.costs.compute(1, step, 0.0).sleep == pytest.approx(model.compute(1, step, 0.0).sleep)
 
 
 def test_steps_beyond_the_last_go_round_without_the_first(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_slow_down_at_a_time_comes_at_that_time_whatever_step_that_is(tmp_path
     slow = replace(ALONE, events=(Slowdown(worker=0, at=1.0, for_=0.5, every=1.5, factor=3.0),))
     _, run = made(tmp_path / "run", "asp", slow)
     for step in (3, 20, 40):
-        assert run.costs.compute(0, step, 0.9) == pytest.approx(0.05)
-        assert run.costs.compute(0, step, 1.1) == pytest.approx(0.15)
+        assert run.costs.compute(0, step, 0.9).sleep == pytest.approx(0.05)
+        assert run.costs.compute(0, step, 1.1).sleep == pytest.approx(0.15)
 
 
 def test_what_a_step_takes_is_told_apart(tmp_path: Path) -> None:
@@ -163,8 +163,12 @@ def test_what_a_step_takes_is_told_apart(tmp_path: Path) -> None:
     for worker in range(4):
         for step in range(24):
             found = run.recorded.steps[worker][step]
-            expected = costs.compute(worker, step, 0.0), costs.between(worker, step), costs.delay(worker, step)
-            assert (found.compute, found.between, found.delay) == pytest.approx(expected, abs=1e-9)
+            assert found.computing.sleep == pytest.approx(costs.compute(worker, step, 0.0).sleep, abs=1e-9)
+            for part, expected in (
+                (found.before, costs.before(worker, step)),
+                (found.after, costs.after(worker, step)),
+            ):
+                assert (part.own, part.messages) == pytest.approx((expected.own, expected.messages), abs=1e-9)
     assert run.recorded.commits[7] == (4, pytest.approx(0.0081, abs=1e-9))
 
 
@@ -227,7 +231,8 @@ def test_a_version_that_nobody_waited_for_says_nothing(tmp_path: Path) -> None:
 
 def test_what_is_neither_computing_nor_the_workers_own_are_messages(tmp_path: Path) -> None:
     run = written(tmp_path / "run", one_step(1.0), TIMES)
-    assert run.recorded.steps == {0: {0: Step(began=0.1, compute=0.7, between=0.11, delay=0.18)}}
+    before, after = Overhead(own=0.09, messages=0.0), Overhead(own=0.02, messages=0.18)
+    assert run.recorded.steps == {0: {0: Step(began=0.1, before=before, computing=Computing(0.7, 0.0), after=after)}}
 
 
 def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path: Path) -> None:
@@ -237,8 +242,9 @@ def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path
         (0, 1): StepTimes(began=1.2, compute=0.8, push=0.01, wait=0.0, pull=0.0, other=0.02),
     }
     run = written(tmp_path / "run", [*one_step(1.0), (ready, ())], times)
-    assert run.recorded.steps[0][0].between == pytest.approx(0.11)
-    assert run.recorded.steps[0][1] == Step(began=1.2, compute=0.8, between=0.07, delay=0.13)
+    before, after = Overhead(own=0.06, messages=0.04), Overhead(own=0.01, messages=0.09)
+    assert run.recorded.steps[0][0].before.own == pytest.approx(0.09)
+    assert run.recorded.steps[0][1] == Step(began=1.2, before=before, computing=Computing(0.8, 0.0), after=after)
 
 
 # --- what the run can't say ---------------------------------------------------------------------------

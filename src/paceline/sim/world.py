@@ -481,9 +481,9 @@ class World:
         if worker.ended is None:
             return
         push, pull = exposed(worker.transfers, worker.heard, until) if worker.transfers else (0.0, 0.0)
-        other = worker.prepared + worker.ended - worker.began - worker.computed
         wait = until - worker.ended - push - pull
-        times = StepTimes(worker.began, worker.computed, push, max(wait, 0.0), pull, max(other, 0.0))
+        push += max(0.0, worker.ended - worker.began - worker.computed)  # filling it counts, as in a real run
+        times = StepTimes(worker.began, worker.computed, push, max(wait, 0.0), pull, worker.prepared)
         self._journal.step_times(number, worker.told, times)
         worker.ended = None
         worker.transfers.clear()
