@@ -21,7 +21,7 @@ from paceline.records.ledger import Ledger
 from paceline.records.summary import Summary
 from paceline.records.times import StepTimes
 from paceline.sim.calibration import RecordedCosts, Run, Step, read
-from paceline.sim.costs import Computing, Overhead, ScenarioCosts
+from paceline.sim.costs import Overhead, ScenarioCosts
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 from support import runs
@@ -64,8 +64,8 @@ class Costly(ScenarioCosts):
     def before(self, worker: int, step: int) -> Overhead:
         return Overhead(own=0.002 + 0.0001 * worker, messages=0.001)
 
-    def compute(self, worker: int, step: int, at: float) -> Computing:
-        return Computing(0.0, super().compute(worker, step, at).sleep + 0.001 * (step % 3))
+    def compute(self, worker: int, step: int, at: float) -> float:
+        return super().compute(worker, step, at) + 0.001 * (step % 3)
 
     def after(self, worker: int, step: int) -> Overhead:
         return Overhead(own=0.001, messages=0.001 + 0.0001 * (step % 5))
@@ -138,7 +138,7 @@ def test_bursts_stay_bursts(tmp_path: Path) -> None:
     _, run = made(tmp_path / "run", "bsp", burst)
     model = ScenarioCosts(burst, 2, 0)
     for step in range(50):
-        assert run.costs.compute(1, step, 0.0).sleep == pytest.approx(model.compute(1, step, 0.0).sleep)
+        assert run.costs.compute(1, step, 0.0) == pytest.approx(model.compute(1, step, 0.0))
 
 
 def test_steps_beyond_the_last_go_round_without_the_first(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_slow_down_at_a_time_comes_at_that_time_whatever_step_that_is(tmp_path
     slow = replace(ALONE, events=(Slowdown(worker=0, at=1.0, for_=0.5, every=1.5, factor=3.0),))
     _, run = made(tmp_path / "run", "asp", slow)
     for step in (3, 20, 40):
-        assert run.costs.compute(0, step, 0.9).sleep == pytest.approx(0.05)
-        assert run.costs.compute(0, step, 1.1).sleep == pytest.approx(0.15)
+        assert run.costs.compute(0, step, 0.9) == pytest.approx(0.05)
+        assert run.costs.compute(0, step, 1.1) == pytest.approx(0.15)
 
 
 def test_what_a_step_takes_is_told_apart(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_a_step_takes_is_told_apart(tmp_path: Path) -> None:
     for worker in range(4):
         for step in range(24):
             found = run.recorded.steps[worker][step]
-            assert found.computing.sleep == pytest.approx(costs.compute(worker, step, 0.0).sleep, abs=1e-9)
+            assert found.compute == pytest.approx(costs.compute(worker, step, 0.0), abs=1e-9)
             for part, expected in (
                 (found.before, costs.before(worker, step)),
                 (found.after, costs.after(worker, step)),
@@ -232,7 +232,7 @@ def test_a_version_that_nobody_waited_for_says_nothing(tmp_path: Path) -> None:
 def test_what_is_neither_computing_nor_the_workers_own_are_messages(tmp_path: Path) -> None:
     run = written(tmp_path / "run", one_step(1.0), TIMES)
     before, after = Overhead(own=0.09, messages=0.0), Overhead(own=0.02, messages=0.18)
-    assert run.recorded.steps == {0: {0: Step(began=0.1, before=before, computing=Computing(0.7, 0.0), after=after)}}
+    assert run.recorded.steps == {0: {0: Step(began=0.1, before=before, compute=0.7, works=0.7, after=after)}}
 
 
 def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path
     run = written(tmp_path / "run", [*one_step(1.0), (ready, ())], times)
     before, after = Overhead(own=0.06, messages=0.04), Overhead(own=0.01, messages=0.09)
     assert run.recorded.steps[0][0].before.own == pytest.approx(0.09)
-    assert run.recorded.steps[0][1] == Step(began=1.2, before=before, computing=Computing(0.8, 0.0), after=after)
+    assert run.recorded.steps[0][1] == Step(began=1.2, before=before, compute=0.8, works=0.8, after=after)
 
 
 # --- what the run can't say ---------------------------------------------------------------------------

@@ -18,12 +18,9 @@ from paceline.protocols import registry
 from paceline.records.ledger import connect
 from paceline.records.summary import Summary
 from paceline.sim.calibration import Run, read
-from paceline.sim.costs import NOTHING, Computing, Overhead
+from paceline.sim.costs import NOTHING, Overhead
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
-
-
-SLEEP = Computing(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,8 @@ class Given:
 
     cores: int | None = 2
     prepare: Overhead = NOTHING
-    computing: Computing = SLEEP
+    work: float = 0.0
+    sleep: float = 1.0
     tell: Overhead = NOTHING
     version: float = 0.0
     group: float = 0.0
@@ -40,8 +38,11 @@ class Given:
     def before(self, worker: int, step: int) -> Overhead:
         return self.prepare
 
-    def compute(self, worker: int, step: int, at: float) -> Computing:
-        return self.computing
+    def compute(self, worker: int, step: int, at: float) -> float:
+        return self.works(worker, step) + self.sleep
+
+    def works(self, worker: int, step: int) -> float:
+        return self.work
 
     def after(self, worker: int, step: int) -> Overhead:
         return self.tell
@@ -56,21 +57,24 @@ class Given:
 class Uneven(Given):
     """As given, and no worker's like another's."""
 
-    def compute(self, worker: int, step: int, at: float) -> Computing:
-        stretch = 1.0 + 0.15 * (3 * worker % 4)
-        return Computing(self.computing.work * stretch, self.computing.sleep * stretch)
+    def compute(self, worker: int, step: int, at: float) -> float:
+        return self.works(worker, step) + self.sleep * (1.0 + 0.15 * (3 * worker % 4))
+
+    def works(self, worker: int, step: int) -> float:
+        return self.work * (1.0 + 0.15 * (3 * worker % 4))
 
 
 FEW = Uneven(
     cores=2,
     prepare=Overhead(own=0.003, messages=0.001),
-    computing=Computing(0.0, 0.02),
+    work=0.0,
+    sleep=0.02,
     tell=Overhead(own=0.001, messages=0.002),
     version=0.004,
     group=0.006,
 )
 """Of steps that sleep, as padded ones do."""
-BUSY = replace(FEW, computing=Computing(0.01, 0.0))
+BUSY = replace(FEW, work=0.01, sleep=0.0)
 """Of steps that compute."""
 
 
@@ -92,7 +96,7 @@ def seconds(protocol: str, costs: Given, workers: int = 4, rounds: int = 1, **mo
 def test_work_of_more_workers_than_cores_takes_as_much_longer(cores: int | None, took: float) -> None:
     half = Overhead(own=0.06, messages=0.04)
     assert seconds("bsp", Given(cores, prepare=half)) == pytest.approx(1.0 + took)
-    assert seconds("bsp", Given(cores, computing=Computing(0.1, 1.0))) == pytest.approx(1.0 + took)
+    assert seconds("bsp", Given(cores, work=0.1, sleep=1.0)) == pytest.approx(1.0 + took)
     assert seconds("bsp", Given(cores, tell=half)) == pytest.approx(1.0 + took)
 
 
@@ -101,7 +105,7 @@ def test_sleep_takes_no_core() -> None:
 
 
 def test_the_store_works_on_the_same_cores() -> None:
-    costs = Given(1, computing=Computing(0.0, 0.0), tell=Overhead(messages=0.3), version=0.3)
+    costs = Given(1, work=0.0, sleep=0.0, tell=Overhead(messages=0.3), version=0.3)
     alone = seconds("asp", costs, workers=1, rounds=10)
     assert alone == pytest.approx(10 * 0.3 + 9 * 0.3)
     both = seconds("asp", costs, workers=2, rounds=10)
@@ -110,14 +114,14 @@ def test_the_store_works_on_the_same_cores() -> None:
 
 
 def test_groups_that_average_share_the_cores() -> None:
-    costs = Given(1, computing=Computing(0.0, 0.01), group=0.1)
+    costs = Given(1, work=0.0, sleep=0.01, group=0.1)
     nodes = Scenario(workers=4, nodes=2)
     crowded = seconds("ripples", costs, rounds=10, scenario=nodes)
     assert crowded > 1.2 * seconds("ripples", replace(costs, cores=None), rounds=10, scenario=nodes)
 
 
 def test_who_dies_leaves_its_share_of_the_cores_to_the_others() -> None:
-    costs = Given(1, prepare=Overhead(own=1.0), computing=Computing(0.0, 0.0))
+    costs = Given(1, prepare=Overhead(own=1.0), work=0.0, sleep=0.0)
     killed = Scenario(workers=2, events=(Kill(worker=1, at=0.5),))
     assert simulated("asp", costs, 2, limit=Limit(steps=1), scenario=killed)["wall_seconds"] == pytest.approx(1.25)
 
@@ -162,8 +166,8 @@ def test_what_work_took_is_told_from_what_it_waited_for_a_core(protocol: str, co
     run = recorded(tmp_path / "run", protocol, costs, compute=0.02 if costs is FEW else None)
     for worker, steps in run.recorded.steps.items():
         for number, step in list(steps.items())[:-1]:
-            expected = costs.compute(worker, number, 0.0)
-            assert (step.computing.work, step.computing.sleep) == pytest.approx((expected.work, expected.sleep))
+            expected = costs.compute(worker, number, 0.0), costs.works(worker, number)
+            assert (step.compute, step.works) == pytest.approx(expected)
             for found, given in ((step.before, costs.prepare), (step.after, costs.tell)):
                 assert (found.own, found.messages) == pytest.approx((given.own, given.messages))
     versions = list(run.recorded.commits.values())
@@ -192,18 +196,17 @@ def test_a_run_that_does_not_say_how_many_cores_it_had_is_taken_as_it_is(tmp_pat
 
 def test_steps_that_the_scenario_pads_sleep_and_what_a_slow_down_adds_to_others_is_sleep(tmp_path: Path) -> None:
     padded = recorded(tmp_path / "padded", "bsp", FEW, compute=0.02)
-    assert {step.computing.work for steps in padded.recorded.steps.values() for step in steps.values()} == {0.0}
+    assert {step.works for steps in padded.recorded.steps.values() for step in steps.values()} == {0.0}
     slow = Slowdown(worker=1, at_step=0, factor=4.0)
     costs = replace(BUSY, cores=None)
     simulated("bsp", costs, folder=tmp_path / "slow", scenario=Scenario(workers=4, events=(slow,)))
     with closing(sqlite3.connect(tmp_path / "slow" / "ledger.sqlite")) as ledger, ledger:
         ledger.execute("INSERT OR REPLACE INTO run VALUES ('simulated', 'false'), ('environment', '{\"cores\": 16}')")
     step = read(tmp_path / "slow", registry()).recorded.steps[1][5]
-    assert step.computing.work == pytest.approx(0.0145 / 4)
-    assert step.computing.sleep == pytest.approx(0.0145 * 3 / 4)
+    assert (step.compute, step.works) == pytest.approx((0.0145, 0.0145 / 4))
 
 
 def test_a_transfer_on_the_link_takes_no_core(tmp_path: Path) -> None:
     network = Scenario(workers=4, network=Network(bandwidth=1e6, message=10_000))
-    costs = Given(1, computing=Computing(0.0, 0.1))
+    costs = Given(1, work=0.0, sleep=0.1)
     assert seconds("bsp", costs, scenario=network) == pytest.approx(0.1 + 2 * 4 * 0.01)

@@ -39,7 +39,7 @@ from paceline.core.scenario import Kill, Scenario, Slowdown
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun, open_run
 from paceline.records.times import exposed
-from paceline.sim.costs import Computing, Overhead, ScenarioCosts
+from paceline.sim.costs import Overhead, ScenarioCosts
 from paceline.sim.simulate import Simulation
 from paceline.sim.world import Limit
 
@@ -54,7 +54,9 @@ class Step:
 
     began: float
     before: Overhead
-    computing: Computing
+    compute: float
+    works: float
+    """Of `compute`; the rest it slept."""
     after: Overhead
 
 
@@ -106,14 +108,16 @@ class RecordedCosts:
         """See `Costs`."""
         return self._step(worker, step)[1].before
 
-    def compute(self, worker: int, step: int, at: float) -> Computing:
+    def compute(self, worker: int, step: int, at: float) -> float:
         """See `Costs`."""
         then, one = self._step(worker, step)
         if worker not in self._slow:
-            return one.computing
-        work, sleep = one.computing.work, one.computing.sleep
-        seconds = (work + sleep) / self._factor(worker, then, one.began) * self._factor(worker, step, at)
-        return Computing(min(work, seconds), max(0.0, seconds - work))
+            return one.compute
+        return one.compute / self._factor(worker, then, one.began) * self._factor(worker, step, at)
+
+    def works(self, worker: int, step: int) -> float:
+        """See `Costs`."""
+        return self._step(worker, step)[1].works
 
     def after(self, worker: int, step: int) -> Overhead:
         """See `Costs`."""
@@ -439,12 +443,13 @@ def _alone(
     work = _Work(windows, cores)
 
     def of(one: _Timed) -> Step:
-        before, computing, after = (work.of(window) for window in one.windows)
+        before, works, after = (work.of(window) for window in one.windows)
         began, ended = one.began - one.since, one.until - one.ended
         return Step(
             began=one.began,
             before=_overhead(before, one.preparing / began if began else 0.0),
-            computing=Computing(computing, _seconds(one.compute, one.works)),
+            compute=round(works + one.compute - one.works, DIGITS),
+            works=works,
             after=_overhead(after, one.filling / ended if ended else 0.0),
         )
 

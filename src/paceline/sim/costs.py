@@ -38,14 +38,6 @@ class Overhead:
 NOTHING = Overhead()
 
 
-@dataclass(frozen=True, slots=True)
-class Computing:
-    """A step's, in seconds: first it works, then it sleeps, as steps do that a scenario stretches."""
-
-    work: float
-    sleep: float
-
-
 class Costs(Protocol):
     """What the world asks. The answers depend on nothing but the arguments and what the costs were made from."""
 
@@ -56,8 +48,15 @@ class Costs(Protocol):
         """From when that step is ordered and its parameters are there, until the worker computes."""
         ...
 
-    def compute(self, worker: int, step: int, at: float) -> Computing:
+    def compute(self, worker: int, step: int, at: float) -> float:
         """Of that step of that worker, which begins to compute at second `at`, until its gradient is there."""
+        ...
+
+    def works(self, worker: int, step: int) -> float:
+        """How much of a step's computing is work, which comes first; then it sleeps, as padded steps do.
+
+        Asked only if cores are shared.
+        """
         ...
 
     def after(self, worker: int, step: int) -> Overhead:
@@ -76,7 +75,7 @@ class Costs(Protocol):
 class ScenarioCosts:
     """As the scenario says. Messages take no time, nothing comes between steps, and cores are not shared."""
 
-    cores = None
+    cores: int | None = None
 
     def __init__(self, scenario: Scenario, workers: int, seed: int, message: int = 0) -> None:
         """`message`: bytes of a replica, where the scenario's network does not say."""
@@ -94,7 +93,7 @@ class ScenarioCosts:
                 self._busy[event.worker] = replace(own, events=(*own.events, event))
         steady = scenario.jitter == 0 and scenario.compute is not None
         self._constant = {
-            worker: Computing(0.0, self._quiet.step_seconds(worker, 0, 0.0, 0.0, seed))
+            worker: self._quiet.step_seconds(worker, 0, 0.0, 0.0, seed)
             for worker in range(workers)
             if steady and worker not in self._busy
         }
@@ -104,12 +103,16 @@ class ScenarioCosts:
         """See `Costs`."""
         return NOTHING
 
-    def compute(self, worker: int, step: int, at: float) -> Computing:
+    def compute(self, worker: int, step: int, at: float) -> float:
         """See `Costs`."""
         constant = self._constant.get(worker)
         if constant is not None:
             return constant
-        return Computing(0.0, self._busy.get(worker, self._quiet).step_seconds(worker, step, at, 0.0, self._seed))
+        return self._busy.get(worker, self._quiet).step_seconds(worker, step, at, 0.0, self._seed)
+
+    def works(self, worker: int, step: int) -> float:
+        """See `Costs`."""
+        return 0.0
 
     def after(self, worker: int, step: int) -> Overhead:
         """See `Costs`."""

@@ -436,17 +436,19 @@ class World:
         prepared = (self.now - since) * own
         self._tell_times(number, worker, self.now - prepared)
         worker.prepared, worker.began = prepared, self.now
-        computing = self._costs.compute(number, worker.step, self.now)
-        if self._cores is None or not computing.work:
-            worker.computed = computing.work + computing.sleep
-            self._at(self.now + worker.computed, lambda: self._computed(number, worker, samples))
+        seconds = self._costs.compute(number, worker.step, self.now)
+        works = 0.0 if self._cores is None else min(seconds, self._costs.works(number, worker.step))
+        if not works:
+            worker.computed = seconds
+            self._at(self.now + seconds, lambda: self._computed(number, worker, samples))
             return
 
         def sleep() -> None:
-            worker.computed = self.now - worker.began + computing.sleep
-            self._at(self.now + computing.sleep, lambda: self._computed(number, worker, samples))
+            if self._workers.get(number) is worker:
+                worker.computed = self.now - worker.began + seconds - works
+                self._at(self.now + seconds - works, lambda: self._computed(number, worker, samples))
 
-        self._work(worker, computing.work, sleep)
+        self._work(worker, works, sleep)
 
     def _computed(self, number: int, worker: Worker, samples: int | None) -> Fact | None:
         """Its gradient is there."""
