@@ -258,16 +258,55 @@ def test_what_the_run_has_nothing_of_is_said(tmp_path: Path) -> None:
     version = "no store made versions in that run: one of bsp is taken to take"
     assert stored.remarks(chosen("ad-psgd")) == [f"{average} what the scenario's network says"]
     assert grouped.remarks(chosen("bsp")) == [f"{version} no time"]
-    assert replace(stored, simulated=False).remarks(chosen("ad-psgd")) == [f"{average} what a version took"]
+    both = "a replica's step of ad-psgd and its average are taken to take what a version took"
+    none = "no groups averaged in that run: an average of ad-psgd is taken to take no time"
+    real = replace(stored, simulated=False)
+    assert real.remarks(chosen("ad-psgd")) == [f"no groups averaged in that run: {both}"]
+    assert replace(real, recorded=replace(real.recorded, commits={})).remarks(chosen("ad-psgd")) == [none]
     assert replace(grouped, simulated=False).remarks(chosen("bsp")) == [f"{version} what an average took"]
 
 
-def test_of_a_real_run_versions_stand_for_averages_and_averages_for_versions(tmp_path: Path) -> None:
+def test_where_replicas_take_the_stores_place_their_steps_take_what_versions_took(tmp_path: Path) -> None:
     _, stored = made(tmp_path / "stored", "bsp", ALONE, costs=costly(ALONE))
+    run = replace(stored, simulated=False)
+    versions = [seconds for _, seconds in run.recorded.commits.values()]
+    for protocol in ("all-reduce", "ad-psgd", "ripples"):
+        costs = run.simulation(chosen(protocol)).costs
+        assert costs is not None
+        for step in range(20):
+            before, as_it_was = costs.before(0, step), run.costs.before(0, step)
+            assert before.own == as_it_was.own
+            assert before.messages - as_it_was.messages == pytest.approx(versions[step % len(versions)])
+            assert costs.after(0, step) == run.costs.after(0, step)
+        assert costs.average(Reduce(group=5, members=(0, 1), what="parameters")) == 0
+
+
+def test_where_workers_take_the_optimizer_over_it_takes_what_versions_took_without_messages(tmp_path: Path) -> None:
+    _, stored = made(tmp_path / "stored", "bsp", ALONE, costs=costly(ALONE))
+    run = replace(stored, simulated=False)
+    of_all = [step for steps in run.recorded.steps.values() for number, step in steps.items() if number]
+    turn = sum(step.before.messages + step.after.messages for step in of_all) / len(of_all)
+    versions = [seconds for _, seconds in run.recorded.commits.values()]
+    costs = run.simulation(chosen("ps-plus")).costs
+    assert costs is not None
+    for step in range(20):
+        assert costs.before(0, step) == run.costs.before(0, step)
+        own = costs.after(0, step).own - run.costs.after(0, step).own
+        assert own == pytest.approx(versions[step % len(versions)] - turn)
+        assert own > 0
+    version = ApplyUpdate(version=5, contributions=((0, 0, 1.0),))
+    assert costs.commit(version) == run.costs.commit(version)
+
+
+def test_of_a_run_whose_workers_had_the_optimizer_steps_are_taken_as_they_were(tmp_path: Path) -> None:
+    _, own = made(tmp_path / "own", "ps-plus", ALONE, costs=costly(ALONE))
+    _, grouped = made(tmp_path / "grouped", "ripples", ALONE, costs=costly(ALONE))
+    for run, protocol in ((own, "ps-plus"), (grouped, "ripples"), (grouped, "all-reduce"), (grouped, "bsp")):
+        assert replace(run, simulated=False).simulation(chosen(protocol)).costs is run.costs
+
+
+def test_of_a_real_run_averages_stand_for_versions(tmp_path: Path) -> None:
     _, grouped = made(tmp_path / "grouped", "all-reduce", ALONE, costs=costly(ALONE))
-    average = Reduce(group=5, members=(0, 1), what="parameters")
-    costs = RecordedCosts(stored.recorded, ALONE, 2, None)
-    assert costs.average(average) in [seconds for _, seconds in stored.recorded.commits.values()]
     version = ApplyUpdate(version=5, contributions=((0, 0, 0.5), (1, 0, 0.5)))
     costs = RecordedCosts(grouped.recorded, ALONE, 2, None)
     assert costs.commit(version) in [seconds for _, seconds in grouped.recorded.averages.values()]

@@ -6,8 +6,12 @@ was: drawing steps at random would keep neither. A slow-down that the scenario h
 where it would be. Versions and averages are replayed in the same manner.
 
 A step's time in the run is told apart by the facts at its two ends, on one clock: from when it could begin until its
-update was there. The worker says how much of it went into computing and into its own copies; the rest are messages.
+update was there. The worker says when it computed and how much went into its own copies; the rest are messages.
 Nothing of it is a wait for others, and nothing is a transfer at the network's pace.
+
+All of that but sleeping is work, and so are versions and averages. A real run says how many cores it had. While more
+was at work than there were cores, each is taken to have had an equal part of them: so the ledger's times tell how
+much work each was, and in virtual time as much work shares the cores again, with whatever else is at work then.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
+from typing import Literal
 
 import msgspec
 
@@ -83,8 +89,21 @@ class Recorded:
 class RecordedCosts:
     """As a run's ledger says."""
 
-    def __init__(self, recorded: Recorded, scenario: Scenario, workers: int, model: ScenarioCosts | None) -> None:
-        """`model`: what averages cost where the run has none; None: what versions cost, and the other way round."""
+    def __init__(
+        self,
+        recorded: Recorded,
+        scenario: Scenario,
+        workers: int,
+        model: ScenarioCosts | None,
+        moved: Literal["worker", "replica"] | None = None,
+    ) -> None:
+        """`model`: what averages cost where the run has none; None: no time.
+
+        `moved`: where the optimizer runs now, if it ran in the store in that run: in each worker, on what it pushes, or
+        in each worker's replica. A replica's step is ordered and told of by messages, as a version is, so each takes
+        what a version took, averages included. A worker's own step needs no messages, and takes what a version took
+        without them.
+        """
         self.cores = recorded.cores
         self._recorded = recorded
         self._model = model
@@ -102,11 +121,18 @@ class RecordedCosts:
         for members, seconds in recorded.averages.values():
             averages.setdefault(self._kind(members), []).append(seconds)
         self._commits = commits or averages
-        self._averages = averages or commits
+        self._averages = averages
+        self._moved = moved
+        every = [step for steps in self._round for _, step in steps]
+        self._turn = fmean(step.before.messages + step.after.messages for step in every)
+        """Seconds of a message and its answer."""
 
     def before(self, worker: int, step: int) -> Overhead:
         """See `Costs`."""
-        return self._step(worker, step)[1].before
+        before = self._step(worker, step)[1].before
+        if self._moved != "replica":
+            return before
+        return Overhead(before.own, before.messages + self._version(step))
 
     def compute(self, worker: int, step: int, at: float) -> float:
         """See `Costs`."""
@@ -121,7 +147,10 @@ class RecordedCosts:
 
     def after(self, worker: int, step: int) -> Overhead:
         """See `Costs`."""
-        return self._step(worker, step)[1].after
+        after = self._step(worker, step)[1].after
+        if self._moved != "worker":
+            return after
+        return Overhead(after.own + max(0.0, self._version(step) - self._turn), after.messages)
 
     def commit(self, order: ApplyUpdate) -> float:
         """See `Costs`."""
@@ -140,6 +169,10 @@ class RecordedCosts:
         if not self._recorded.averages and self._model is not None:
             return self._model.average(order)
         return _nearest(self._averages, self._kind(order.members), order.group)
+
+    def _version(self, number: int) -> float:
+        """Of one update."""
+        return _nearest(self._commits, (1,), number)
 
     def _step(self, worker: int, step: int) -> tuple[int, Step]:
         """The recorded step that it is like, with its number."""
@@ -199,10 +232,21 @@ class Run:
             limit=limit,
             seed=self.seed if seed is None else seed,
             batch=self.batch,
-            costs=self.costs,
+            costs=self._costs_of(choice.spec),
             message=self.message,
             data=data,
         )
+
+    def _costs_of(self, spec: Spec) -> RecordedCosts:
+        """With the optimizer where that protocol has it."""
+        moved: Literal["worker", "replica"] | None = None
+        if spec.family == "decentralized":
+            moved = "replica"
+        elif spec.optimizer == "worker" and self.choice.spec.optimizer == "store":
+            moved = "worker"
+        if moved is None or self.simulated or not self.recorded.commits:
+            return self.costs
+        return RecordedCosts(self.recorded, self.scenario, self.workers, None, moved)
 
     def remarks(self, choice: Choice) -> list[str]:
         """What a prediction of that protocol takes for granted, a sentence each."""
@@ -215,9 +259,12 @@ class Run:
             lines.append(f"worker {', '.join(map(str, self.died))} died in that run: here it goes on to the end")
         if choice.spec.family == "decentralized":
             if not recorded.averages:
-                like = "what a version took" if recorded.commits else "no time"
-                like = "what the scenario's network says" if self.simulated else like
-                lines.append(f"no groups averaged in that run: an average of {name} is taken to take {like}")
+                like = "an average of {} is taken to take no time"
+                if self.simulated:
+                    like = "an average of {} is taken to take what the scenario's network says"
+                elif recorded.commits:
+                    like = "a replica's step of {} and its average are taken to take what a version took"
+                lines.append(f"no groups averaged in that run: {like.format(name)}")
         else:
             if not recorded.commits:
                 like = "what an average took" if recorded.averages and not self.simulated else "no time"
