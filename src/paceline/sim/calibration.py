@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Literal
 
 import msgspec
@@ -441,13 +441,25 @@ class _Reading:
                 self.ordered[version] = fact.at, contributions, version in pulled
 
     def commits(self) -> dict[int, tuple[int, Window]]:
-        """Of those versions that were pulled as soon as they were there; the store makes one after another."""
+        """The store makes one version after another. Of one that was pulled as soon as it was there the time is known.
+
+        Others are taken to have lasted as long as most that are known: the store was at work then, too.
+        """
+        known = [until - since for _, (since, until) in self._made_one_after_another(None).values()]
+        return self._made_one_after_another(median(known)) if known else {}
+
+    def _made_one_after_another(self, usual: float | None) -> dict[int, tuple[int, Window]]:
+        """`usual`: seconds of a version of which the time is not known; None: those are left out."""
         found, busy = {}, 0.0
         for version, (at, contributions, pulled) in self.ordered.items():
-            busy = max(busy, at)
+            since = max(busy, at)
             if pulled and version in self.made:
-                found[version] = contributions, (busy, self.made[version])
-                busy = max(busy, self.made[version])
+                busy = max(at, self.made[version])
+            elif usual is not None and since + usual <= self.ended:
+                busy = since + usual
+            else:
+                continue
+            found[version] = contributions, (min(since, busy), busy)
         return found
 
     def steps(self, database: sqlite3.Connection, scenario: Scenario, seed: int) -> dict[int, dict[int, _Timed]]:
