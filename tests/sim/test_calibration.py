@@ -17,7 +17,7 @@ from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush
 from paceline.core.scenario import Kill, Network, Scenario, Slowdown
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records.ledger import Ledger
+from paceline.records.ledger import Ledger, read_facts
 from paceline.records.summary import Summary
 from paceline.records.times import StepTimes
 from paceline.sim.calibration import RecordedCosts, Run, Step, read
@@ -227,6 +227,18 @@ def test_a_version_takes_until_whoever_waits_for_it_has_it(tmp_path: Path) -> No
 def test_a_version_that_nobody_waited_for_says_nothing(tmp_path: Path) -> None:
     run = written(tmp_path / "run", one_step(5.0), TIMES)
     assert run.recorded.commits == {}
+
+
+def test_a_version_that_nobody_waited_for_took_the_store_as_long_as_others(tmp_path: Path) -> None:
+    scenario = replace(STRAGGLER, network=None)
+    _, run = made(tmp_path / "run", "ssp:bound=1", scenario, costs=costly(scenario))
+    orders = [order for _, orders in read_facts(tmp_path / "run" / "ledger.sqlite") for order in orders]
+    at_once = {order.version for order in orders if isinstance(order, Release) and order.parameters == "pull"}
+    made_in_all = [order.version for order in orders if isinstance(order, ApplyUpdate)]
+    assert len(set(made_in_all) - at_once) > 10
+    assert set(made_in_all[:-3]) <= set(run.recorded.commits)
+    for _, seconds in list(run.recorded.commits.values())[:-3]:
+        assert seconds == pytest.approx(0.0051, abs=1.1e-4)
 
 
 def test_what_is_neither_computing_nor_the_workers_own_are_messages(tmp_path: Path) -> None:
