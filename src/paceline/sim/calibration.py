@@ -293,9 +293,8 @@ def _read(run: RecordedRun) -> Run:
     reading.take_transfers(database)
     reading.take_facts(run.history())
     environment = {} if simulated else config.get("environment", {})
-    recorded = _alone(
-        reading.steps(database, scenario, seed), reading.commits(), reading.averages, environment.get("cores")
-    )
+    cores = environment.get("cores") or None
+    recorded = _alone(reading.steps(database, scenario, seed), reading.commits(), reading.averages, cores)
     if not recorded.steps:
         raise ConfigError(f"{folder}: no step was finished in that run; name one that has trained")
     batch = database.execute("SELECT samples FROM pushes GROUP BY samples ORDER BY count(*) DESC LIMIT 1").fetchone()

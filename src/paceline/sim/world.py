@@ -159,7 +159,7 @@ class Worker:
     computed: float = 0.0
     """Seconds that it took."""
     job: int | None = None
-    """The work that it, or a message of its, has a share of the cores for."""
+    """The number of its work, or its message's, among those that share the cores."""
     drew: int = -1
     """The last step that it drew data for."""
     told: int = -1
@@ -339,7 +339,7 @@ class World:
         heappush(self._events, (at, self._numbers, event))
 
     def _work(self, worker: Worker | None, seconds: float, event: Event) -> None:
-        """It comes when so much work is done. Of a worker that leaves before, it never does if cores are shared."""
+        """The event comes when so much work is done. If cores are shared, a worker that leaves takes its work along."""
         if self._cores is None:
             self._at(self.now + seconds, event)
             return
@@ -351,7 +351,7 @@ class World:
             worker.job = self._numbers
 
     def _work_done(self, cores: Way, at: float) -> Fact | None:
-        """The first job of those that share the cores, then."""
+        """The first of the jobs that share the cores ends at that moment."""
         worker, event = self._jobs.pop(cores.leave(at))
         if worker is not None:
             worker.job = None
@@ -479,7 +479,7 @@ class World:
                 self._leave_if_through(number, worker)
 
     def _tell_times(self, number: int, worker: Worker, until: float) -> None:
-        """Where its last step's time went, now that the next one's begins, then, or none will."""
+        """Where its last step's time went, until the next one's own time began, or until the worker left."""
         if worker.ended is None:
             return
         push, pull = exposed(worker.transfers, worker.heard, until) if worker.transfers else (0.0, 0.0)
