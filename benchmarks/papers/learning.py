@@ -44,7 +44,7 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
-from claims import Claim, print_claims, print_table
+from claims import Claim, modelled, print_claims, print_table
 
 ROOT = Path(__file__).parent.parent.parent
 BESIDE = ROOT.parent / "shared" / "data" / "mnist.npz"
@@ -403,10 +403,9 @@ def dssp_claims(rows: dict[tuple[str, str], Row]) -> list[Claim]:
     for other, sooner in (("ssp:bound=3", True), ("ssp:bound=15", False)):
         gain = ratio(rows[BURSTY, other].seconds, rows[BURSTY, DSSP].seconds)
         claims.append(
-            Claim(
+            modelled(
                 f"bursts: DSSP is {'sooner' if sooner else 'not sooner'} at the target than {TITLES[other]}",
-                published="so it is in steps",
-                tag="our own model",
+                model="so it is in steps",
                 ours=f"{TITLES[other]}'s over DSSP's: {told(gain, '.2f')}",
                 reached=gain > 1 if sooner else gain <= 1,
             )
