@@ -41,6 +41,13 @@ BASES: dict[Basis, str] = {
 """What a claim is worth, and how the count calls it."""
 
 
+WORDS: dict[Basis, tuple[str, str, str]] = {
+    "calibrated": ("agree", "do not", "inputs"),
+    "our own model": ("agree", "do not", ""),
+}
+"""What is reached, not reached and not compared there, as none of these is a claim that was put to a test."""
+
+
 def tables(text: str) -> list[list[str]]:
     """Every run of lines that begin with a bar."""
     found: list[list[str]] = [[]]
@@ -108,17 +115,20 @@ def counted(claims: Sequence[Claim]) -> list[str]:
 
     published = [claim for claim in claims if claim.published]
     free = [claim for claim in published if not claim.calibrated]
+    own = len(claims) - len(published)
     told = (
         f"**{len(published)} published claims.** {number(free, True, False)} are compared on inputs that were not "
         f"fitted to their source: {number(free, True)} reached, {number(free, False)} not reached. "
         f"{len(published) - len(free)} stand on calibrated inputs. {number(free, None)} can't be compared. "
-        f"{len(claims) - len(published)} further rows stand beside a model of our own."
+        f"{own} further row{'s stand' if own != 1 else ' stands'} beside a model of our own."
     )
     rows = ["| claims | rows | reached | not reached | not comparable |", "|---|---:|---:|---:|---:|"]
     for basis, title in BASES.items():
         those = [claim for claim in claims if claim.basis == basis]
-        cells = [number(those), number(those, True), number(those, False), number(those, None)]
-        rows.append(f"| {title} | {' | '.join(map(str, cells))} |")
+        cells = [number(those, True), number(those, False), number(those, None)]
+        words = WORDS.get(basis, ("", "", ""))
+        told_of = (f"{cell} {word}".strip() for cell, word in zip(cells, words, strict=True))
+        rows.append(f"| {title} | {len(those)} | {' | '.join(told_of)} |")
     return [told, "", *rows]
 
 
