@@ -147,7 +147,7 @@ def read_claims(rows: Sequence[Sequence[str]], by: Means) -> list[Claim]:
 
 def _read_verdict(what: str, verdict: str) -> tuple[bool, bool | None, str]:
     """Whether calibrated, whether reached, and why."""
-    for (calibrated, reached), words in sorted(VERDICTS.items(), key=lambda one: -len(one[1])):
+    for (calibrated, reached), words in VERDICTS.items():
         if verdict == words:
             return calibrated, reached, ""
         if verdict.startswith(f"{words}: "):

@@ -13,8 +13,10 @@ Batches of 16 for each worker, SGD. An *iteration* is an update of every worker:
 takes. A learning rate is what an iteration steps with in all: a protocol whose updates count in full (ASP, SSP, DSSP)
 has it divided by the number of workers in its script; one that takes means or shares (BSP, HSP, PS+) not. Each protocol
 has the rate, of a grid that grows while the best is at its edge, at most twice, that is first at the target in virtual
-time with seed 0; all seeds, 0 too, are then run at it. DSSP's pairs all have one rate. The target is met at a recorded
-version if the mean of its accuracy and of those of the two before is there: a single one is noisy.
+time with seed 0; all seeds, 0 too, are then run at it. In DSSP's clusters all protocols have one rate: of 0.1, 0.2 and
+0.4 the one at which they were first at the target with seed 100, their times added up. That seed is not scored. The
+target is met at a recorded version if the mean of its accuracy and of those of the two before is there: a single one is
+noisy.
 
     none slow   8 workers, a step takes 1 s ± 6 %; all pushes, and all pulls, together take 1 s on the server's link,
                 each way; the server takes 10 ms to make a version. That is where `ps_plus.py` finds most (r = 2), and
@@ -25,6 +27,7 @@ version if the mean of its accuracy and of those of the two before is there: a s
     bursts      2 workers, 1 s ± 2 %, transfers cost nothing; each is three times slower for 6 of every 40 steps, half a
                 period after the other one. Plain SGD
     1:2         2 workers, 1 s ± 2 %, one half as fast. Plain SGD
+    4 equal     4 workers, 1 s ± 5 %, transfers cost nothing. Plain SGD
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ MOMENTUM = 0.9
 RATES = (0.0125, 0.025, 0.05)
 """With momentum."""
 PLAIN_RATES = (0.1, 0.2, 0.4)
-PAIR_RATES = (0.1, 0.2, 0.4)
+PAIR_RATES = (0.2,)
+"""DSSP's clusters: one for all protocols, which differ in who waits. Chosen of 0.1, 0.2 and 0.4 with seed 100."""
 EXTENDED = 2
 """So often a grid grows by a rate, if its best is at an edge."""
 CODES = (0, 4)  # done, diverged: both are results
@@ -288,6 +292,11 @@ class Row:
         """Seconds for an iteration."""
         return mean(run.period for run in self.runs)
 
+    @property
+    def last(self) -> float:
+        """The accuracy in the end: the mean over the seeds."""
+        return mean(run.last for run in self.runs)
+
 
 def learn(results: Results, targets: dict[int, float], quick: bool, seeds: int) -> dict[tuple[str, str], Row]:
     """Make all runs; by case and protocol. Quick: at one rate."""
@@ -386,9 +395,9 @@ def hsp_claims(rows: dict[tuple[str, str], Row]) -> list[Claim]:
 
 
 def dssp_claims(rows: dict[tuple[str, str], Row]) -> list[Claim]:
-    """Table I's ratios, which are no test, and under bursts the order that our notes' page expects of steps."""
+    """Table I's ratios, which are no test; Figure 3's accuracies; and under bursts the order that our notes expect."""
     claims = []
-    published = {"ssp:bound=3": 5678.2, "ssp:bound=15": 5564.9, "asp": 2993.1}
+    published = {"bsp": 6159.2, "ssp:bound=3": 5678.2, "ssp:bound=15": 5564.9, "asp": 2993.1}
     for protocol in (DSSP, LITERAL):
         ours = rows[PAIR, protocol]
         for other, seconds in published.items():
@@ -402,6 +411,31 @@ def dssp_claims(rows: dict[tuple[str, str], Row]) -> list[Claim]:
                     why="Table I's times are where learning rates drop; here none does",
                 )
             )
+    above = rows[ALIKE, DSSP].last - rows[ALIKE, "ssp:bound=3"].last
+    claims.append(
+        Claim(
+            "4 equal: DSSP's final accuracy is above SSP's",
+            published="+.003 with AlexNet and ResNet-50, of Figure 3",
+            tag="from the paper",
+            ours=f"{above:+.3f}",
+            reached=above >= 0.003,
+            why="" if above else "among equal workers DSSP does what SSP does",
+        )
+    )
+    claims.append(
+        Claim(
+            "4 equal: DSSP's final accuracy, less BSP's",
+            published="-.032 with AlexNet to +.010 with ResNet-110, of Figure 3",
+            tag="from the paper",
+            ours=f"{rows[ALIKE, DSSP].last - rows[ALIKE, 'bsp'].last:+.3f}",
+            reached=None,
+            why="there rates drop four times sooner under DSSP than under BSP; here none does",
+        )
+    )
+    asp = rows[ALIKE, "asp"]
+    same = [run.curve for run in asp.runs] == [run.curve for run in rows[ALIKE, DSSP].runs]
+    what = "4 equal: DSSP learns what ASP learns"
+    claims.append(modelled(what, "it does", "every accuracy is the same" if same else "accuracies differ", same))
     for other, sooner in (("ssp:bound=3", True), ("ssp:bound=15", False)):
         gain = ratio(rows[BURSTY, other].seconds, rows[BURSTY, DSSP].seconds)
         claims.append(
@@ -438,7 +472,7 @@ def table(task: Task, rows: dict[tuple[str, str], Row]) -> list[list[str]]:
                 *spans[0],
                 f"{row.period:.2f}",
                 *spans[1],
-                f"{mean(run.last for run in row.runs):.3f}",
+                f"{row.last:.3f}",
                 f"{mean(stale):.1f}" if stale else "",
             ]
         )
