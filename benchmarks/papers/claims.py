@@ -37,7 +37,7 @@ VERDICTS = {
     (False, None): "not comparable",
     (True, True): "calibrated",
     (True, False): "calibrated, **not reached**",
-    (True, None): "calibrated, an input",
+    (True, None): "calibrated, not comparable",
 }
 """By whether it is calibrated, and reached."""
 PUBLISHED, MODEL = "published", "our own model"

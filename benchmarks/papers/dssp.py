@@ -313,6 +313,7 @@ def equal_claims(runs: EqualRuns) -> list[Claim]:
                 tag="from the paper",
                 ours=f"{queued:.2f}",
                 reached=None if name == CAPPED else abs(queued / published - 1) <= NEAR,
+                why="fitted to this" if name == CAPPED else "",
                 calibrated=True,
             )
         )

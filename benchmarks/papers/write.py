@@ -42,10 +42,10 @@ BASES: dict[Basis, str] = {
 
 
 WORDS: dict[Basis, tuple[str, str, str]] = {
-    "calibrated": ("agree", "do not", "inputs"),
+    "calibrated": ("agree", "do not", ""),
     "our own model": ("agree", "do not", ""),
 }
-"""What is reached, not reached and not compared there, as none of these is a claim that was put to a test."""
+"""What stands there beside the numbers of rows that are reached and not: none of these puts a claim to a test."""
 
 
 def tables(text: str) -> list[list[str]]:

@@ -12,7 +12,7 @@ from write import PAGE, claims_of, counted, with_count, with_tables
 PUBLISHED = Claim("faster", "1.5", "from the abstract", "1.52", True, "of two runs")
 CALIBRATED = Claim("time", "0.5", "computed from the authors' data", "0.51", True, calibrated=True)
 MISSED = Claim("time", "0.5", "from the paper", "0.61", False, "off by 22 %", calibrated=True)
-INPUT = Claim("phase", "1.05", "from the authors' repository", "1.05", None, calibrated=True)
+INPUT = Claim("phase", "1.05", "from the authors' repository", "1.05", None, "fitted to this", calibrated=True)
 OURS = modelled("lead", "16", "17", False)
 MARKER = "<!-- table 1 of: python one.py -->"
 
@@ -49,7 +49,7 @@ def test_what_is_calibrated_never_says_that_it_was_reached() -> None:
     assert [claim.verdict for claim in (CALIBRATED, MISSED, INPUT)] == [
         "calibrated",
         "calibrated, **not reached**: off by 22 %",
-        "calibrated, an input",
+        "calibrated, not comparable: fitted to this",
     ]
 
 
@@ -102,7 +102,7 @@ def test_the_count_tells_apart_what_claims_are_worth() -> None:
     assert [[cell.strip() for cell in row.split("|")[2:-1]] for row in rows] == [
         ["2", "1", "0", "1"],
         ["1", "1", "0", "0"],
-        ["3", "1 agree", "1 do not", "1 inputs"],
+        ["3", "1 agree", "1 do not", "1"],
         ["1", "0 agree", "1 do not", "0"],
     ]
 
@@ -118,7 +118,7 @@ def test_the_page_keeps_the_rules_and_its_count_is_of_its_rows() -> None:
 
 
 def test_times_of_sync_switch_stand_on_calibrated_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_switch_time, "straggling", lambda *_: Straggling(2000.0, 500.0, 400))
+    monkeypatch.setattr(sync_switch_time, "straggling", lambda *_, **__: Straggling(2000.0, 500.0, 400))
     assert {claim.basis for claim in [*time_claims(200), *straggler_claims()]} == {"calibrated"}
 
 
