@@ -3,6 +3,7 @@
     python benchmarks/papers/sync_switch.py --data mnist.npz --sweep          # which rates ASP stands
     python benchmarks/papers/sync_switch.py --data mnist.npz --markdown       # 50 runs, about 17 minutes
     python benchmarks/papers/sync_switch.py --data mnist.npz --quick          # one seed, four variants
+    python benchmarks/papers/sync_switch.py --data mnist.npz --momentum       # momentum after the switch, three seeds
 
 Each run is `paceline run -n 8` of `mnist_small.py`, which lies beside this file. BSP is `sync-switch:switch_at=1` and
 ASP `sync-switch:switch_at=0`, so that BSP steps with 8 times the script's learning rate wherever it is used. The seed
@@ -55,6 +56,12 @@ VARIANTS = {
     **{f"{REVERSED}{share}": ("ASP, then BSP", share) for share in ("0.25", "0.5", "0.75")},
 }
 """As it is written for `-p`: what the table says of it, and the share of the work that comes first."""
+MOMENTA = {
+    f"sync-switch:switch_at=0.5,momentum={policy}": (f"BSP, then ASP, momentum {policy}", "0.5")
+    for policy in ("keep", "zero", "ramp")
+}
+"""The same for what `momentum` makes of the switch."""
+TITLES = VARIANTS | MOMENTA
 QUICK = (BSP, ASP, "sync-switch:switch_at=0.5", f"{REVERSED}0.5")
 RATE = 0.0065
 SWEEP = (0.001, 0.0025, 0.005, 0.0065, 0.008, 0.011)
@@ -117,7 +124,7 @@ def table(runs: Sequence[Run], rates: Sequence[float], variants: Sequence[str]) 
             those = [run for run in runs if (run.protocol, run.rate) == (protocol, rate)]
             if those:
                 bsp = {run.seed: run for run in runs if (run.protocol, run.rate) == (BSP, rate)}
-                rows.append([f"{rate:g}", *VARIANTS[protocol], str(len(those)), *_cells(those, bsp)])
+                rows.append([f"{rate:g}", *TITLES[protocol], str(len(those)), *_cells(those, bsp)])
     return rows
 
 
@@ -147,18 +154,20 @@ def read(path: Path | None) -> list[Run]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="an .npz file, see examples/mnist.py")
-    parser.add_argument("--seeds", type=int, metavar="N", help="default: 5; with --sweep 2, with --quick 1")
+    parser.add_argument("--seeds", type=int, metavar="N", help="default: 5; with --momentum 3, --sweep 2, --quick 1")
     parser.add_argument("--rates", type=float, nargs="+", metavar="R", help=f"learning rates of ASP (default: {RATE})")
     parser.add_argument("--drops", type=int, nargs="*", default=[2, 3], metavar="E", help="default: 2 3, of 4 epochs")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="P", help=f"of {' '.join(VARIANTS)}")
+    parser.add_argument("--variants", nargs="+", choices=TITLES, metavar="P", help=f"of {' '.join(TITLES)}")
     parser.add_argument("--sweep", action="store_true", help="BSP and ASP at several rates")
+    parser.add_argument("--momentum", action="store_true", help="BSP, and each value of `momentum` after a switch")
     parser.add_argument("--quick", action="store_true", help="a few variants, one seed: to see that it works")
     parser.add_argument("--results", type=Path, metavar="FILE", help="keep every run there as it comes, as JSON")
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
     args = parser.parse_args()
-    seeds = args.seeds or (2 if args.sweep else 1 if args.quick else 5)
+    seeds = args.seeds or (3 if args.momentum else 2 if args.sweep else 1 if args.quick else 5)
     rates = args.rates or (SWEEP if args.sweep else (RATE,))
-    variants = args.variants or ((BSP, ASP) if args.sweep else QUICK if args.quick else tuple(VARIANTS))
+    chosen = (BSP, *MOMENTA) if args.momentum else (BSP, ASP) if args.sweep else QUICK if args.quick else VARIANTS
+    variants = args.variants or tuple(chosen)
 
     runs = read(args.results)
     made = {(run.protocol, run.rate, run.seed) for run in runs if run.drops == args.drops}

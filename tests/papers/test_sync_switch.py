@@ -35,3 +35,10 @@ def test_greedy_does_all_of_bsps_planned_rounds_and_saves_time() -> None:  # sec
     greedy, none = (straggling(1, policy, 6400) for policy in ("greedy", "none"))
     assert greedy.rounds == none.rounds == 400
     assert greedy.seconds < none.seconds
+
+
+@pytest.mark.long
+def test_elastic_counted_in_rounds_does_as_many_as_in_the_logs_in_less_time_than_counted_in_samples() -> None:
+    rounds, samples = (straggling(1, "elastic", 6400, count) for count in ("rounds", "samples"))  # section 6
+    assert rounds.rounds == 400 < samples.rounds
+    assert rounds.seconds < samples.seconds

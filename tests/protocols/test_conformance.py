@@ -30,6 +30,7 @@ VARIANTS = {
         "first=ssp:bound=0,then=bsp,switch_at=0.5",
         "switch_at=0.5,stragglers=greedy,window=2,consecutive=1,min_gap=0.0",
         "switch_at=0.8,stragglers=elastic,window=2,consecutive=1,min_gap=0.0",
+        "switch_at=0.4,count=rounds,momentum=ramp",
     ),
 }
 """Parameters worth walking beside the defaults."""

@@ -1,4 +1,7 @@
-"""A live switch from any parameter-server protocol to any other, and back: nobody is stuck, nothing is lost."""
+"""A live switch from any parameter-server protocol to any other, and back: nobody is stuck, nothing is lost.
+
+This is of machines, `ps-plus` among them: no optimizer stands behind these, whose state runs could not move.
+"""
 
 from __future__ import annotations
 

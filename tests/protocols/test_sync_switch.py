@@ -25,7 +25,7 @@ from paceline.core.orders import AdjustTraining, ApplyUpdate, Hold, LeaveOut, Or
 from paceline.core.state import to_plain
 from paceline.errors import ConfigError
 from paceline.protocols import registry, sync_switch
-from paceline.protocols.sync_switch import Machine, slow
+from paceline.protocols.sync_switch import Machine, slow, unfit
 from support.tables import (
     REFUSED,
     apply,
@@ -56,8 +56,8 @@ def machine(settings: str = "") -> Machine:
     return made
 
 
-def adjust(worker: int, scale: float) -> AdjustTraining:
-    return AdjustTraining(worker=worker, learning_rate_scale=scale)
+def adjust(worker: int, scale: float, momentum: float = 1.0) -> AdjustTraining:
+    return AdjustTraining(worker=worker, learning_rate_scale=scale, momentum_scale=momentum)
 
 
 def switch(
@@ -190,6 +190,207 @@ def test_the_first_part_s_work_only_grows_and_bsp_is_never_stale(seed: int) -> N
                 on[order.worker, order.step] = order.version
             elif isinstance(order, ApplyUpdate) and order.why[0] == "round-complete":
                 assert {on[worker, step] for worker, step, _ in order.contributions} == {order.version - 1}
+
+
+# --- what the work is counted in ----------------------------------------------------------------------
+
+
+def before_the_switch(world: Virtual) -> tuple[int, int]:
+    """How many versions and samples the first part came to."""
+    made: list[ApplyUpdate] = []
+    for _, order in world.told:
+        if isinstance(order, SwitchProtocol):
+            break
+        made += [order] if isinstance(order, ApplyUpdate) else []
+    return len(made), sum(len(order.contributions) for order in made) * world.batch
+
+
+@pytest.mark.parametrize(
+    ("settings", "gone", "rounds", "samples"),
+    [
+        ("switch_at=0.5", 0, 4, 64),
+        ("switch_at=0.5,count=rounds", 0, 4, 64),
+        ("switch_at=0.5", 1, 6, 72),  # 5 rounds of three workers are 60 samples
+        ("switch_at=0.5,count=rounds", 1, 4, 48),
+        ("switch_at=0.5", 2, 8, 64),
+        ("switch_at=0.5,count=rounds", 2, 4, 32),
+        ("switch_at=0.51", 1, 6, 72),
+        ("switch_at=0.51,count=rounds", 1, 5, 60),  # what is planned is rounded up to a whole round
+    ],
+)
+def test_samples_keep_bsp_s_share_and_rounds_its_number_of_versions_when_workers_are_missing(
+    settings: str, gone: int, rounds: int, samples: int
+) -> None:
+    """128 samples of four workers with 4 each: a round of all is 16, and half of the work are four such rounds."""
+    deaths = [WorkerLeft(worker=3 - number, reason="died", at=0.5) for number in range(gone)]
+    world = Virtual(machine(settings), 4, lambda *_: 1.0, work=128, batch=4).run(*deaths)
+    assert before_the_switch(world) == (rounds, samples)
+
+
+def test_elastic_makes_the_planned_rounds_with_fewer_workers_or_more_rounds_with_as_many_samples() -> None:
+    """2400 of 4800 samples are 75 rounds of four workers with 8 each."""
+    rounds, samples = before_the_switch(virtual("elastic", count="rounds").run())
+    assert rounds == 75
+    assert samples < 2400
+    rounds, samples = before_the_switch(virtual("elastic").run())
+    assert rounds > 75
+    assert samples >= 2400
+
+
+def test_greedy_makes_the_planned_rounds_in_all_its_phases() -> None:
+    world = virtual("greedy", count="rounds").run()
+    assert [way[1] for way in world.switches()] == ["straggler", "recovered", "planned-rounds"]
+    made = [order for _, order in world.told if isinstance(order, ApplyUpdate)]
+    assert sum(order.why[0] == "round-complete" for order in made) == 75
+
+
+def test_a_round_counts_as_if_all_had_given_what_those_in_it_gave_on_average() -> None:
+    begun = machine("switch_at=0.5,count=rounds,rescale=none")
+    begun.handle(began(0, 1, 2, work=100))
+    begun.handle(left(2))
+    for fact in (ready(0, 0, 0, samples=4), arrived(0, 0), ready(1, 0, 0, samples=3), arrived(1, 0)):
+        begun.handle(fact)
+    assert begun.done == 11  # 7 samples of two are 10.5 of three
+
+
+def test_without_rounds_each_update_counts_as_its_samples() -> None:
+    for unit in ("samples", "rounds"):
+        begun = machine(f"first=asp,then=bsp,switch_at=0.5,count={unit},rescale=none")
+        begun.handle(began(0, 1, 2, work=32))
+        for fact in (ready(0, 0, 0, samples=5), arrived(0, 0)):
+            begun.handle(fact)
+        assert begun.done == 5
+
+
+def test_where_samples_are_not_counted_a_round_counts_as_a_step_of_everybody() -> None:
+    begun = machine("switch_at=0.5,count=rounds,rescale=none")
+    begun.handle(began(0, 1, 2, work=32))
+    begun.handle(left(2))
+    for fact in (ready(0, 0, 0, samples=None), arrived(0, 0), ready(1, 0, 0, samples=None), arrived(1, 0)):
+        begun.handle(fact)
+    assert begun.done == 3
+
+
+def test_the_reason_of_a_switch_says_that_rounds_were_counted() -> None:
+    world = virtual("elastic", count="rounds").run()
+    (switched,) = [order for _, order in world.told if isinstance(order, SwitchProtocol)]
+    assert sentence(world.machine, switched.why) == (
+        "the first part's rounds count as 2400 of the 2400 that were planned for it, each as if all workers of the "
+        "beginning had been in it"
+    )
+
+
+# --- momentum -----------------------------------------------------------------------------------------
+
+
+def test_without_momentum_after_the_switch_rates_and_momentum_change_in_one_order() -> None:
+    check(
+        machine("switch_at=0.5,momentum=zero"),
+        [
+            (began(0, 1, work=32), [adjust(0, 2.0), adjust(1, 2.0), release(0, 0, 0), release(1, 0, 0)]),
+            *pushed(0, 0, 0, [hold(0)]),
+            (ready(1, 0, 0), [push(1, 0)]),
+            (
+                arrived(1, 0),
+                [
+                    apply(1, (0, 0, 0.5), (1, 0, 0.5)),
+                    switch("asp", (0, 1), (1, 1)),
+                    adjust(0, 1.0, 0.0),
+                    adjust(1, 1.0, 0.0),
+                    release(0, 1, 1),
+                    release(1, 1, 1),
+                ],
+            ),
+            *pushed(1, 1, 1, [apply_one(2, 1, 1), release(1, 2, 2)]),
+        ],
+    )
+
+
+def momenta(world: Virtual) -> list[tuple[int, float]]:
+    """(samples applied before, momentum's scale) of each version that another one than before holds for."""
+    scales: dict[int, float] = {}
+    seen: list[tuple[int, float]] = []
+    samples = 0
+    for _, order in world.told:
+        if isinstance(order, AdjustTraining):
+            scales[order.worker] = order.momentum_scale
+        elif isinstance(order, ApplyUpdate):
+            (scale,) = {scales.get(worker, 1.0) for worker, _, _ in order.contributions}
+            if not seen or seen[-1][1] != scale:
+                seen.append((samples, scale))
+            samples += len(order.contributions) * world.batch
+    return seen
+
+
+def test_momentum_grows_from_an_nth_in_n_equal_stages_over_a_quarter_of_the_work() -> None:
+    """A quarter of 64 steps of four workers, so that each stage is 4 steps; they are the authors' 2,000 of 64,000."""
+    world = Virtual(machine("switch_at=0.25,momentum=ramp"), 4, lambda *_: 1.0, work=64, batch=1).run()
+    assert momenta(world) == [(0, 1.0), (16, 0.25), (20, 0.5), (24, 0.75), (28, 1.0)]
+
+
+def test_a_ramp_that_has_no_room_ends_with_the_data() -> None:
+    world = Virtual(machine("switch_at=0.9,momentum=ramp"), 4, lambda *_: 1.0, work=640, batch=10).run()
+    assert momenta(world) == [(0, 1.0), (600, 0.25)]  # 600 is where the round of 40 ends that reaches 576
+
+
+@pytest.mark.parametrize(("policy", "wanted"), [("keep", [1.0]), ("zero", [1.0, 0.0, 1.0, 0.0])])
+def test_momentum_is_the_script_s_whenever_the_first_part_is_back(policy: str, wanted: list[float]) -> None:
+    world = virtual("greedy", momentum=policy).run()
+    assert [way[0] for way in world.switches()] == ["asp", "bsp", "asp"]
+    assert [scale for _, scale in momenta(world)] == wanted
+
+
+def test_each_switch_to_the_second_part_begins_a_ramp_of_its_own() -> None:
+    """The first is too short for all of it: a straggler's 40 seconds are some 100 of 600 steps, and a stage is 37.5."""
+    world = virtual("greedy", momentum="ramp").run()
+    assert [way[0] for way in world.switches()] == ["asp", "bsp", "asp"]
+    assert [scale for _, scale in momenta(world)] == [1.0, 0.25, 0.5, 0.75, 1.0, 0.25, 0.5, 0.75, 1.0]
+
+
+@pytest.mark.parametrize("worker", [3, 4])
+def test_whoever_comes_after_the_switch_is_stepped_with_the_momentum_of_the_others(worker: int) -> None:
+    """A newcomer, and one that had left: both begin with the script's own."""
+    events = [
+        WorkerLeft(worker=3, reason="died", at=50.5),
+        WorkerJoined(worker=worker, host="host", step=900, at=60.0),
+    ]
+    world = Virtual(machine("switch_at=0.25,momentum=zero"), 4, lambda *_: 1.0, work=4800).run(*events)
+    assert [way[1] for way in world.switches()] == ["planned"]
+    assert world.switches()[0][2] < 50
+    assert (worker, 900) in world.applied
+    assert [(fact.at, order) for fact, order in world.told if order == adjust(worker, 1.0, 0.0) and fact.at > 60]
+    assert [scale for _, scale in momenta(world)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("settings", ["switch_at=0", "switch_at=1", "switch_at=0,first=asp,then=bsp"])
+def test_without_a_switch_momentum_stays_as_it_is(settings: str) -> None:
+    for policy in ("zero", "ramp"):
+        world = Virtual(machine(f"{settings},momentum={policy}"), 3, lambda *_: 1.0, work=240).run()
+        assert momenta(world) == [(0, 1.0)]
+
+
+def test_with_the_script_s_own_rates_momentum_changes_alone() -> None:
+    world = Virtual(machine("switch_at=0.5,momentum=zero,rescale=none"), 3, lambda *_: 1.0, work=240).run()
+    orders = [order for _, order in world.told if isinstance(order, AdjustTraining)]
+    assert orders == [adjust(worker, 1.0, 0.0) for worker in range(3)]
+    assert sentence(world.machine, orders[0].why) == "momentum is 0/3 of the script's"
+
+
+def test_a_ramp_over_work_that_nobody_knows_is_refused() -> None:
+    refuses(machine("switch_at=1,stragglers=greedy,momentum=ramp"), began(0, 1, work=None))
+
+
+@pytest.mark.parametrize("policy", ["zero", "ramp"])
+def test_an_optimizer_without_momentum_is_refused_and_one_group_that_has_it_is_enough(policy: str) -> None:
+    def said(policy: str, *groups: dict[str, Any]) -> str:
+        return unfit(choose(f"sync-switch:momentum={policy}", registry()).config, groups)
+
+    assert said(policy, {"lr": 0.1}, {"lr": 0.1, "momentum": 0.9}) == ""
+    assert said("keep", {"lr": 0.1, "betas": [0.9, 0.999]}) == ""
+    for groups in ({"lr": 0.1, "betas": [0.9, 0.999]}, {"lr": 0.1, "momentum": 0}):
+        assert said(policy, groups).startswith(
+            f"sync-switch: momentum is {policy}, and the script's optimizer has none"
+        )
 
 
 # --- how a phase ends -------------------------------------------------------------------------------
@@ -701,6 +902,8 @@ def test_no_two_protocols_of_a_family_give_one_code_two_sentences() -> None:
         ("min_gap=-0.1", "from 0 to 1"),
         ("stragglers=lazy", "none, greedy, elastic"),
         ("rescale=square", "linear, none"),
+        ("count=steps", "samples, rounds"),
+        ("momentum=half", "keep, zero, ramp"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_is_allowed(text: str, said: str) -> None:

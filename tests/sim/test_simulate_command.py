@@ -19,6 +19,7 @@ import pytest
 import paceline.sim.simulate
 from paceline.cli.main import main
 from paceline.core.scenario import load
+from paceline.protocols import registry
 from paceline.records.ledger import read_facts
 
 CLUSTER = """
@@ -236,6 +237,36 @@ def test_what_cannot_be_is_told_in_one_line_and_exits_with_2(simulate: Any, give
     assert said.err.count("\n") == 1
     for part in parts:
         assert part in said.err
+
+
+@pytest.mark.parametrize("first", registry())
+def test_simulations_refuse_the_same_pairs_of_protocols_as_runs_in_the_same_words(
+    first: str, simulate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    refused = []
+    for then in registry():
+        text = f"sync-switch:first={first},then={then}"
+        assert main(["run", "-n", "4", "-p", text, str(tmp_path / "missing.py")]) == 2
+        run = capsys.readouterr().err
+        said = simulate("-p", text, "--steps", "16")
+        if "missing.py: No such file" in run:
+            assert (said.code, said.err) == (0, "")
+            continue
+        refused.append(then)
+        assert (said.code, said.err) == (2, run)
+        trained = simulate("-p", text, "--gradients", str(script))
+        assert (trained.code, trained.err) == (2, run)
+        assert main(["compare", "-n", "4", "-p", text, str(script)]) == 2
+        assert capsys.readouterr().err == run
+    stores = ["asp", "bsp", "dssp", "hsp", "ssp"]
+    assert refused == [then for then in registry() if first not in stores or then not in stores]
+
+
+def test_what_a_part_may_be_is_told_without_those_that_are_refused_next(simulate: Any) -> None:
+    said = simulate("-p", "sync-switch:then=ripples", "--steps", "16")
+    assert said.err.endswith("then is ripples; it must be one of asp, bsp, dssp, hsp, ssp\n")
 
 
 def test_what_is_just_before_the_end_is_let_pass(simulate: Any) -> None:

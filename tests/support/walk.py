@@ -336,10 +336,10 @@ class World:
                 self._pull(order, self._live(order, worker), version)
             case LeaveOut(worker=worker):
                 self._live(order, worker, "idle", "arrived")
-            case AdjustTraining(worker=worker, learning_rate_scale=scale):
+            case AdjustTraining(worker=worker, learning_rate_scale=scale, momentum_scale=momentum):
                 self._live(order, worker)
-                if not scale > 0:
-                    raise Broken(f"the scale must be above 0: {order}")
+                if not (scale > 0 and 0 <= momentum <= 1):
+                    raise Broken(f"rates must be above 0, and momentum at most the script's: {order}")
             case SwitchProtocol(members=members):
                 busy = [one for one, job in self.jobs.items() if job.phase not in ("idle", "arrived", "declined")]
                 if busy or any(job.pushing is not None for job in self.jobs.values()):

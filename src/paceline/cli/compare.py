@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.report import report
-from paceline.cli.run import add_common, add_script, checked_for_real_run, new_folder, seconds, whole
+from paceline.cli.run import add_common, add_script, new_folder, seconds, whole
 from paceline.cli.series import (
     INTERRUPTED,
     RESULTS,
@@ -123,7 +123,7 @@ def _settings(options: argparse.Namespace) -> tuple[dict[str, Choice], dict[str,
     scenario, workers = scenario_of(options)
     choices: dict[str, Choice] = {}
     for text in options.protocol:
-        choice = checked_for_real_run(choose(text, registry()))
+        choice = choose(text, registry())
         check_fit(choice, scenario.hosts(workers))
         name = brief(choice.spec.name, choice.parameters())
         if name in choices:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paceline.core.choice import Choice, check_fit, choose
+from paceline.core.choice import check_fit, choose
 from paceline.core.scenario import Scenario
 from paceline.core.scenario import load as load_scenario
 from paceline.errors import ConfigError
@@ -99,7 +99,7 @@ def say_whose(script: Path, arguments: Sequence[str]) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
-    choice = checked_for_real_run(choose(options.protocol, registry()))
+    choice = choose(options.protocol, registry())
     scenario = Scenario() if options.scenario is None else load_scenario(options.scenario)
     workers = options.workers or scenario.workers or 2
     scenario = scenario.checked_for(workers).checked_for_real_run()
@@ -153,17 +153,6 @@ def call(options: argparse.Namespace) -> int:
 
         print_summary(summary, folder)
     return CODES[summary["outcome"]]
-
-
-def checked_for_real_run(choice: Choice) -> Choice:
-    """The choice, if processes can run it; else raises ConfigError."""
-    for key, part in zip(choice.spec.parts, choice.parts, strict=True):
-        if part.spec.optimizer != choice.spec.optimizer:
-            raise ConfigError(
-                f'{choice.spec.name}: {key} is "{part.spec.name}", where the optimizer runs in the workers; its state '
-                "can't be moved there while training goes on: name a protocol whose store runs it, such as asp"
-            )
-    return choice
 
 
 def checked_script(script: Path) -> Path:

@@ -32,7 +32,7 @@ from paceline.cli.series import (
     scenario_of,
     undo,
 )
-from paceline.core.choice import choose
+from paceline.core.choice import check_fit, choose
 from paceline.core.search import Finished, Result, Search, Trial, next_trial
 from paceline.errors import ConfigError
 from paceline.protocols import registry
@@ -132,6 +132,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     if name != PROTOCOL:
         raise ConfigError(f"-p {options.protocol}: tune searches for {PARAMETER} of {PROTOCOL}; give that, or nothing")
     scenario, workers = scenario_of(options)
+    check_fit(choice, scenario.hosts(workers))
     common = common_settings(options, scenario, workers)
     return {
         **{key: common[key] for key in ("script", "script_sha256", "arguments")},

@@ -218,7 +218,17 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
 
 
 def check_fit(choice: Choice, hosts: Sequence[str]) -> None:
-    """Raises ConfigError, in one line, if the protocol can't train with one worker on each of these hosts."""
+    """Raises ConfigError, in one line, if the protocol can't train with one worker on each of these hosts.
+
+    Runs and simulations ask here, so that both refuse the same parts in the same words. Machines can be composed of
+    any protocols of one family, but an optimizer's state can't be moved between the store and the workers.
+    """
+    for key, part in zip(choice.spec.parts, choice.parts, strict=True):
+        if part.spec.optimizer != choice.spec.optimizer:
+            raise ConfigError(
+                f'{choice.spec.name}: {key} is "{part.spec.name}", where the optimizer runs in the workers; its state '
+                "can't be moved there while training goes on: name a protocol whose store runs it, such as asp"
+            )
     why = choice.spec.misfit(choice.config, hosts) if choice.spec.misfit is not None else ""
     if why:
         raise ConfigError(why)
@@ -250,7 +260,8 @@ def _part(whole: Spec, key: str, text: str, known: Mapping[str, Spec]) -> Choice
         raise ConfigError(f"{whole.name}: {key} is {name}; {name} can't contain itself")
     fit = {spec.name: spec for spec in known.values() if spec.family == whole.family and not spec.parts}
     if name in known and name not in fit:
-        raise ConfigError(f"{whole.name}: {key} is {name}; it must be one of {', '.join(fit)}")
+        allowed = [spec.name for spec in fit.values() if spec.optimizer == whole.optimizer]
+        raise ConfigError(f"{whole.name}: {key} is {name}; it must be one of {', '.join(allowed)}")
     try:
         return choose(text, fit)
     except ConfigError as error:

@@ -68,6 +68,9 @@ class Spec:
     order: a protocol that is composed of others gets them as arguments, and imports none."""
     misfit: Callable[[Any, Sequence[str]], str] | None = None
     """Why this config can't train on these hosts, one for each worker in their order; empty if it can."""
+    unfit: Callable[[Any, Sequence[Mapping[str, Any]]], str] | None = None
+    """Why this config can't train with an optimizer that has these hyperparameters, by parameter group; empty if it
+    can."""
     remark: Callable[[Any, Sequence[str]], str] | None = None
     """What its user should know as it begins on these hosts; empty if nothing."""
     reasons: Mapping[str, str] = field(default_factory=dict)

@@ -90,11 +90,13 @@ class LeaveOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdjustTraining:
-    """Multiply the learning rates of the versions that are ordered from now on, where this worker's rates hold."""
+    """Multiply what the versions ordered from now on are stepped with, where this worker's hyperparameters hold."""
 
     worker: int
     learning_rate_scale: float
     """Of the script's rates, whatever it was before."""
+    momentum_scale: float = 1.0
+    """The same of the script's `momentum`, where its optimizer has one. Its buffers stay as they are."""
     why: Why = field(default=UNSAID, compare=False)
 
 

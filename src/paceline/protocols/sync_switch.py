@@ -4,14 +4,17 @@ By default BSP for the first sixteenth, then ASP. The two machines are handed to
 workers are slow for a time it may change over early and come back (`greedy`), or go on without them (`elastic`).
 
 Source: Li, Mangoubi, Xu, Guo, ICDCS 2021 (arXiv 2104.08364), for the two phases and the two straggler policies. From
-the authors' released code and logs: work counts in single workers' batches, so that a BSP step of n workers is n of
-them; ASP has the script's learning rate, BSP n times it; under both policies the planned work of the first phase is
-done in full. How stragglers are found is recalled, not quoted: throughput below mean - standard deviation
-(population) several times in a row. The numbers `window` and `consecutive` are ours, and so is `min_gap`: one
-slightly slow worker of eight is 2.6 standard deviations below the mean, however slight that is.
+the authors' released code and logs: work is planned in single workers' batches, so that a BSP step of n workers is n of
+them; ASP has the script's learning rate, BSP n times it; under both policies all planned BSP steps are made, under
+`elastic` by fewer workers (`count=rounds`); names and results of other momentum values after the switch. How stragglers
+are found is recalled, not quoted: throughput below mean - standard deviation (population) several times in a row. So
+is that momentum stays as it is. The numbers `window` and `consecutive` are ours, and so is `min_gap`: one slightly slow
+worker of eight is 2.6 standard deviations below the mean, however slight that is.
 
 Counter convention: work is counted in samples of applied updates (updates, where samples are not counted). The first
-phase ends with the update that reaches `switch_at` of the run's work. Lead and staleness are as in the active part.
+phase ends with the update that reaches `switch_at` of the run's work. With `count=rounds` a round counts as if all
+workers that the run began with were in it, with as many samples each as those that are: the phase ends after as many
+rounds as all of them would need, however few make them. Lead and staleness are as in the active part.
 
 Deviations: nothing is stopped, saved and started again. From the fact that ends a phase on, no worker begins another
 step under its protocol; what was begun is finished and applied by it; then the next one begins with everybody. From
@@ -29,13 +32,16 @@ Ours:
 - `elastic`: a straggler is out from its next release until the next phase, also if it comes back in between. The last
   one who computes is never sent out. When nobody computes any more but some are out, the next phase begins at once;
   with `switch_at=1`, where there is none, `first` begins anew with them.
+- `momentum`: what `then` is stepped with after a switch to it, of the script's own value. `ramp` grows it from one nth
+  of that to all of it in n equal stages over a quarter of the run's work, n as at the beginning; for 8 workers these
+  are the authors' additive stages, of 2,000 of 64,000 steps. Whenever `first` comes back it has the script's momentum.
 - With `switch_at=1` and `greedy`, `first` goes on to the end of the data whenever there is no straggler.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
@@ -71,6 +77,9 @@ from paceline.core.orders import (
 from paceline.core.roster import NAMED_AT_MOST, Roster, Seat
 from paceline.errors import ProtocolViolation
 
+RAMPS = 4
+"""`momentum=ramp` takes one part in so many of the run's work."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -79,6 +88,10 @@ class Config:
     first: str = parameter("bsp", "the protocol of the first part of the work")
     then: str = parameter("asp", "the protocol of the rest")
     switch_at: float = parameter(0.0625, "the share of the run's work after which `then` takes over", least=0, most=1)
+    count: Literal["samples", "rounds"] = parameter(
+        "samples",
+        "what the share is counted in: samples, or rounds, each as if all workers of the beginning were in it",
+    )
     stragglers: Literal["none", "greedy", "elastic"] = parameter(
         "none",
         "what is done about stragglers during the first part: nothing, `then` takes over until there is none, "
@@ -94,9 +107,24 @@ class Config:
         "the learning rate while a version is the mean of a gradient from each worker: "
         "times the number of workers, or as it is",
     )
+    momentum: Literal["keep", "zero", "ramp"] = parameter(
+        "keep",
+        "the optimizer's momentum once `then` has taken over: the script's, none, or growing to the script's in stages "
+        "over a quarter of the work",
+    )
 
     def __post_init__(self) -> None:
         check_parameters("sync-switch", self)
+
+
+def unfit(config: Config, groups: Sequence[Mapping[str, Any]]) -> str:
+    """Why this config can't train with an optimizer that has these hyperparameters; empty if it can."""
+    if config.momentum == "keep" or any(group.get("momentum") for group in groups):
+        return ""
+    return (
+        f"sync-switch: momentum is {config.momentum}, and the script's optimizer has none that could change (Adam's "
+        "betas do not count); leave it at keep, or give the optimizer one, such as torch.optim.SGD(..., momentum=0.9)"
+    )
 
 
 def slow(speeds: Mapping[int, float], min_gap: float) -> list[int]:
@@ -150,7 +178,12 @@ class Machine:
     goal: int | None = None
     """How much of it `first` is to do; None: as long as there is any."""
     done: int = 0
-    """How much of it `first` has done, in all its phases; beyond the goal it is not counted any more."""
+    """How much of it `first` has done, in all its phases, as `count` has it; beyond the goal it is not counted any
+    more."""
+    company: int = 0
+    """With how many workers the run began."""
+    ramped: int | None = None
+    """How much work is done since the latest switch to `then`; None without one."""
     roster: Roster = field(default_factory=Roster)
     hosts: dict[int, str] = field(default_factory=dict)
     """Of everybody live."""
@@ -176,6 +209,8 @@ class Machine:
     """Whom the phase's machine has seen leave as stragglers, whether they are live or not."""
     scales: dict[int, int] = field(default_factory=dict)
     """What workers' learning rates are multiplied by, as far as it was ordered; else 1."""
+    stages: dict[int, int] = field(default_factory=dict)
+    """The same for momentum, in parts of `company`; else all of them."""
     began: dict[int, float] = field(default_factory=dict)
     """When a worker could begin the step that it is at, as far as anybody asks."""
     windows: dict[int, Window] = field(default_factory=dict)
@@ -234,11 +269,15 @@ class Machine:
             raise ProtocolViolation(
                 fact, f"nobody knows how much work there is, and switch_at={self.config.switch_at} is a share of it"
             )
+        if not self.roster.began and fact.work is None and self.config.momentum == "ramp":
+            raise ProtocolViolation(
+                fact, "nobody knows how much work there is, and momentum=ramp takes a quarter of it"
+            )
 
     # --- facts --------------------------------------------------------------------------------------
 
     def _begin(self, fact: TrainingBegan, turn: _Turn) -> None:
-        self.version, self.work = fact.version, fact.work
+        self.version, self.work, self.company = fact.version, fact.work, len(fact.members)
         self.hosts = {worker: host for worker, host, _ in fact.members}
         if self.config.switch_at < 1:  # of the share as it is typed: 0.1 of 30 is 3, and not a rounding error more
             self.goal = math.ceil(Decimal(repr(self.config.switch_at)) * (fact.work or 0))
@@ -286,6 +325,7 @@ class Machine:
             self.out[worker] = None
         self.hosts.pop(worker)
         self.scales.pop(worker, None)
+        self.stages.pop(worker, None)
         for company in (self.members, self.declined, self.parked, self.fetching):
             company.pop(worker, None)
         self._forget(worker)
@@ -324,8 +364,7 @@ class Machine:
                     if dropped is not None and dropped.phase == "ready" and dropped.step == order.step:
                         dropped.phase = "parked"  # nothing of it is left
                 case ApplyUpdate():
-                    if self.part.rounds:
-                        self._scale([worker for worker, _, _ in order.contributions], turn)
+                    self._scale([worker for worker, _, _ in order.contributions], turn)
                     turn.orders.append(order)
                     self._applied(order, turn)
                     continue
@@ -344,25 +383,51 @@ class Machine:
         self.version = order.version
         work = sum(self._settle(worker, step, turn) for worker, step, _ in order.contributions)
         if self.goal is not None and self.planned and self.active == "first":
-            self.done += work
+            rounds = self.config.count == "rounds" and self.part.rounds
+            self.done += self._as_of_all(work, order) if rounds else work
             if not self.planned and self.draining is None:
-                self._drain("then", ("planned", str(self.done), str(self.goal)), turn)
+                code = "planned-rounds" if rounds else "planned"
+                self._drain("then", (code, str(self.done), str(self.goal)), turn)
+        if self.ramped is not None:
+            self.ramped += work
         if self.watching and self.draining is None:
             self.unlooked += len(order.contributions)
             if self.unlooked >= len(self.members):
                 self._look(turn)
 
+    def _as_of_all(self, work: int, order: ApplyUpdate) -> int:
+        """What that round would have done with all workers of the beginning, rounded up."""
+        present = len({worker for worker, _, _ in order.contributions})
+        return -(-work * self.company // present)
+
     def _scale(self, workers: Iterable[int], turn: _Turn) -> None:
-        """The rates for what these workers make: together, or each by itself."""
-        if self.config.rescale == "none":
-            return
+        """Rates and momentum for what these workers make: together, or each by itself."""
         company = dict.fromkeys(workers)
-        scale = len(company) if self.part.rounds else 1
-        why: Why = ("mean-of", scale) if self.part.rounds else ("one-by-one",)
+        mean = self.part.rounds and self.config.rescale == "linear"
+        scale, stage = len(company) if mean else 1, self._stage()
         for worker in company:
-            if worker in self.hosts and self.scales.get(worker, 1) != scale:
-                self.scales[worker] = scale
-                turn.orders.append(AdjustTraining(worker=worker, learning_rate_scale=float(scale), why=why))
+            if worker not in self.hosts:
+                continue
+            before = self.scales.get(worker, 1), self.stages.get(worker, self.company)
+            if before == (scale, stage):
+                continue
+            self.scales[worker], self.stages[worker] = scale, stage
+            why: Why = ("mean-of", scale) if mean else ("one-by-one",)
+            if before[1] != stage:
+                why = ("momentum", stage, self.company)
+            momentum = stage / self.company
+            turn.orders.append(
+                AdjustTraining(worker=worker, learning_rate_scale=float(scale), momentum_scale=momentum, why=why)
+            )
+
+    def _stage(self) -> int:
+        """How many nths of the script's momentum hold now, n being as many workers as the run began with."""
+        if self.ramped is None or self.config.momentum == "keep":
+            return self.company
+        if self.config.momentum == "zero":
+            return 0
+        assert self.work is not None  # or it was refused
+        return min(self.company, 1 + self.company * self.ramped * RAMPS // max(1, self.work))
 
     # --- stragglers ---------------------------------------------------------------------------------
 
@@ -442,6 +507,7 @@ class Machine:
         self.part.machine = _fresh(self.part.machine)
         self.draining, self.cause = None, ()
         self.unlooked = 0
+        self.ramped = 0 if self.to == "then" else None
         began = TrainingBegan(members=members, version=self.version, at=turn.at, work=self.work)
         self._enter(self.to, began, turn)
 
@@ -536,6 +602,7 @@ SPEC = Spec(
             machine.active == "first" or not (machine.leaving or machine.out)
         ),
     },
+    unfit=unfit,
     reasons={
         "planned": "the first part has done {0} of the {1} that were planned for it",
         "straggler": "worker {0} is a straggler",
@@ -543,7 +610,10 @@ SPEC = Spec(
         "deserted": "nobody computes any more but those who were left out",
         "ending": "{0} comes to its end: {1} begins when all that was begun is applied",
         "left-out": "it is a straggler: the others go on without it until the next phase",
+        "planned-rounds": "the first part's rounds count as {0} of the {1} that were planned for it, each as if all "
+        "workers of the beginning had been in it",
         "mean-of": "a version is the mean of gradients from {0} workers",
         "one-by-one": "each update is applied by itself",
+        "momentum": "momentum is {0}/{1} of the script's",
     },
 )

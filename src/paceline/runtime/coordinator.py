@@ -39,7 +39,7 @@ from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
-from paceline.runtime.offers import dealing, difference, lack_of_work, region_bytes, remarks, work
+from paceline.runtime.offers import dealing, difference, lack_of_work, region_bytes, remarks, unfit, work
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
 from paceline.runtime.progress import Shower, Watch, shower
@@ -201,8 +201,9 @@ class Coordinator:
             case DropUpdate(worker=worker, step=step, samples=samples):
                 self._exchange.dropped(self.members[worker], step)
                 self.leases.drop(worker, step, samples)
-            case AdjustTraining(worker=worker, learning_rate_scale=scale):
+            case AdjustTraining(worker=worker, learning_rate_scale=scale, momentum_scale=momentum):
                 self.members[worker].rate_scale = scale * self.settings.learning_rate_scale
+                self.members[worker].momentum_scale = momentum
             case LeaveOut(worker=worker):
                 self.leases.leave_out(worker)
             case SwitchProtocol(to=name, members=members):
@@ -237,7 +238,8 @@ class Coordinator:
                 return
         slots, areas = self._exchange.slots, self._exchange.areas
         if self._region is None:
-            why = lack_of_work(first, self.settings) or self._exchange.lack_of_memory(first, available_bytes())
+            why = lack_of_work(first, self.settings) or unfit(first, self.settings)
+            why = why or self._exchange.lack_of_memory(first, available_bytes())
             if why:
                 self._refuse(why)
                 return

@@ -298,8 +298,10 @@ class Exchange:
 
 
 def _scaled(member: Member, step: int) -> list[dict[str, Any]]:
-    """Its hyperparameters as of that step, with the learning rates that hold now."""
-    scalars = member.scalars_of[step]
-    if member.rate_scale == 1.0:
-        return scalars
-    return [{**group, "lr": group["lr"] * member.rate_scale} if "lr" in group else group for group in scalars]
+    """Its hyperparameters as of that step, with the learning rates and the momentum that hold now."""
+    scales = {"lr": member.rate_scale, "momentum": member.momentum_scale}
+    changed = {key: scale for key, scale in scales.items() if scale != 1.0}
+    return [
+        {**group, **{key: group[key] * scale for key, scale in changed.items() if key in group}}
+        for group in member.scalars_of[step]
+    ]

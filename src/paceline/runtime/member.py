@@ -60,6 +60,8 @@ class Member:
     """The last of these."""
     rate_scale: float = 1.0
     """What its learning rates are multiplied by."""
+    momentum_scale: float = 1.0
+    """The same for its `momentum`."""
     queued: Callable[[], None] | None = None
     """Releases it once a push area is free."""
     transfers: list[tuple[str, float, float]] = field(default_factory=list)

@@ -99,6 +99,12 @@ def lack_of_work(offer: Offered, settings: Settings) -> str:
     )
 
 
+def unfit(offer: Offered, settings: Settings) -> str:
+    """Why the protocol can't train with the script's optimizer; empty if it can."""
+    spec = settings.choice.spec
+    return "" if spec.unfit is None else spec.unfit(settings.choice.config, offer.scalars)
+
+
 def dealing(offer: Offered, settings: Settings) -> Dealing:
     """How batches are shared out at first."""
     if (settings.shards or offer.shards) == "static":
