@@ -41,7 +41,8 @@ VERDICTS = {
 }
 """By whether it is calibrated, and reached."""
 PUBLISHED, MODEL = "published", "our own model"
-"""Columns of a claims table."""
+COLUMNS = ("claim", PUBLISHED, MODEL, "here", "verdict")
+"""Of a claims table. The second or the third is left out where no row fills it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,11 @@ def simulated(
 
 def claim_rows(claims: Sequence[Claim]) -> list[list[str]]:
     """Of `docs/papers.md`: a head and a row for each claim. A column that no row fills is left out."""
-    rows = [["claim", PUBLISHED, MODEL, "here", "verdict"]]
+    rows = [list(COLUMNS)]
     for claim in claims:
         published = f"{claim.published} ({claim.tag})" if claim.published else ""
         rows.append([claim.what, published, claim.model, claim.ours, claim.verdict])
-    filled = [column for column in range(5) if any(row[column] for row in rows[1:])]
+    filled = [column for column in range(len(COLUMNS)) if any(row[column] for row in rows[1:])]
     return [[row[column] for column in filled] for row in rows]
 
 
@@ -122,6 +123,8 @@ def read_claims(rows: Sequence[Sequence[str]], by: Means) -> list[Claim]:
         ValueError: A row breaks a rule of `Claim`, or says something else than a verdict.
     """
     head, *body = rows
+    if {"claim", "here", "verdict"} - set(head) or set(head) - set(COLUMNS):
+        raise ValueError(f"a table of claims has the columns {', '.join(COLUMNS)}, and not: {', '.join(head)}")
     claims = []
     for cells in body:
         row = dict(zip(head, cells, strict=True))
@@ -160,7 +163,7 @@ def print_claims(claims: Sequence[Claim], markdown: bool) -> None:
     rows = claim_rows(claims)
     if not markdown:
         rows = [[cell.replace("**", "") for cell in row] for row in rows]
-    print_table(rows, markdown, left=range(5))
+    print_table(rows, markdown, left=range(len(COLUMNS)))
 
 
 def print_table(rows: Sequence[Sequence[str]], markdown: bool, left: Collection[int] = (1,)) -> None:

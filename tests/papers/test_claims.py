@@ -78,6 +78,17 @@ def test_a_row_written_by_hand_keeps_the_same_rules(published: str, verdict: str
         claims_of(page)
 
 
+@pytest.mark.parametrize("last", ["", "result"])
+def test_a_table_of_claims_has_no_other_columns(last: str) -> None:
+    page = [
+        f"| claim | published | here | {last} |",
+        "|---|---|---|---|",
+        "| faster | 1.5 (from the paper) | 2 | reached |",
+    ]
+    with pytest.raises(ValueError, match="has the columns"):
+        claims_of(page)
+
+
 def printed(*claims: Claim) -> list[str]:
     """As the page has them."""
     head, *rows = (f"| {' | '.join(row)} |" for row in claim_rows(claims))
