@@ -31,7 +31,7 @@ from paceline.core.scenario import Network, Scenario
 from paceline.records.ledger import connect
 from paceline.sim.world import Limit
 
-SEQUENTIAL, GUARDED, ALWAYS = "hsp:idle=none", "hsp", "hsp:idle=always"
+SEQUENTIAL, GUARDED, ALWAYS = (f"hsp:idle={idle},broadcast=all" for idle in ("none", "guarded", "always"))
 MESSAGE = 1_000_000
 """Bytes of a push or pull; only the bandwidth over it matters."""
 WARM, ROUNDS = 20, 60
