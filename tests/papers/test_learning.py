@@ -158,3 +158,15 @@ def test_the_default_s_rule_is_the_greatest_median_speed_over_bsp() -> None:
 def test_a_tie_is_the_present_default_s() -> None:
     others = [one for one in (PIPELINED, learning.hsp("always")) if one != learning.default()]
     assert ranked(dict.fromkeys(("bsp", *others, learning.default()), (50.0,)))[0] == learning.default()
+
+
+def test_the_default_is_the_rule_s_winner_on_the_page() -> None:
+    """The table of those that were scored, in docs/papers.md, has the best first and marks the default."""
+    page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text()
+    head, _, first, *others = (
+        page.split("<!-- table 7 of: python benchmarks/papers/learning.py")[1].split("\n\n")[1].splitlines()
+    )
+    assert head.rstrip(" |").endswith("default")
+    assert learning.title(learning.default()).removeprefix("HSP ") == first.split("|")[1].strip()
+    assert first.rstrip(" |").endswith("yes")
+    assert not any(line.rstrip(" |").endswith("yes") for line in others)
