@@ -82,10 +82,13 @@ class Case:
     note: str = ""
 
 
+IDLE = ("none", "guarded", "always")
+"""Whom HSP lets compute ahead."""
+
 TABLES: dict[str, list[Case]] = {
     "link": [
         Case(protocol, LINK, 8, 160)
-        for protocol in ("bsp", "hsp:idle=none", "hsp", "hsp:idle=always", "asp", "ps-plus")
+        for protocol in ("bsp", *(f"hsp:idle={idle},broadcast=all" for idle in IDLE), "asp", "ps-plus")
     ],
     "overlap": [
         Case(protocol, OVERLAP.format(message=message), 1, 40, f"{message * 2 // 100} ms")

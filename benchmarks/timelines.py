@@ -32,7 +32,7 @@ PROTOCOLS = {
     "asp": "asp",
     "bsp": "bsp",
     "dssp": "dssp:lower=1,upper=4",
-    "hsp": "hsp",
+    "hsp": "hsp:idle=guarded,broadcast=all",
     "ps-plus": "ps-plus",
     "ripples": "ripples",
     "ssp": "ssp:bound=1",

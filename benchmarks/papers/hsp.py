@@ -12,8 +12,9 @@ The same command prints the same on any machine.
    alone. What a fair link gives comes second; it is measured without jitter, where all n workers stay in step for ever,
    and with a jitter of 10 %, where they don't.
 2. Contention, n·tx / C, from 0.2 to 2, with 8 workers and C = 0.8 s: rounds per second over those of BSP on the same
-   link, with and without incast, with equal steps and with a jitter of 10 %. *pushes* is how many were under way at
-   once, at most, under HSP (guarded) and BSP.
+   link, with and without incast, with equal steps and with a jitter of 10 %. *in order* is with `broadcast=order`;
+   with `idle=none` its gradients are all fresh, too. *pushes* is how many were under way at once, at most, under HSP
+   (guarded) and BSP.
 3. The abstract's claim beside the most that the sweep gives. It is about the speed of convergence, and does not say
    against what; here are rounds per second over BSP's, with gradients that are one version old.
 """
@@ -31,7 +32,8 @@ from paceline.core.scenario import Network, Scenario
 from paceline.records.ledger import connect
 from paceline.sim.world import Limit
 
-SEQUENTIAL, GUARDED, ALWAYS = "hsp:idle=none", "hsp", "hsp:idle=always"
+SEQUENTIAL, GUARDED, ALWAYS = (f"hsp:idle={idle},broadcast=all" for idle in ("none", "guarded", "always"))
+PIPELINED, ORDERED = (f"hsp:idle={idle},broadcast=order" for idle in ("none", "always"))
 MESSAGE = 1_000_000
 """Bytes of a push or pull; only the bandwidth over it matters."""
 WARM, ROUNDS = 20, 60
@@ -139,8 +141,10 @@ class Point:
     contention: float
     bsp: Period
     sequential: Period
+    pipelined: Period
     guarded: Period
     always: Period
+    ordered: Period
     asp: Period
 
     def faster(self, other: Period) -> float:
@@ -155,7 +159,7 @@ def sweep(workers: int = WORKERS, compute: float = COMPUTE) -> list[Point]:
         for incast in (1.0, 0.6):
             for contention in CONTENTION:
                 tx = contention * compute / workers
-                bsp, sequential, guarded, always, asp = (
+                bsp, *others = (
                     period(
                         protocol,
                         workers,
@@ -166,20 +170,20 @@ def sweep(workers: int = WORKERS, compute: float = COMPUTE) -> list[Point]:
                         rounds=ROUNDS if jitter == 0 else 3 * ROUNDS,
                         count=protocol in ("bsp", GUARDED),
                     )
-                    for protocol in ("bsp", SEQUENTIAL, GUARDED, ALWAYS, "asp")
+                    for protocol in ("bsp", SEQUENTIAL, PIPELINED, GUARDED, ALWAYS, ORDERED, "asp")
                 )
-                points.append(Point(jitter, incast, contention, bsp, sequential, guarded, always, asp))
+                points.append(Point(jitter, incast, contention, bsp, *others))
     return points
 
 
 def sweep_rows(points: list[Point]) -> list[list[str]]:
     """A row for each."""
-    head = ["jitter", "incast", "n·tx / C", "BSP s", "HSP, none ahead", "HSP guarded", "stale", "HSP always", "stale"]
-    rows = [[*head, "ASP", "pushes, HSP", "BSP"]]
+    head = ["jitter", "incast", "n·tx / C", "BSP s", "HSP, none ahead", "in order", "HSP guarded", "stale"]
+    rows = [[*head, "HSP always", "stale", "in order", "stale", "ASP", "pushes, HSP", "BSP"]]
     for one in points:
         cells = [f"{one.jitter:.0%}", f"{one.incast:g}", f"{one.contention:g}", f"{one.bsp.seconds:.3f}"]
-        cells.append(f"{one.faster(one.sequential):.2f}×")
-        for other in (one.guarded, one.always):
+        cells += [f"{one.faster(one.sequential):.2f}×", f"{one.faster(one.pipelined):.2f}×"]
+        for other in (one.guarded, one.always, one.ordered):
             cells += [f"{one.faster(other):.2f}×", f"{other.stale:.0%}"]
         rows.append([*cells, f"{one.faster(one.asp):.2f}×", f"{one.guarded.pushes}", f"{one.bsp.pushes}"])
     return rows

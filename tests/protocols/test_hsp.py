@@ -44,10 +44,14 @@ from support.walk import history, walk
 THIRD = 1 / 3
 
 
+PLAIN: Any = {"order": "ready", "idle": "guarded", "stale": "next", "broadcast": "all"}
+"""What the tests here mean where they name nothing else, whatever the default is."""
+
+
 def begun(workers: int, version: int = 0, **settings: Any) -> Machine:
     """Everybody has its parameters and computes its first step."""
     return run(
-        Machine(Config(**settings)),
+        Machine(Config(**(PLAIN | settings))),
         [
             (began(*range(workers), version=version), [release(worker, 0, version) for worker in range(workers)]),
             *((taken(worker, version), []) for worker in range(workers)),
@@ -115,7 +119,7 @@ def test_unequal_batches_weigh_by_their_samples() -> None:
 
 def turns(order: str, rows: list[Row], workers: int) -> list[int]:
     """In which order the gradients of workers that are ready while worker 9 transfers are taken."""
-    machine = Machine(Config(order=order, idle="none"))  # type: ignore[arg-type]
+    machine = Machine(Config(**(PLAIN | {"order": order, "idle": "none"})))
     members = (*range(workers), 9)
     check(
         machine,
@@ -341,7 +345,7 @@ def test_what_was_never_measured_allows_nothing() -> None:
 @pytest.mark.parametrize(("others", "allowed"), [(0.4, False), (1.79, False), (1.8, True), (1.81, True), (5.0, True)])
 def test_the_guard_allows_who_is_done_when_the_version_comes(others: float, allowed: bool) -> None:
     """Worker 0 computes for 1 s. Its wait: 0.2 s for a broadcast, after what worker 1 computes longer (or a push)."""
-    world = Timed.of("hsp", [1.0, others], transfer=0.1).play(rounds=6)
+    world = Timed.of("hsp:idle=guarded,broadcast=all", [1.0, others], transfer=0.1).play(rounds=6)
     ahead = [one for one in world.releases if one.worker == 0 and one.parameters == "held"]
     assert bool(ahead) == allowed
     if allowed:
@@ -356,7 +360,7 @@ def timed(worker: int, step: int, version: int, at: float, orders: list[Order]) 
 def measured(first: float, second: float) -> Machine:
     """Worker 0 has computed for so many seconds, worker 1 for so many, fewer; a broadcast took 10 s, a push none."""
     return run(
-        Machine(Config()),
+        Machine(Config(**PLAIN)),
         [
             (began(0, 1), [release(0, 0, 0), release(1, 0, 0)]),
             (taken(0, 0, at=10.0), []),
@@ -390,7 +394,7 @@ def test_the_guard_counts_the_pull_of_those_who_have_not_begun() -> None:
 def test_a_broadcast_lasts_until_the_last_one_has_the_version() -> None:
     """3 s: who computes for 2 s may do so meanwhile."""
     check(
-        Machine(Config()),
+        Machine(Config(**PLAIN)),
         [
             (began(0, 1), [release(0, 0, 0), release(1, 0, 0)]),
             (taken(0, 0, at=1.0), []),
@@ -676,7 +680,7 @@ def test_without_idle_computing_versions_and_releases_are_bsps(order: str) -> No
 
     for seed in range(100):
         bsp = choose("bsp", registry()).machine()
-        for fact, orders in history(choose(f"hsp:idle=none,order={order}", registry()), seed):
+        for fact, orders in history(choose(f"hsp:idle=none,broadcast=all,order={order}", registry()), seed):
             assert but_turns(bsp.handle(fact)) == but_turns(orders), f"history {seed}: {fact}"
 
 
@@ -835,7 +839,7 @@ def test_periods_and_stale_shares_are_the_models(
     assert played("bsp").period() == pytest.approx(bsp, abs=1e-3)
     assert played("bsp", 0.6).period() == pytest.approx(incast, abs=1e-3)
     for text, period, old in (("idle=none", bsp, 0.0), ("idle=guarded", guarded, share), ("idle=always", always, 1.0)):
-        world = played(f"hsp:{text}", 0.6)  # one push at a time loses nothing
+        world = played(f"hsp:{text},broadcast=all", 0.6)  # one push at a time loses nothing
         assert world.period() == pytest.approx(period, abs=2e-3), text
         assert world.stale_share() == old, text
         assert world.pushes == 1, text
@@ -848,7 +852,7 @@ def test_two_rounds_computed_ahead_take_one_computation_and_2_n_transfers_if_not
 ) -> None:
     """A worker's own cycle does, and the link."""
     transfer = 0.1
-    world = Timed.of("hsp:idle=always", [compute] * n, transfer).play(rounds=41)
+    world = Timed.of("hsp:idle=always,broadcast=all", [compute] * n, transfer).play(rounds=41)
     bound = max(compute + transfer, n * transfer, (compute + 2 * n * transfer) / 2)
     assert world.period() == pytest.approx(bound, abs=1e-6)
 

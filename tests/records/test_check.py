@@ -328,7 +328,7 @@ def runs(statement: str, row: int | str | None = None) -> Edit:
         ("asp", swaps_two_applies, "orders", rules.ARRIVED),
         ("asp", applies_once_more, "orders", rules.APPLIED_ONCE),
         ("asp", drops_what_was_applied, "orders", rules.NOT_BOTH),
-        ("hsp", drops_once_more, "orders", rules.DROPPED_ONCE),
+        ("hsp:idle=guarded,broadcast=all", drops_once_more, "orders", rules.DROPPED_ONCE),
         ("bsp", follows_from_nothing, "orders", rules.BELONGS),
         ("bsp", removes_a_fact, "facts", rules.WITHOUT_GAP),
         ("bsp", removes_a_fact_alone, "orders", rules.WITHOUT_GAP),

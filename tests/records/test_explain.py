@@ -73,7 +73,7 @@ def test_a_slow_network_is_said_to_be_the_reason(tmp_path: Path, explained: Expl
 
 
 def test_a_wait_for_one_that_waited_itself_says_for_whom(tmp_path: Path, explained: Explain) -> None:
-    said = explained(simulated(tmp_path / "run", "hsp", steps=100), "--worker", "0")
+    said = explained(simulated(tmp_path / "run", "hsp:idle=guarded,broadcast=all", steps=100), "--worker", "0")
     assert "for worker 1, which waited for worker 3 itself, as its gradient is of the round after" in said
 
 

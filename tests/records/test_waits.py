@@ -147,7 +147,8 @@ def test_a_wait_for_nobody_is_due_to_nobody_and_is_passed_on_to_nobody() -> None
 
 
 def test_of_a_chain_at_one_moment_the_first_link_is_to_blame(tmp_path: Path) -> None:
-    run = open_run(simulated(tmp_path / "run", "hsp", steps=100), registry())  # its pushes take turns
+    folder = simulated(tmp_path / "run", "hsp:idle=guarded,broadcast=all", steps=100)  # its pushes take turns
+    run = open_run(folder, registry())
     with closing(run.ledger):
         due = blame(waits(run.history(), run.choice.sentence))
     seconds = {worker: sum(one.get(worker, 0.0) for one in due) for worker in range(4)}

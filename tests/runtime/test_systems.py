@@ -95,7 +95,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     calls = {
         "dssp": call("dssp:lower=1,upper=4", "bursts"),
         "hsp": call("hsp:idle=always", "contended"),
-        "hsp guarded": call("hsp", "contended"),
+        "hsp guarded": call("hsp:idle=guarded", "contended"),
         "bsp": call("bsp", None),
         "hsp like bsp": call("hsp:idle=none", "contended"),
         "ps-plus": call("ps-plus", "contended"),

@@ -106,10 +106,11 @@ def test_the_parameter_servers_rows_of_hsps_page_are_met(n: int, compute: float,
     in_step = compute + 2 * n * transfer
     ahead = max(compute + transfer, n * transfer, in_step / 2)
     assert period("bsp", scenario, n) == pytest.approx(in_step, rel=1e-6)
-    assert period("hsp:idle=none", scenario, n) == pytest.approx(in_step, rel=1e-6)
-    assert period("hsp:idle=always", scenario, n) == pytest.approx(ahead, rel=1e-6)
+    assert period("hsp:idle=none,broadcast=all", scenario, n) == pytest.approx(in_step, rel=1e-6)
+    assert period("hsp:idle=always,broadcast=all", scenario, n) == pytest.approx(ahead, rel=1e-6)
     assert period("asp", scenario, n) == pytest.approx(in_step, rel=1e-6), "all in step, a fair link"
-    assert period("hsp", scenario, n) == pytest.approx(in_step if transfer == 0.05 else ahead, rel=1e-6)
+    guarded = period("hsp:idle=guarded,broadcast=all", scenario, n)
+    assert guarded == pytest.approx(in_step if transfer == 0.05 else ahead, rel=1e-6)
 
 
 def test_bsp_with_incast_takes_the_pages_seconds() -> None:
