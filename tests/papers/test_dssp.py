@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+import learning
 import pytest
-from claims import simulated
-from dssp import BURSTS, CAPPED, COUNTS, END, FIRST, UPPER, burst, counts, drops
-
-from paceline.core.scenario import Scenario
-from paceline.sim.world import Limit
+from dssp import BURSTS, CAPPED, COUNTS, END, FIRST, QUEUE, UPPER, back, burst, counts, drops, equal
 
 
 @pytest.mark.parametrize("protocol", COUNTS)
@@ -16,23 +13,60 @@ def test_steps_and_lead_beside_a_worker_of_half_speed_are_section_9s(protocol: s
 
 
 def test_equal_workers_never_wait_under_dssp() -> None:  # section 10, (i)
-    both = [simulated(name, Scenario(compute=1.0), 2, Limit(seconds=50))["per_worker"] for name in ("asp", CAPPED)]
-    assert both[0] == both[1]
-    assert [worker["wait_seconds"] for worker in both[1]] == [0, 0]
+    asp, ours = (equal(protocol, jitter=0.0, steps=200) for protocol in ("asp", CAPPED))
+    assert ours.steps == asp.steps
+    assert ours.waited == 0
+
+
+def test_among_equal_workers_dssp_ends_before_bsp_unless_the_store_makes_versions_in_turn() -> None:  # section 7
+    bsp, ours = (equal(protocol, steps=200) for protocol in ("bsp", CAPPED))
+    assert ours.seconds < bsp.seconds
+    bsp, ours = (equal(protocol, commit=QUEUE, steps=200) for protocol in ("bsp", CAPPED))
+    assert ours.seconds / bsp.seconds == pytest.approx(1.46, abs=0.02)
 
 
 def test_in_bursts_dssp_lies_between_ssp_at_its_lower_and_at_its_upper_bound() -> None:  # section 10, (iii)
     order = ("ssp:bound=3", CAPPED, "ssp:bound=15", "asp")
-    lower, dssp, upper, asp = (burst(protocol, 6, seed=0, seconds=400, jitter=0.0) for protocol in order)
+    lower, dssp, upper, asp = (burst(protocol, (6, 40), seed=0, seconds=400, jitter=0.0) for protocol in order)
     assert lower.steps < dssp.steps <= upper.steps <= asp.steps
     assert lower.lead == 4
     assert 4 < dssp.lead <= UPPER + 1
 
 
 def test_in_bursts_ssp_makes_as_many_steps_as_on_the_page() -> None:  # section 10, L / period = 4/40
-    assert burst("ssp:bound=3", 4, seed=0).steps == pytest.approx(BURSTS[4]["ssp:bound=3"][0], rel=0.01)
+    assert burst("ssp:bound=3", (4, 40), seed=0).steps == pytest.approx(BURSTS[4, 40]["ssp:bound=3"][0], rel=0.01)
+
+
+def test_in_long_bursts_the_cap_leaves_dssp_little_of_what_ssp_loses() -> None:  # ours, in no section
+    order = ("ssp:bound=3", "asp", CAPPED)
+    short, long = (
+        {name: [burst(name, bursts, seed=0, seconds=1000, jitter=0.0)] for name in order}
+        for bursts in BURSTS
+        if bursts[0] != 4
+    )
+    assert back(short, CAPPED) > 0.6
+    assert back(long, CAPPED) < 0.2
+    assert long[CAPPED][0].lead == UPPER + 1
 
 
 def test_by_updates_a_drop_of_two_workers_that_keep_pace_comes_at_half_the_time() -> None:  # section 7, Table I
     assert drops("bsp", 600).first == pytest.approx(END * FIRST, rel=0.01)
     assert drops("ssp:bound=3", 600).first == pytest.approx(END * FIRST / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("accuracy", [0.9, 0.8])
+def test_dssp_learns_as_asp_does_among_equal_workers_only_if_every_accuracy_is_the_same(accuracy: float) -> None:
+    rows = {
+        (case, protocol): learning.Row(0.2, [run(case, protocol, 0.9)], 0.85, {})
+        for case in (learning.ALIKE, learning.PAIR, learning.BURSTY)
+        for protocol in learning.CASES[case].protocols
+    }
+    rows[learning.ALIKE, "asp"].runs[0].curve[0] = (1.0, 1.0, accuracy)
+    claims = {claim.what: claim for claim in learning.dssp_claims(rows)}
+    assert claims["4 equal: DSSP learns what ASP learns"].reached == (accuracy == 0.9)
+    assert "BSP's over that of DSSP 3..15" in " ".join(claims)
+
+
+def run(case: str, protocol: str, accuracy: float) -> learning.Run:
+    """One that is made up."""
+    return learning.Run(case, protocol, 0.2, 0, period=1.0, staleness=0.0, curve=[(1.0, 1.0, accuracy)] * 3)

@@ -30,7 +30,7 @@ from learning import (
 from paceline.core.choice import choose, declared
 from paceline.protocols import registry
 
-TASK = Task("made up", (), epochs=1, seeded=True, targets={8: 0.8, 2: 0.8})
+TASK = Task("made up", (), epochs=1, seeded=True, targets={8: 0.8, 4: 0.8, 2: 0.8})
 
 
 def run(case: str, protocol: str, rate: float, seed: int, seconds: float | None) -> Run:
