@@ -59,8 +59,8 @@ class History:
         self.at = 0.5
         self.doing: dict[int, deque[Release | StartPush | str]] = {w: deque() for w in range(self.workers)}
         self.used = dict.fromkeys(range(self.workers), 0)
-        members = tuple((worker, "here", 0) for worker in range(self.workers))
-        self.tell(TrainingBegan(members=members, version=0, at=self.at))
+        members = tuple((worker, "node-0", 0) for worker in range(self.workers))
+        self.tell(TrainingBegan(members=members, version=0, at=self.at, seed=self.seed))
         while self.doing or self.leases.settled < 100:
             assert len(self.pairs) < 2000, "an update is lost: its samples are neither applied nor returned"
             self.next()
@@ -73,7 +73,7 @@ class History:
             worker = self.rng.choice(gone)
             self.doing[worker] = deque()
             self.leases.join(worker)
-            self.tell(WorkerJoined(worker=worker, host="here", step=self.used[worker], at=self.at))
+            self.tell(WorkerJoined(worker=worker, host="node-0", step=self.used[worker], at=self.at))
         elif self.rng.random() < self.deaths:
             self.leave(self.rng.choice(list(self.doing)), "died")
         else:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, StepDeclined
@@ -15,10 +18,47 @@ from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
 from paceline.records.summary import write
+from paceline.records.times import StepTimes
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 from paceline.training.seeding import order_digest
+from paceline.version import __version__
 from records.histories import History
+
+AS_REAL: dict[str, Any] = {
+    "paceline": __version__,
+    "script": "train.py",
+    "directory": "/somewhere",
+    "script_sha256": "0" * 64,
+    "arguments": [],
+    "threads": 1,
+    "shards": "dynamic",
+    "buffers": "mean",
+    "record": 0,
+    "on_loss": "continue",
+    "on_divergence": "stop",
+    "learning_rate_scale": 1.0,
+    "targets": [],
+    "limits": {},
+    "environment": {
+        "python": "3.12",
+        "torch": "2",
+        "numpy": "2",
+        "cpu_capability": "AVX2",
+        "platform": "Linux",
+        "cores": 2,
+    },
+    "simulated": False,
+    "scenario": {},
+}
+"""What a real run notes of itself."""
+
+
+def noted(folder: Path, ledger: Ledger, config: dict[str, Any]) -> None:
+    """As a run notes it: in config.toml, and in the ledger."""
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
+    for key, value in config.items():
+        ledger.note(key, value)
 
 
 def simulated(
@@ -51,14 +91,12 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
     choice = choose(protocol, registry())
     with closing(Ledger(folder / "ledger.sqlite")) as ledger:
         journal = Journal(ledger)
-        plain = {"name": choice.spec.name, "config": choice.parameters()}
-        config = {"protocol": plain, "workers": 4, "seed": seed, "scenario": {}, "limits": {}, "script": "train.py"}
-        for key, value in config.items():
-            ledger.note(key, value)
+        noted(folder, ledger, {**AS_REAL, "protocol": choice.to_plain(), "workers": 4, "seed": seed})
 
         def record(fact: Fact, orders: tuple[Order, ...]) -> None:
             journal.record(fact, orders)
             if isinstance(fact, GradientReady):
+                journal.step_times(fact.worker, fact.step, StepTimes(fact.at, 0.0, 1e-9, 0.0, 0.0, 0.0))
                 ledger.pushed(fact.worker, fact.step, [0.1], fact.samples)
             elif isinstance(fact, StepDeclined):
                 ledger.leased(fact.worker, 0, None)
@@ -75,8 +113,30 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
         history.run()
         for number, order in enumerate(history.epochs):
             ledger.epoch_opened(number, order, order_digest(order))
+        journal.ended("completed", None)
         summary = journal.tally.summary(protocol=choice, workers=4, threads=1, seed=seed, outcome="completed")
     write(folder / "summary.json", summary)
+    return folder
+
+
+def said(folder: Path, **changes: Any) -> Path:
+    """The same run after its configuration was edited, in both places alike; None takes a key away."""
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        config = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM run")} | changes
+        for key, value in changes.items():
+            database.execute("DELETE FROM run WHERE key = ?", (key,))
+            if value is not None:
+                database.execute("INSERT INTO run VALUES (?, ?)", (key, json.dumps(value)))
+    only = ("absent", "end", "replay_of", "until")
+    plain = {key: value for key, value in config.items() if value is not None and key not in only}
+    (folder / "config.toml").write_text(tomli_w.dumps(plain))
+    return folder
+
+
+def summarized(folder: Path, **changes: Any) -> Path:
+    """The same run after its summary was edited."""
+    file = folder / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
     return folder
 
 
@@ -85,4 +145,27 @@ def edited(folder: Path, *statements: str) -> Path:
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
         for statement in statements:
             assert database.execute(statement).rowcount != 0, f"nothing was edited: {statement}"
+    return folder
+
+
+def crashed(folder: Path, facts: int) -> Path:
+    """The same run as if it had been killed after so many facts."""
+    (folder / "summary.json").unlink()
+    return edited(
+        folder,
+        f"DELETE FROM orders WHERE fact > {facts}",
+        f"DELETE FROM facts WHERE id > {facts}",
+        "DELETE FROM step_times WHERE NOT EXISTS (SELECT 1 FROM facts WHERE kind = 'GradientReady' "
+        "AND facts.worker = step_times.worker AND facts.step > step_times.step)",
+        "DELETE FROM run WHERE key = 'end'",
+    )
+
+
+def ends_here(folder: Path, **changes: Any) -> Path:
+    """The same run with a note of its end that agrees with its last fact, but for these changes."""
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        end = json.loads(database.execute("SELECT value FROM run WHERE key = 'end'").fetchone()[0])
+        facts, at = database.execute("SELECT count(*), max(at) FROM facts").fetchone()
+        end = {**end, "facts": facts, "at": at, **changes}
+        database.execute("UPDATE run SET value = ? WHERE key = 'end'", (json.dumps(end),))
     return folder

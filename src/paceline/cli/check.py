@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 from paceline.protocols import registry
 from paceline.records.check import Checked, Wrong, check
-from paceline.records.reading import LEDGER, LedgerDamaged, open_run
+from paceline.records.ledger import Ledger
+from paceline.records.reading import LEDGER, LedgerDamaged, RecordedRun, open_run
 
 WRONG = 3
 """Exit code if anything is not as it should be."""
@@ -31,6 +33,12 @@ def add_to(commands: Any) -> None:
     command.set_defaults(call=call)
 
 
+def _again(run: RecordedRun, ledger: Ledger, stop: Callable[[], bool]) -> str:
+    from paceline.sim.again import simulate_again
+
+    return simulate_again(run, registry(), ledger, stop)
+
+
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     head, unended = str(options.run), ""
@@ -44,7 +52,7 @@ def call(options: argparse.Namespace) -> int:
         head = f"{options.run}: {run.choice}, {run.workers} workers{', simulated' if run.simulated else ''}"
         unended = run.unended
         with closing(run.ledger):
-            checked = check(run)
+            checked = check(run, _again)
     if options.json:
         plain = {"run": str(options.run), "ok": checked.wrong is None, "ended": not unended, **asdict(checked)}
         print(json.dumps(plain, indent=2))
@@ -54,6 +62,8 @@ def call(options: argparse.Namespace) -> int:
             print(f"  {unended.removeprefix(f'{options.run}: ')}")
         for line in checked.proved:
             print(f"  ok     {line}")
+        for line in checked.unproved:
+            print(f"  --     {line}")
         if checked.wrong is not None:
             print("  wrong  " + str(checked.wrong).replace("\n", "\n         "))
     return 0 if checked.wrong is None else WRONG

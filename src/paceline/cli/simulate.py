@@ -174,7 +174,8 @@ def _in_place_of_a_run(options: argparse.Namespace) -> list[Simulation]:
     choices = [choose(text, registry()) for text in options.protocol or ()] or [run.choice]
     for remark in dict.fromkeys(remark for choice in choices for remark in run.remarks(choice)):
         print(f"paceline: --from {options.run}: {remark}", file=sys.stderr)
-    return [run.simulation(choice, None if limit == Limit() else limit, options.seed) for choice in choices]
+    wanted = None if limit == Limit() else limit
+    return [replace(run.simulation(choice, wanted, options.seed), source=options.run) for choice in choices]
 
 
 def _check_flags(options: argparse.Namespace) -> None:

@@ -23,6 +23,10 @@ class Journal:
         self.ledger.record(fact, orders)
         self.tally.record(fact, orders)
 
+    def ended(self, outcome: str, error: str | None, at: float | None = None) -> None:
+        """The run has come to its end, `at` seconds since its start (default: at the last fact)."""
+        self.ledger.ended(outcome, error, self.tally.latest if at is None else at)
+
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
         """Where a finished step's time went."""
         self.ledger.step_times(worker, step, times)

@@ -15,7 +15,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from itertools import count, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,7 +28,7 @@ from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import StepTimes, TransferTimes
 
-SCHEMA = 4
+SCHEMA = 5
 """The schema's number, in `PRAGMA user_version`."""
 
 TABLES = """
@@ -167,7 +167,8 @@ CREATE VIEW groups AS
 GATHER = 0.1  # seconds that a transaction waits for company
 AT_MOST = 10_000  # records in one transaction
 
-_FACTS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Fact)}
+FACTS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Fact)}
+"""What decodes the body of a fact of each kind."""
 _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
 
 
@@ -183,7 +184,7 @@ class Ledger:
             raise ConfigError(f"{path} exists already; a run needs a folder of its own")
         self._path = path
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
-        self._fact_ids = count(1)
+        self._facts = 0
         self._closing = threading.Event()
         self._error: Exception | None = None
         try:
@@ -259,6 +260,10 @@ class Ledger:
         """Something about the run as a whole, any JSON value; a later one replaces an earlier."""
         self._queue.put(("run", key, _json(value)))
 
+    def ended(self, outcome: str, error: str | None, at: float) -> None:
+        """The run has come to its end, `at` seconds. How many facts it had is noted with it, under the key `end`."""
+        self._queue.put(("end", outcome, error, at))
+
     def close(self) -> None:
         """Write what is left, so that the one file has it all. A second call does nothing.
 
@@ -305,6 +310,9 @@ class Ledger:
                     pass
                 case ("facts", fact, orders):
                     self._encode(fact, orders, rows)
+                case ("end", outcome, error, at):
+                    end = {"outcome": outcome, "error": error, "at": at, "facts": self._facts}
+                    rows["run"].append(("end", _json(end)))
                 case (table, *cells):
                     rows[table].append(tuple(_json(cell) if isinstance(cell, list | tuple) else cell for cell in cells))
         with self._database:
@@ -314,7 +322,7 @@ class Ledger:
         return None not in batch
 
     def _encode(self, fact: Fact, orders: tuple[Order, ...], rows: dict[str, list[tuple[Any, ...]]]) -> None:
-        number = next(self._fact_ids)
+        self._facts = number = self._facts + 1
         rows["facts"].append((number, fact.at, *_columns(fact), _json(fact)))
         for position, order in enumerate(orders):
             body = msgspec.to_builtins(order)
@@ -372,7 +380,7 @@ def read_facts(path: Path) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
         )
         for (_, kind, body), group in groupby(rows, key=itemgetter(0, 1, 2)):
             orders = tuple(_order(*row[3:]) for row in group if row[3] is not None)
-            yield _FACTS[kind].decode(body), orders
+            yield FACTS[kind].decode(body), orders
 
 
 def _order(kind: str, body: str, why: str) -> Order:

@@ -288,6 +288,8 @@ class Coordinator:
         for line in remarks(offer, self.settings):
             self._output.say(line)
         self._on_begin(offer)
+        if absent := [worker for worker, member in self.members.items() if member.stage != "training"]:
+            self.journal.ledger.note("absent", absent)
         self._exchange.begin(self._store(), self.leases, offer.model_bytes)
         self._versions.begin(self._store(), offer)
         self._origin = time.monotonic()

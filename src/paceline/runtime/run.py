@@ -85,6 +85,7 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
     try:
         with _journal(settings.folder) as journal:
             coordinator = _coordinate(settings, interrupts, journal, direct)
+            journal.ended(coordinator.outcome, coordinator.error)
         keep = coordinator.usage_error is None or coordinator.recordings.newest.version > 0
         summary = _conclude(settings, coordinator) if keep else None
         if coordinator.usage_error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from paceline.core.scenario import Scenario
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, NoLedger
+from paceline.records.reading import LEDGER
 from paceline.records.summary import Outcome, Summary, write
 from paceline.sim.costs import Costs, ScenarioCosts
 from paceline.sim.world import Dealt, Endless, Limit, Training, World
@@ -51,6 +53,8 @@ class Simulation:
     """Bytes of a push, a pull or a replica, where the scenario's network does not say."""
     data: int | None = None
     """How many steps there is data for, whoever makes them; None: without end."""
+    source: Path | None = None
+    """The folder of the run that `costs` were read from."""
 
     @classmethod
     def on(
@@ -133,7 +137,7 @@ def simulate(
     Raises ConfigError for what can't be simulated.
     """
     simulation.check()
-    training = _training(simulation)
+    training = training_of(simulation)
     if folder is None:
         return play(simulation, training, Journal(NoLedger()), progress, stop=stop, say=say)
     try:
@@ -177,6 +181,7 @@ def play(
     if outcome == "completed" and say is not None:
         for sentence in never_came(one, world):
             say(sentence)
+    journal.ended(outcome, error, world.now)
     return journal.tally.summary(
         protocol=one.choice,
         workers=one.workers,
@@ -216,7 +221,7 @@ def world_of(
     )
 
 
-def _training(simulation: Simulation) -> Training:
+def training_of(simulation: Simulation) -> Training:
     """Steps that consist of nothing."""
     batch, data, limit = simulation.batch, simulation.data, simulation.limit.steps
     if data is not None:
@@ -224,17 +229,49 @@ def _training(simulation: Simulation) -> Training:
     return Endless(None if limit == math.inf else int(limit) * (batch or 1), batch)
 
 
-def _config(simulation: Simulation) -> dict[str, Any]:
-    """As a run's `config.toml` has it."""
+def noted(simulation: Simulation) -> dict[str, Any]:
+    """What `again.simulate_again` needs beside a run's other settings; without None, which TOML has not."""
     limit = simulation.limit
     limits = {"max_seconds": limit.seconds, "max_steps": limit.steps, "max_versions": limit.versions}
+    note: dict[str, Any] = {
+        "limits": {name: value for name, value in limits.items() if value < math.inf},
+        "batch": simulation.batch or 0,
+        "message": simulation.message,
+        "costs": "scenario" if simulation.costs is None else "run" if simulation.source is not None else "caller",
+    }
+    if simulation.data is not None:
+        note["data"] = simulation.data
+    if simulation.costs is not None and simulation.source is not None:
+        note["source"] = {"folder": str(simulation.source.absolute()), "sha256": digest(simulation.source)}
+    if simulation.costs is None and simulation.scenario.jitter:
+        note["digits"] = digits()
+    return note
+
+
+def digest(folder: Path) -> str:
+    """Of the ledger in that run's folder."""
+    with (folder / LEDGER).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digits() -> str:
+    """A digest of what `exp` and `log` give here, to the last digit: C libraries differ in it, and jitter shows it."""
+    jitter = Scenario(jitter=0.25)
+    factors = [jitter.jitter_factor(worker, step, 0) for worker in range(8) for step in range(32)]
+    return hashlib.sha256(repr(factors).encode()).hexdigest()[:16]
+
+
+def _config(simulation: Simulation) -> dict[str, Any]:
+    """As a run's `config.toml` has it."""
+    note = noted(simulation)
     return {
         "paceline": __version__,
         "simulated": True,
         "protocol": simulation.choice.to_plain(),
         "workers": simulation.workers,
         "seed": simulation.seed,
-        "batch": simulation.batch or 0,
-        "limits": {name: value for name, value in limits.items() if value < math.inf},
+        "batch": note["batch"],
+        "limits": note["limits"],
+        "simulation": note,
         "scenario": simulation.scenario.checked_for(simulation.workers).to_plain(),
     }

@@ -7,7 +7,7 @@ what the ledger's tables and the summary have to do with each other. The first r
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,11 +18,13 @@ from paceline.records.check.files import files
 from paceline.records.check.history import history
 from paceline.records.check.replays import for_replay
 from paceline.records.check.rules import READABLE, Broken, Wrong, count
+from paceline.records.check.simulated import Again, simulated
 from paceline.records.check.summed_up import summary
+from paceline.records.check.times import times
 from paceline.records.check.versions import versions
 from paceline.records.reading import RecordedRun
 
-__all__ = ["Checked", "Wrong", "check"]
+__all__ = ["Again", "Checked", "Wrong", "check"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,24 +36,29 @@ class Checked:
     proved: list[str]
     """A line each, with counts; what comes after the first wrong row was not looked at."""
     counts: dict[str, int]
+    unproved: list[str] = field(default_factory=list)
+    """A line for each thing that is proved elsewhere, and could not be here."""
 
 
-def check(run: RecordedRun) -> Checked:
-    """Everything that can be told of this run; O(facts), with the invariants O(facts × workers)."""
+def check(run: RecordedRun, again: Again | None = None) -> Checked:
+    """Everything that can be told of this run; O(facts), with the invariants O(facts × workers).
+
+    `again` makes a simulation once more; None: none is.
+    """
     checking = Checking(run)
     wrong = None
     try:
-        _everything(checking)
+        _everything(checking, again)
     except Broken as broken:
         wrong = broken.wrong(checking.table, checking.row)
     except (sqlite3.Error, msgspec.MsgspecError, UnicodeDecodeError) as error:
         wrong = Wrong(table=checking.table, row=checking.row, rule=READABLE, expected="a row", found=str(error))
     if wrong is not None and not checking.proved and checking.counts:
         checking.proved.append(f"{count(checking.counts['facts'], 'fact')} before it, with all that follows from them")
-    return Checked(wrong=wrong, proved=checking.proved, counts=checking.counts)
+    return Checked(wrong=wrong, proved=checking.proved, counts=checking.counts, unproved=checking.unproved)
 
 
-def _everything(checking: Checking) -> None:
+def _everything(checking: Checking, again: Again | None) -> None:
     configuration(checking)
     checking.made.undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
     history(checking)
@@ -59,5 +66,7 @@ def _everything(checking: Checking) -> None:
     for_replay(checking)
     versions(checking)
     files(checking)
+    times(checking)
+    simulated(checking, again)
     if checking.run.summary is not None:
         summary(checking, checking.run.summary)

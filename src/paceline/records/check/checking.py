@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paceline.records.check.general import Rules
+from paceline.records.check.moments import Moments
 from paceline.records.check.versions_made import VersionsMade
 from paceline.records.reading import RecordedRun
 from paceline.records.summary import Tally
@@ -19,6 +22,9 @@ class Checking:
         self.counts: dict[str, int] = {}
         self.rules = Rules(run.choice.spec)
         self.tally = Tally()
+        self.moments = Moments()
+        self.unproved: list[str] = []
+        """What could not be looked at here, a line each."""
         self.here: dict[int, None] = {}
         self.samples: dict[tuple[int, int], int | None] = {}
         """By (worker, step) of every gradient."""
@@ -32,8 +38,18 @@ class Checking:
         """The SHA-256 of the last recorded version."""
 
     @property
+    def end(self) -> dict[str, Any] | None:
+        """What the ledger noted as the run came to its end; None if it crashed before."""
+        return self.run.config.get("end")
+
+    @property
     def completed(self) -> bool:
-        return self.run.summary is not None and self.run.summary.get("outcome") == "completed" and self.until is None
+        return self.end is not None and self.end["outcome"] == "completed" and self.until is None
+
+    @property
+    def replays(self) -> bool:
+        """Whether it made another run again: its moments are that one's."""
+        return "replay_of" in self.run.config
 
     @property
     def until(self) -> int | None:

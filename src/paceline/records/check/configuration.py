@@ -1,22 +1,82 @@
-"""Whether config.toml and the ledger say the same of a run."""
+"""Whether config.toml and the ledger say the same of a run, and whether that is what such a run says of itself."""
 
 from __future__ import annotations
 
 import tomllib
+from typing import Any
 
 from paceline.records.check.checking import Checking
-from paceline.records.check.rules import READABLE, SAME_CONFIG, Broken, brief
+from paceline.records.check.rules import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broken, brief
+
+CONFIG = "config.toml"
+IN_THE_LEDGER = frozenset({"absent", "end", "replay_of", "simulation", "until"})
+"""Keys of the table `run` that are known only after config.toml is written."""
+OF_A_SCRIPT = {
+    "script": str,
+    "directory": str,
+    "script_sha256": str,
+    "arguments": list,
+    "threads": int,
+    "shards": str,
+    "buffers": str,
+    "record": int,
+    "on_loss": str,
+    "on_divergence": str,
+    "learning_rate_scale": float,
+    "targets": list,
+    "environment": dict,
+}
+"""What is noted wherever a script runs, and of which kind it is."""
+ENVIRONMENT = ("python", "torch", "numpy", "cpu_capability", "platform", "cores")
 
 
 def configuration(checking: Checking) -> None:
-    """`config.toml` is for people, the ledger's table for programs: they must agree."""
+    """`config.toml` is for people, the ledger's table for programs: they must agree in every key."""
     checking.table = "run"
+    config = dict(checking.run.config)
+    written = _written(checking)
+    begun = checking.run.ledger.execute("SELECT 1 FROM facts LIMIT 1").fetchone() is not None
+    if begun or checking.end is not None:  # else it may have been killed before the ledger had the script's part
+        for key in {**written, **config}:
+            if key not in written and key in IN_THE_LEDGER:
+                continue
+            if key not in written or key not in config or written[key] != config[key]:
+                expected = _said(key, written)
+                raise Broken(SAME_CONFIG, f"{expected}, as {CONFIG} has it", _said(key, config), "run", key)
+    _of_its_kind(checking)
+
+
+def _written(checking: Checking) -> dict[str, Any]:
     try:
-        written = tomllib.loads((checking.run.folder / "config.toml").read_text())
-    except FileNotFoundError:
-        return
+        return tomllib.loads((checking.run.folder / CONFIG).read_text())
     except (OSError, ValueError) as error:
-        raise Broken(READABLE, "a TOML file", error, "config.toml") from None
-    for key in ("protocol", "workers", "seed", "scenario", "limits"):
-        if written.get(key) != (known := checking.run.config.get(key)):
-            raise Broken(SAME_CONFIG, f"{key} = {brief(written.get(key))}, as config.toml has it", known, "run", key)
+        raise Broken(READABLE, "a TOML file", error, CONFIG) from None
+
+
+def _said(key: str, config: dict[str, Any]) -> str:
+    return f"{key} = {brief(config[key])}" if key in config else f"no {key}"
+
+
+def _of_its_kind(checking: Checking) -> None:
+    """A real run has a script. A simulation notes what it was made from, a replay the run that it repeats."""
+    config, simulated = checking.run.config, checking.run.simulated
+    marks = [key for key in ("simulation", "replay_of") if key in config]
+    if simulated and len(marks) != 1:
+        found = " and ".join(marks) or "neither"
+        raise Broken(SAYS_OF_ITSELF, "simulation, or replay_of, as it was simulated", found, "run", "simulated")
+    if not simulated and marks:
+        raise Broken(SAYS_OF_ITSELF, f"no {marks[0]}, as it was not simulated", "one", "run", marks[0])
+    if config.get("until") is not None and "replay_of" not in config:
+        raise Broken(SAYS_OF_ITSELF, "until in a replay alone", config["until"], "run", "until")
+    if checking.trained or not simulated or "replay_of" in config:
+        for key, kind in OF_A_SCRIPT.items():
+            value = config.get(key)
+            if not isinstance(value, kind):
+                raise Broken(SAYS_OF_ITSELF, f"{key}, as a script was run", _said(key, dict(config)), "run", key)
+        missing = [key for key in ENVIRONMENT if key not in config["environment"]]
+        if missing:
+            raise Broken(SAYS_OF_ITSELF, f"{missing[0]} in the environment", "none", "run", "environment")
+    cluster = config["scenario"].get("cluster", {}).get("workers")
+    if cluster is not None and cluster != checking.run.workers:
+        found = f"{cluster} in its scenario"
+        raise Broken(SAYS_OF_ITSELF, f"{checking.run.workers} workers", found, "run", "scenario")

@@ -22,20 +22,24 @@ from paceline.core.machine import Machine
 from paceline.core.orders import Order
 from paceline.errors import ProtocolViolation
 from paceline.records.check.checking import Checking
+from paceline.records.check.ending import ending
 from paceline.records.check.rules import (
     ALL_LEFT,
     BELONGS,
+    MEMBERS,
     POSITIONS,
     READABLE,
     SAME_ORDERS,
+    SAME_REASONS,
     SETTLED,
     WITHOUT_GAP,
     Broken,
     brief,
     count,
 )
+from paceline.records.ledger import FACTS
 
-_FACTS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Fact)}
+_WHY = msgspec.json.Decoder()
 _ORDERS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Order)}
 
 
@@ -59,6 +63,7 @@ def history(checking: Checking) -> None:
         orders += len(found)
         checking.table, checking.row = "facts", number
         _compare(checking, found, expected, [order_row[0] for order_row in given])
+        _compare_reasons(checking, expected, given)
         for place, (row_id, _, position, *_) in enumerate(given):
             if position != place:
                 raise Broken(POSITIONS, f"position {place} of fact {number}", position, "orders", row_id)
@@ -77,12 +82,12 @@ def history(checking: Checking) -> None:
         groups=len(rules.numbers),
         invariants=len(invariants),
     )
-    if checking.completed:
-        if checking.here:
-            raise Broken(ALL_LEFT, "nobody is here after the last fact", f"worker {_names(checking.here)}")
-        if rules.ready:
-            (worker, step), *_ = rules.ready
-            raise Broken(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(rules.ready)} in all")
+    if checking.here and _all_must_have_left(checking):
+        raise Broken(ALL_LEFT, "nobody is here after the last fact", f"worker {_names(checking.here)}")
+    if checking.completed and rules.ready:
+        (worker, step), *_ = rules.ready
+        raise Broken(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(rules.ready)} in all")
+    ending(checking)
     _say_history(checking, facts, orders, [sentence for sentence, _ in invariants])
 
 
@@ -110,7 +115,7 @@ def _rows(checking: Checking) -> Iterator[tuple[tuple[Any, ...], list[tuple[Any,
     ledger = checking.run.ledger
     facts = ledger.execute("SELECT id, at, kind, worker, step, version, body FROM facts ORDER BY id")
     rows = ledger.execute(
-        "SELECT id, fact, position, kind, worker, step, version, body FROM orders ORDER BY fact, position, id"
+        "SELECT id, fact, position, kind, worker, step, version, body, why FROM orders ORDER BY fact, position, id"
     )
     groups = groupby(rows, key=itemgetter(1))
     of, given = next(groups, (None, iter(())))
@@ -133,16 +138,16 @@ def _stray(checking: Checking, row: tuple[Any, ...], before: int | None) -> None
 
 def _fact(checking: Checking, row: Sequence[Any]) -> Fact:
     at, kind, *columns, body = row
-    if kind not in _FACTS:
-        raise Broken(READABLE, f"one of {', '.join(_FACTS)}", kind)
-    fact: Fact = _decoded(_FACTS[kind], body)
+    if kind not in FACTS:
+        raise Broken(READABLE, f"one of {', '.join(FACTS)}", kind)
+    fact: Fact = _decoded(FACTS[kind], body)
     if [fact.at, *_columns(fact)] != [at, *columns]:
         raise Broken(READABLE, fact, f"at, worker, step, version = {[at, *columns]}")
     return fact
 
 
 def _order(checking: Checking, row: Sequence[Any]) -> Order:
-    _, _, _, kind, *columns, body = row
+    _, _, _, kind, *columns, body, _ = row
     if kind not in _ORDERS:
         raise Broken(READABLE, f"one of {', '.join(_ORDERS)}", kind)
     order: Order = _decoded(_ORDERS[kind], body)
@@ -159,7 +164,6 @@ def _told(checking: Checking, machine: Machine, fact: Fact) -> tuple[Order, ...]
 
 
 def _compare(checking: Checking, found: Sequence[Order], expected: Sequence[Order], ids: Sequence[int]) -> None:
-    """Whatever their reasons."""
     for order, again, row in zip(found, expected, ids, strict=False):
         if order != again:
             raise Broken(SAME_ORDERS, again, order, "orders", row)
@@ -167,6 +171,23 @@ def _compare(checking: Checking, found: Sequence[Order], expected: Sequence[Orde
         raise Broken(SAME_ORDERS, "no further order", found[len(expected)], "orders", ids[len(expected)])
     if len(found) < len(expected):
         raise Broken(SAME_ORDERS, expected[len(found)], "no further order that follows from this fact")
+
+
+def _compare_reasons(checking: Checking, expected: Sequence[Order], given: Sequence[Sequence[Any]]) -> None:
+    for order, (row, *_, why) in zip(expected, given, strict=True):
+        again = msgspec.json.encode(order.why)
+        if why is None or why.encode() != again:
+            checking.table, checking.row = "orders", row
+            if _decoded(_WHY, why) != msgspec.json.decode(again):  # else only its digits are written in another way
+                raise Broken(SAME_REASONS, again.decode(), why)
+
+
+def _all_must_have_left(checking: Checking) -> bool:
+    """Where a simulation has a script's gradients, and in a replay, an interrupt may cut everything off."""
+    if checking.completed:
+        return True
+    cut_off = checking.run.simulated and checking.trained
+    return checking.end is not None and checking.end["outcome"] in ("interrupted", "diverged") and not cut_off
 
 
 def _invariants(checking: Checking, machine: Any) -> Iterator[tuple[str, Callable[[], bool]]]:
@@ -190,10 +211,13 @@ def _holds(checking: Checking, sentence: str, holds: Callable[[], bool]) -> None
 
 
 def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
+    checking.moments.note(fact, orders)
     match fact:
         case TrainingBegan(members=members):
+            _begins_as_configured(checking, fact)
             checking.here.update({worker: None for worker, _, _ in members})
-        case WorkerJoined(worker=worker):
+        case WorkerJoined(worker=worker, host=host):
+            _on_its_node(checking, worker, host)
             checking.here[worker] = None
         case WorkerLeft(worker=worker):
             checking.here.pop(worker, None)
@@ -205,6 +229,26 @@ def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
             checking.came[worker, "pull", version] = checking.came.get((worker, "pull", version), 0) + 1
     checking.tally.record(fact, orders)
     checking.made.record(fact, orders)
+
+
+def _begins_as_configured(checking: Checking, fact: TrainingBegan) -> None:
+    run = checking.run
+    if fact.seed != run.seed:
+        raise Broken(MEMBERS, f"seed {run.seed}", f"seed {fact.seed}")
+    absent = run.config.get("absent", []) if not run.simulated else []
+    expected = [worker for worker in range(run.workers) if worker not in absent]
+    members = [worker for worker, _, _ in fact.members]
+    if members != expected:
+        raise Broken(MEMBERS, f"worker {_names(expected)}", f"worker {_names(members)}")
+    for worker, host, _ in fact.members:
+        _on_its_node(checking, worker, host)
+
+
+def _on_its_node(checking: Checking, worker: int, host: str) -> None:
+    hosts = checking.run.scenario.hosts(checking.run.workers)
+    if not 0 <= worker < len(hosts) or hosts[worker] != host:
+        expected = f"one of {len(hosts)} workers" if worker >= len(hosts) else f"worker {worker} on {hosts[worker]}"
+        raise Broken(MEMBERS, expected, f"worker {worker} on {host}")
 
 
 def _decoded(decoder: Any, body: Any) -> Any:

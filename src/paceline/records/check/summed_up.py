@@ -22,22 +22,27 @@ def summary(checking: Checking, summary: Summary) -> None:
     if reported != counted:
         raise Broken(STALENESS, counted, reported, SUMMARY, "staleness.histogram")
     _take_measurements(checking)
-    began = checking.tally.began or 0.0
+    end = checking.end
+    assert end is not None  # `ending` has looked
     again = checking.tally.summary(
         protocol=checking.run.choice,
         workers=checking.run.workers,
-        threads=summary.get("threads"),
+        threads=checking.run.config.get("threads"),
         seed=checking.run.seed,
-        outcome=summary.get("outcome", "completed"),
-        error=summary.get("error"),
-        ended=None if checking.tally.began is None else began + float(summary.get("wall_seconds") or 0.0),
+        outcome=end["outcome"],
+        error=end["error"],
+        ended=end["at"],
         samples_missed=summary.get("samples_missed") or 0,
-        final_parameters_sha256=None if summary.get("final_parameters_sha256") is None else checking.final,
+        final_parameters_sha256=checking.final,
         targets=[Target.parse(text) for text in checking.run.config.get("targets", ())],
     )
+    again["paceline"] = checking.run.config.get("paceline")
     for key, value in again.items():
-        if key != "paceline" and (difference := _difference(key, value, summary.get(key))):
+        if difference := _difference(key, value, summary.get(key)):
             raise Broken(SUMMED_UP, difference[1], difference[2], SUMMARY, difference[0])
+    for key in summary:
+        if key not in again:
+            raise Broken(SUMMED_UP, f"nothing called {key}", summary[key], SUMMARY, key)
     checking.proved.append("the summary is what the ledger comes to, staleness and each worker's share included")
 
 
@@ -47,9 +52,17 @@ def _take_measurements(checking: Checking) -> None:
 
     measure(checking.run.ledger, checking.tally, at)
     at("versions")
-    last = checking.run.ledger.execute("SELECT sha256 FROM versions ORDER BY rowid DESC LIMIT 1").fetchone()
-    checking.final = checking.final if last is None else last[0]
+    checking.final = _final(checking)
     at(SUMMARY)
+
+
+def _final(checking: Checking) -> str | None:
+    """The hash of the version that was made last, if that one was recorded."""
+    rows = dict(checking.run.ledger.execute("SELECT version, sha256 FROM versions"))
+    (made,) = checking.run.ledger.execute("SELECT max(version) FROM checksums").fetchone()
+    newest = made if made is not None else max(rows, default=None)
+    found: str | None = rows.get(newest)
+    return found
 
 
 def _difference(path: str, expected: Any, found: Any) -> tuple[str, Any, Any] | None:

@@ -1,0 +1,80 @@
+"""How a run ended: what its ledger noted of it, its facts, and its limits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+from paceline.records.check.checking import Checking
+from paceline.records.check.rules import ENDED, OUTCOME, READABLE, Broken
+from paceline.records.summary import Outcome
+
+OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed")
+
+
+def ending(checking: Checking) -> None:
+    """The note `end` is the last thing that a run writes; without it, it crashed before, and has no summary."""
+    end = _noted(checking)
+    if end is None:
+        if checking.run.summary is not None:
+            raise Broken(ENDED, "a note of its end, as there is a summary", "none", "run", "end")
+        return
+    _last_fact(checking, end)
+    _outcome(checking, end)
+
+
+def _noted(checking: Checking) -> dict[str, Any] | None:
+    end = checking.end
+    if end is None:
+        return None
+    kinds = {"outcome": (str,), "error": (str, type(None)), "at": (float, int), "facts": (int,)}
+    for key, kind in kinds.items():
+        if key not in end or not isinstance(end[key], kind):
+            raise Broken(READABLE, f"{key} of the end", end.get(key), "run", "end")
+    if end["outcome"] not in OUTCOMES:
+        raise Broken(OUTCOME, f"one of {', '.join(OUTCOMES)}", end["outcome"], "run", "end")
+    return end
+
+
+def _last_fact(checking: Checking, end: dict[str, Any]) -> None:
+    facts, last = checking.counts["facts"], checking.moments.last
+    if end["facts"] != facts:
+        raise Broken(ENDED, f"{end['facts']:,} facts", f"{facts:,}", "facts", None)
+    exact = not checking.run.simulated or checking.trained
+    if end["at"] < last or (exact and end["at"] != last):  # virtual time may go on after the last fact
+        raise Broken(ENDED, f"the end at {last!r}, as the last fact", end["at"], "run", "end")
+
+
+def _outcome(checking: Checking, end: dict[str, Any]) -> None:
+    """What can be told from outside: that a run failed or diverged is for itself to say, and it says how."""
+    run, reasons, outcome = checking.run, checking.rules.reasons, end["outcome"]
+
+    def broken(expected: str, found: object) -> Broken:
+        return Broken(OUTCOME, expected, found, "run", "end")
+
+    if (end["error"] is not None) != (outcome in ("failed", "diverged")):
+        without = "an error" if end["error"] is None else "no error"
+        raise broken(f"{without} of a run that was {outcome}", end["error"])
+    if outcome == "diverged" and run.config.get("on_divergence") != "stop":
+        raise broken("another outcome: divergence did not end it, or nothing was computed", outcome)
+    if outcome != "completed":
+        return
+    if reasons and reasons <= {"died"}:
+        raise broken("failed, as all workers died", outcome)
+    if run.config.get("on_loss") == "stop" and "died" in reasons:
+        raise broken("another outcome, as a worker died, and on_loss is stop", outcome)
+    if "stopped" not in reasons or checking.until is not None:
+        return
+    limits = _limits(checking)
+    if not limits:
+        raise broken("a limit that ended it, as workers were stopped", "none")
+    made = len(checking.rules.applied)
+    if set(limits) == {"max_steps"} and made < limits["max_steps"] and run.choice.spec.family == "parameter-server":
+        raise broken(f"{limits['max_steps']} steps or more, which is the limit", made)
+
+
+def _limits(checking: Checking) -> dict[str, float]:
+    """That can stop workers."""
+    noted = checking.run.config.get("simulation", checking.run.config).get("limits", {})
+    limits = {key: value for key, value in noted.items() if key in ("max_steps", "max_seconds", "max_versions")}
+    return {"replay": math.inf} if checking.replays else limits
