@@ -114,7 +114,7 @@ def test_reasons_are_compared(tmp_path: Path, why: str) -> None:
 
 
 def test_a_run_that_crashed_is_checked_up_to_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = crashed(simulated(tmp_path / "run"), 60)
+    folder = crashed(tmp_path / "run", 60)
     assert main(["check", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "crashed before its end" in out

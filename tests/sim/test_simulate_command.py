@@ -108,7 +108,7 @@ def test_out_is_a_runs_folder_with_the_summary_that_is_printed(simulate: Any, tm
     folder = tmp_path / "deep" / "kept"
     said = simulate("-p", "ripples", "--steps", "40", "--seed", "3", "--out", str(folder), "--json")
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary == json.loads(said.out)
+    assert {**summary, "folder": str(folder)} == json.loads(said.out)
     assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "ledger.sqlite", "summary.json"]
     config = tomllib.loads((folder / "config.toml").read_text())
     assert config["simulated"] is True
@@ -123,8 +123,9 @@ def test_out_of_several_has_a_folder_for_each(simulate: Any, tmp_path: Path) -> 
     folder = tmp_path / "kept"
     said = simulate("-p", "bsp", "-p", "asp", "-p", "asp", "--steps", "20", "--out", str(folder), "--json")
     assert sorted(path.name for path in folder.iterdir()) == ["asp", "asp-3", "bsp"]
-    printed = json.loads(said.out)
-    assert [json.loads((folder / name / "summary.json").read_text()) for name in ("bsp", "asp", "asp-3")] == printed
+    for name, printed in zip(("bsp", "asp", "asp-3"), json.loads(said.out), strict=True):
+        summary = json.loads((folder / name / "summary.json").read_text())
+        assert {**summary, "folder": str(folder / name)} == printed
 
 
 def test_a_run_that_failed_is_told_and_exits_with_3(simulate: Any) -> None:

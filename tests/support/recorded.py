@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,7 @@ def simulated(
 ) -> Path:
     """A simulated run's folder; worker `slow[0]` takes `slow[1]` times as long for a step."""
     speeds = {} if slow is None else {slow[0]: 1 / slow[1]}
+    stop = more.pop("stop", None)
     simulate(
         Simulation(
             choice=choose(protocol, registry()),
@@ -81,6 +84,7 @@ def simulated(
             **more,
         ),
         folder,
+        stop=stop,
     )
     return folder
 
@@ -148,17 +152,22 @@ def edited(folder: Path, *statements: str) -> Path:
     return folder
 
 
-def crashed(folder: Path, facts: int) -> Path:
-    """The same run as if it had been killed after so many facts."""
-    (folder / "summary.json").unlink()
-    return edited(
-        folder,
-        f"DELETE FROM orders WHERE fact > {facts}",
-        f"DELETE FROM facts WHERE id > {facts}",
-        "DELETE FROM step_times WHERE NOT EXISTS (SELECT 1 FROM facts WHERE kind = 'GradientReady' "
-        "AND facts.worker = step_times.worker AND facts.step > step_times.step)",
-        "DELETE FROM run WHERE key = 'end'",
-    )
+class Killed(Exception):
+    """Ends a simulation at once, as SIGKILL would."""
+
+
+def crashed(folder: Path, facts: int, **settings: Any) -> Path:
+    """A simulated run's folder, as it is when the simulation is killed after so many facts, two or more."""
+    asked = count(2)
+
+    def stop() -> bool:
+        if next(asked) == facts:
+            raise Killed
+        return False
+
+    with suppress(Killed):
+        simulated(folder, stop=stop, **settings)
+    return folder
 
 
 def ends_here(folder: Path, **changes: Any) -> Path:
@@ -168,4 +177,14 @@ def ends_here(folder: Path, **changes: Any) -> Path:
         facts, at = database.execute("SELECT count(*), max(at) FROM facts").fetchone()
         end = {**end, "facts": facts, "at": at, **changes}
         database.execute("UPDATE run SET value = ? WHERE key = 'end'", (json.dumps(end),))
+    return folder
+
+
+def moved(folder: Path, moment: Callable[[int, float], float]) -> Path:
+    """The same run with every fact at another moment, made from its row and the one that it had."""
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        for row, at, body in database.execute("SELECT id, at, body FROM facts").fetchall():
+            new = moment(row, at)
+            body = json.dumps({**json.loads(body), "at": new})
+            database.execute("UPDATE facts SET at = ?, body = ? WHERE id = ?", (new, body, row))
     return folder

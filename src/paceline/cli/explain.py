@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from paceline.cli.run import whole
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records.explain import of_step, of_worker, past, verdict
+from paceline.records.explain import numbers, of_step, of_worker, past, verdict
 from paceline.records.reading import open_run
 
 
@@ -27,6 +28,7 @@ def add_to(commands: Any) -> None:
     command.add_argument("run", metavar="RUN", type=Path, help="a run's folder, real or simulated")
     command.add_argument("--worker", type=whole("--worker", 0), metavar="W", help="of this worker")
     command.add_argument("--step", type=whole("--step", 0), metavar="N", help="of this step, of all workers or of W")
+    command.add_argument("--json", action="store_true", help="print the same, with all its numbers, as one JSON object")
     command.set_defaults(call=call)
 
 
@@ -44,6 +46,10 @@ def call(options: argparse.Namespace) -> int:
             lines = of_worker(read, options.worker)
         else:
             lines = verdict(read)
+    if options.json:
+        plain = {"run": str(options.run), "ended": run.ended, "protocol": str(run.choice), "lines": lines}
+        print(json.dumps({**plain, **numbers(read, options.worker, options.step)}, indent=2))
+        return 0
     if run.unended:
         print(run.unended)
     print("\n".join(lines))

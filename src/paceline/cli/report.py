@@ -41,6 +41,7 @@ def add_to(commands: Any) -> None:
     add("--out", type=Path, metavar="FILE", help=f"the page (default: {PAGE}, in the folder of the only RUN, or here)")
     add("--png", type=Path, metavar="DIR", help="also write each chart there, as PNG (needs matplotlib)")
     add("--trace", type=Path, metavar="FILE", help="also write a trace of every step, for ui.perfetto.dev")
+    add("--json", action="store_true", help="print what was written as one JSON object")
     command.set_defaults(call=call)
 
 
@@ -49,8 +50,14 @@ def call(options: argparse.Namespace) -> int:
     given: list[Path] = options.runs
     folders = [run for folder in given for run in (runs_of(folder) if (folder / COMPARISON).exists() else [folder])]
     out = options.out or (given[0] / PAGE if len(given) == 1 else Path(PAGE))
-    for file in report(folders, out, options.png, options.trace):
-        print(file)
+    files = report(folders, out, options.png, options.trace)
+    if options.json:
+        written = {"page": out, "pictures": options.png, "trace": options.trace}
+        plain = {name: None if path is None else str(path) for name, path in written.items()}
+        print(json.dumps({**plain, "runs": [str(folder) for folder in folders]}, indent=2))
+    else:
+        for file in files:
+            print(file)
     return 0
 
 

@@ -39,7 +39,7 @@ def add_to(commands: Any) -> None:
         protocol="bsp",
         seed="all of the run's randomness (default: 0)",
         out="the run's folder (default: runs/PROTOCOL-DATE-TIME)",
-        printed="print the summary, and only that, on standard output",
+        printed="print the summary and the run's folder, and only that, as one JSON object on standard output",
     )
     add("--target", action="append", default=[], metavar="METRIC>=VALUE", help="note when a recorded version meets it")
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
@@ -147,7 +147,7 @@ def call(options: argparse.Namespace) -> int:
         Interrupts(),
     )
     if options.json:
-        print(json.dumps(summary, indent=2))
+        print(json.dumps({**summary, "folder": str(folder)}, indent=2))
     else:
         from paceline.cli.table import print_summary
 

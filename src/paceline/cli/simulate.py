@@ -65,7 +65,11 @@ def add_to(commands: Any) -> None:
     )
     add("--seed", type=whole("--seed", 0), help="of all randomness (default: 0, or the RUN's)")
     add("--out", type=Path, metavar="DIR", help="keep ledgers and summaries there, in a folder for each protocol")
-    add("--json", action="store_true", help="print the summary; of several protocols, an array of them")
+    add(
+        "--json",
+        action="store_true",
+        help="print the summary and its folder; of several protocols, an array of them",
+    )
     trained = "with --gradients: "
     add("--threads", type=whole("--threads", 1), metavar="T", help=f"{trained}of each worker (default: 1)")
     add(
@@ -95,15 +99,18 @@ def call(options: argparse.Namespace) -> int:
     for remark in dict.fromkeys(remark for simulation in simulations for remark in simulation.remarks()):
         print(f"paceline: {options.cluster}: {remark}", file=sys.stderr)
     summaries: list[Summary] = []
-    for summary in _plain(simulations, folders, options) if script is None else _trained(simulations, folders, script):
+    printed: list[dict[str, Any]] = []
+    made = _plain(simulations, folders, options) if script is None else _trained(simulations, folders, script)
+    for summary, folder in made:
         summaries.append(summary)
+        printed.append(summary if folder is None else {**summary, "folder": str(folder)})
         if summary["outcome"] == "interrupted":
             break
     if rest := simulations[len(summaries) :]:
         names = ", ".join(simulation.choice.spec.name for simulation in rest)
         print(f"paceline: interrupted: {names} did not begin", file=sys.stderr)
     if options.json:
-        print(json.dumps(summaries if len(simulations) > 1 else summaries[0], indent=2))
+        print(json.dumps(printed if len(simulations) > 1 else printed[0], indent=2))
     else:
         from paceline.cli.table import print_comparison
 
@@ -111,14 +118,18 @@ def call(options: argparse.Namespace) -> int:
     return max(CODES[summary["outcome"]] for summary in summaries)
 
 
-def _plain(simulations: list[Simulation], folders: list[Path | None], options: argparse.Namespace) -> Iterator[Summary]:
+Made = tuple[Summary, Path | None]
+"""A simulation's summary, and its folder if it has one."""
+
+
+def _plain(simulations: list[Simulation], folders: list[Path | None], options: argparse.Namespace) -> Iterator[Made]:
     """One after another, with steps that consist of nothing."""
     with _interrupts() as stop, _progress(not options.json) as bar:
         for simulation, folder in zip(simulations, folders, strict=True):
-            yield simulate(simulation, folder, bar(simulation), stop=stop, say=_say_of(simulation))
+            yield simulate(simulation, folder, bar(simulation), stop=stop, say=_say_of(simulation)), folder
 
 
-def _trained(simulations: list[Simulation], folders: list[Path | None], script: Script) -> Iterator[Summary]:
+def _trained(simulations: list[Simulation], folders: list[Path | None], script: Script) -> Iterator[Made]:
     """One after another, with the script's gradients."""
     from paceline.cli.gradients import train
     from paceline.runtime.run import Interrupts
@@ -126,7 +137,7 @@ def _trained(simulations: list[Simulation], folders: list[Path | None], script: 
     interrupts = Interrupts()
     for simulation, folder in zip(simulations, folders, strict=True):
         folder = folder or new_folder(f"simulated-{simulation.choice.spec.name}")
-        yield train(simulation, script, folder, interrupts, _say_of(simulation))
+        yield train(simulation, script, folder, interrupts, _say_of(simulation)), folder
 
 
 def _say_of(simulation: Simulation) -> Say:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from paceline.core.facts import (
     Fact,
@@ -191,6 +192,59 @@ def of_step(past: Past, step: int, worker: int | None = None) -> list[str]:
         began = f"{who} began steps {min(steps)} to {max(steps)}" if steps else f"{who} began no step"
         raise ConfigError(f"--step {step}: {began}; name one of these")
     return [line for one in having for line in _step(past, one, step)]
+
+
+def numbers(past: Past, worker: int | None = None, step: int | None = None) -> dict[str, Any]:
+    """What the sentences rest on, as plain values: of that worker, of that step, or of the whole run.
+
+    The waits of the whole run are left out: `others_waited_seconds` sums them up.
+    """
+    blamed = past.culprits
+    workers = [
+        {
+            "worker": one,
+            "seconds": spent.stayed,
+            "compute_seconds": spent.compute,
+            "wait_seconds": spent.wait,
+            "transfer_seconds": spent.transfer,
+            "other_seconds": spent.other,
+            "step_seconds": _typical(past, one) if one in past.computing else None,
+            "others_waited_seconds": float(blamed[one]),
+        }
+        for one, spent in past.spent.items()
+        if worker in (None, one) and (step is None or (one, step) in past.released)
+    ]
+    if worker is None and step is None:
+        return {"workers": workers}
+    its = [
+        {
+            "worker": wait.worker,
+            "after_step": wait.step,
+            "began_seconds": wait.began,
+            "ended_seconds": wait.ended,
+            "awaited": wait.awaited,
+            "due_to": {str(other): seconds for other, seconds in due.items()},
+            "why": wait.why,
+            "fact": wait.cause,
+        }
+        for wait, due in zip(past.waits, past.blamed, strict=True)
+        if worker in (None, wait.worker) and step in (None, wait.step)
+    ]
+    if step is None:
+        return {"workers": workers, "waits": its}
+    steps = [
+        {
+            "worker": one,
+            "step": step,
+            "released_seconds": past.released[one, step][0],
+            "version": past.released[one, step][1],
+            "why": past.run.choice.sentence(past.released[one, step][2]),
+            "ready_seconds": past.ready.get((one, step)),
+            "update": past.fate.get((one, step)),
+        }
+        for one in (row["worker"] for row in workers)
+    ]
+    return {"workers": workers, "waits": its, "steps": steps}
 
 
 def _note(

@@ -22,7 +22,7 @@ OF_A_SCRIPT = {
     "record": int,
     "on_loss": str,
     "on_divergence": str,
-    "learning_rate_scale": float,
+    "learning_rate_scale": (float, int),
     "targets": list,
     "environment": dict,
 }
@@ -60,6 +60,9 @@ def _said(key: str, config: dict[str, Any]) -> str:
 def _of_its_kind(checking: Checking) -> None:
     """A real run has a script. A simulation notes what it was made from, a replay the run that it repeats."""
     config, simulated = checking.run.config, checking.run.simulated
+    for where in (config, config.get("simulation", {"limits": {}})):
+        if not isinstance(where, dict) or not isinstance(where.get("limits"), dict):
+            raise Broken(READABLE, "limits, as a table", brief(where), "run", "limits")
     marks = [key for key in ("simulation", "replay_of") if key in config]
     if simulated and len(marks) != 1:
         found = " and ".join(marks) or "neither"

@@ -1,0 +1,206 @@
+"""Summaries, configurations and ends that somebody has changed by hand: each is caught, and its rule named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from paceline.protocols import registry
+from paceline.records.check import Wrong, check, rules
+from paceline.records.reading import open_run
+from paceline.sim.again import simulate_again
+from support.recorded import crashed, edited, ends_here, leased, said, simulated, summarized
+
+LAST_60 = ("DELETE FROM orders WHERE fact > {0}", "DELETE FROM facts WHERE id > {0}")
+
+
+def found_in(folder: Path) -> Wrong | None:
+    with closing((opened := open_run(folder, registry())).ledger):
+        return check(opened, lambda run, ledger, stop: simulate_again(run, registry(), ledger, stop)).wrong
+
+
+def wrong(folder: Path) -> Wrong:
+    found = found_in(folder)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One as a real run leaves it, and a simulation. Tests change copies of them."""
+    folder = tmp_path_factory.mktemp("honest")
+    runs = {"real": leased(folder / "real"), "simulated": simulated(folder / "simulated", "ssp")}
+    for run in runs.values():
+        assert found_in(run) is None
+    return runs
+
+
+@pytest.fixture(params=["real", "simulated"])
+def run(request: pytest.FixtureRequest, honest: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(honest[request.param], tmp_path / "run"))
+
+
+@pytest.fixture
+def real(honest: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(honest["real"], tmp_path / "run"))
+
+
+# --- the summary ------------------------------------------------------------------------------------
+
+
+def faster(summary: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "wall_seconds": summary["wall_seconds"] / 10,
+        "steps_per_second": summary["steps_per_second"] * 10,
+        "samples_per_second": summary["samples_per_second"] * 10,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        (faster, "wall_seconds"),
+        ({"outcome": "interrupted"}, "outcome"),
+        ({"error": "the disk was full"}, "error"),
+        ({"threads": 64}, "threads"),
+        ({"paceline": "9.9"}, "paceline"),
+        ({"final_parameters_sha256": "0" * 64}, "final_parameters_sha256"),
+        ({"best_accuracy": 0.99}, "best_accuracy"),
+        ({"targets": {"accuracy>=0.9": None}}, "targets"),
+    ],
+)
+def test_a_summary_says_nothing_but_what_the_ledger_comes_to(run: Path, changes: Any, row: str) -> None:
+    if callable(changes):
+        changes = changes(json.loads((run / "summary.json").read_text()))
+    found = wrong(summarized(run, **changes))
+    assert (found.table, found.row, found.rule) == ("summary.json", row, rules.SUMMED_UP)
+
+
+def test_a_key_that_no_summary_has_is_caught_in_its_rows_too(run: Path) -> None:
+    rows = json.loads((run / "summary.json").read_text())["per_worker"]
+    found = wrong(summarized(run, per_worker=[{**row, "gpu": "H100"} for row in rows]))
+    assert (found.row, found.rule) == ("per_worker[0]", rules.SUMMED_UP)
+
+
+def test_the_final_hash_is_that_of_the_version_that_was_made_last(real: Path) -> None:
+    (last,) = open_run(real, registry()).ledger.execute("SELECT max(version) FROM checksums").fetchone()
+    edited(real, f"INSERT INTO versions VALUES ({last}, 9.0, 100, '{'a' * 64}', 'versions/{last}.safetensors')")
+    found = wrong(real)
+    assert (found.row, found.expected, found.found) == ("final_parameters_sha256", "a" * 64, "None")
+
+
+# --- the end ----------------------------------------------------------------------------------------
+
+
+def test_a_summary_without_a_noted_end_is_caught(run: Path) -> None:
+    found = wrong(edited(run, "DELETE FROM run WHERE key = 'end'"))
+    assert (found.table, found.row, found.rule) == ("run", "end", rules.ENDED)
+
+
+@pytest.mark.parametrize("outcome", ["diverged", "failed", "crashed", "won"])
+def test_an_outcome_that_the_facts_do_not_bear_out_is_caught(run: Path, outcome: str) -> None:
+    ends_here(run, outcome=outcome, at=open_run(run, registry()).config["end"]["at"])
+    found = wrong(summarized(run, outcome=outcome))
+    assert (found.table, found.row, found.rule) == ("run", "end", rules.OUTCOME)
+
+
+@pytest.mark.parametrize("outcome", ["failed", "diverged"])
+def test_a_simulation_ends_as_it_does_again(tmp_path: Path, outcome: str) -> None:
+    folder = said(simulated(tmp_path / "run", "ssp"), on_divergence="stop")
+    at = open_run(folder, registry()).config["end"]["at"]
+    found = wrong(summarized(ends_here(folder, outcome=outcome, error="so", at=at), outcome=outcome, error="so"))
+    assert (found.table, found.row, found.rule) == ("run", "end", rules.SIMULATED_AGAIN)
+
+
+def test_the_last_facts_are_missed(run: Path) -> None:
+    (facts,) = open_run(run, registry()).ledger.execute("SELECT count(*) - 60 FROM facts").fetchone()
+    edited(run, *(statement.format(facts) for statement in LAST_60))
+    found = wrong(run)
+    assert (found.table, found.rule) == ("facts", rules.ENDED) or found.rule == rules.ALL_LEFT
+    assert wrong(summarized(ends_here(run, outcome="interrupted"), outcome="interrupted")).rule == rules.ALL_LEFT
+
+
+def test_a_run_that_was_stopped_had_a_limit(tmp_path: Path) -> None:
+    folder = simulated(tmp_path / "run", "asp")
+    config = open_run(folder, registry()).config
+    found = wrong(said(folder, limits={}, simulation={**config["simulation"], "limits": {}}))
+    assert (found.rule, found.expected) == (rules.OUTCOME, "a limit that ended it, as workers were stopped")
+
+
+def test_a_worker_that_died_fails_a_run_that_was_to_stop_then(real: Path) -> None:
+    assert wrong(said(real, on_loss="stop")).rule == rules.OUTCOME
+
+
+def test_an_end_at_another_moment_is_caught(real: Path) -> None:
+    found = wrong(ends_here(real, at=0.5))
+    assert (found.row, found.rule) == ("end", rules.ENDED)
+
+
+# --- the configuration ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["threads", "environment", "limits", "targets", "paceline", "simulated", "record"])
+def test_config_toml_and_the_ledger_agree_in_every_key(real: Path, key: str) -> None:
+    file = real / "config.toml"
+    config = tomllib.loads(file.read_text())
+    for changed in ({**config, key: "other"}, {name: config[name] for name in config if name != key}):
+        file.write_text(tomli_w.dumps(changed))
+        found = wrong(real)
+        assert (found.table, found.row, found.rule) == ("run", key, rules.SAME_CONFIG)
+
+
+def test_a_key_that_only_one_of_them_has_is_caught(real: Path) -> None:
+    with (real / "config.toml").open("a") as file:
+        file.write('\n[gpu]\nname = "H100"\n')
+    assert (wrong(real).row, wrong(real).rule) == ("gpu", rules.SAME_CONFIG)
+
+
+def test_a_run_without_config_toml_is_caught(run: Path) -> None:
+    (run / "config.toml").unlink()
+    assert wrong(run).table == "config.toml"
+
+
+def test_another_number_of_workers_is_caught_though_all_places_say_it(run: Path) -> None:
+    found = wrong(summarized(said(run, workers=8), workers=8))
+    if open_run(run, registry()).simulated:
+        assert (found.row, found.rule) == ("scenario", rules.SAYS_OF_ITSELF)
+        cluster = open_run(run, registry()).config["scenario"]
+        found = wrong(said(run, scenario={**cluster, "cluster": {**cluster["cluster"], "workers": 8}}))
+    assert (found.table, found.row, found.rule) == ("facts", 1, rules.MEMBERS)
+    assert wrong(said(run, absent=[4, 5, 6])).rule == rules.MEMBERS
+
+
+def test_another_seed_or_node_is_caught(run: Path) -> None:
+    assert wrong(said(run, seed=7)).rule == rules.MEMBERS
+    scenario = open_run(run, registry()).config["scenario"]
+    cluster = {**scenario.get("cluster", {}), "nodes": 2}
+    assert wrong(said(run, seed=0, scenario={**scenario, "cluster": cluster})).rule == rules.MEMBERS
+
+
+@pytest.mark.parametrize("key", ["cores", "torch"])
+def test_what_the_machine_was_is_there_in_both_places(real: Path, key: str) -> None:
+    environment = open_run(real, registry()).config["environment"]
+    found = wrong(said(real, environment={name: environment[name] for name in environment if name != key}))
+    assert (found.row, found.rule) == ("environment", rules.SAYS_OF_ITSELF)
+
+
+def test_a_real_run_does_not_pass_for_a_simulation(real: Path) -> None:
+    found = wrong(said(real, simulated=True))
+    assert (found.row, found.rule) == ("simulated", rules.SAYS_OF_ITSELF)
+    note = {"limits": {}, "batch": 0, "message": 0, "costs": "scenario"}
+    assert wrong(said(real, simulation=note)).rule == rules.SIMULATED_AGAIN
+    assert wrong(said(real, simulation=None, replay_of="runs/other")).rule == rules.STEP_TIMES
+
+
+def test_a_run_that_crashed_needs_no_end_but_is_held_to_its_configuration(tmp_path: Path) -> None:
+    folder = crashed(tmp_path / "run", 60)
+    assert found_in(folder) is None
+    (folder / "config.toml").write_text("workers = 9")
+    assert wrong(folder).rule == rules.SAME_CONFIG

@@ -1,0 +1,291 @@
+"""Times that somebody has changed by hand, in runs and simulations: each is caught, and its rule named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from paceline.core.scenario import Kill, Network, Scenario
+from paceline.protocols import registry
+from paceline.records.check import Checked, Wrong, check, rules
+from paceline.records.reading import open_run
+from paceline.sim.again import simulate_again
+from paceline.sim.simulate import digest
+from support import runs
+from support.recorded import AS_REAL, crashed, edited, ends_here, moved, said, simulated
+from support.scripts import training
+
+SCENARIO = """
+[cluster]
+compute = "20ms"
+jitter = 0.1
+[network]
+bandwidth = "40Mbit/s"
+message = "20KB"
+latency = "1ms"
+incast = 0.8
+[[worker]]
+index = 1
+speed = 0.5
+[[event]]
+worker = 0
+at_step = 2
+for_steps = 2
+slow = 2.0
+"""
+"""Four milliseconds for a transfer that is alone."""
+
+STEP = ("began", "compute", "push", "wait", "pull", "other")
+NETWORK = Network(bandwidth=1e8, latency=0.001, message=1_000_000, incast=0.7)
+
+VIRTUAL = Scenario(compute=0.05, jitter=0.2, network=NETWORK, events=(Kill(worker=1, at=0.4, rejoin_after=0.3),))
+
+
+def checked(folder: Path) -> Checked:
+    with closing((opened := open_run(folder, registry())).ledger):
+        return check(opened, lambda run, ledger, stop: simulate_again(run, registry(), ledger, stop))
+
+
+def wrong(folder: Path) -> Wrong:
+    found = checked(folder).wrong
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run, with padded steps and a network."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "scenario.toml").write_text(SCENARIO)
+    flags = ("-p", "asp", "-n", "3", "--scenario", str(folder / "scenario.toml"))
+    run = runs.run(training(epochs=1), *flags, tmp_path=folder).completed()
+    found = checked(run.folder)
+    assert found.wrong is None
+    assert "16 steps, none shorter than the scenario says" in found.proved
+    assert any("transfers take what the link's model gives" in line for line in found.proved)
+    return run.folder
+
+
+@pytest.fixture
+def real(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def stretched(folder: Path, factor: float) -> Path:
+    """All its times are so many times as long."""
+    moved(folder, lambda row, at: at * factor)
+    ends_here(folder)
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        for table, names in (("step_times", STEP), ("transfers", ("began", "ended", "delivered"))):
+            values = ", ".join(f"{name} = {name} * ?" for name in names)
+            database.execute(f"UPDATE {table} SET {values}", (factor,) * len(names))
+    return folder
+
+
+# --- real runs --------------------------------------------------------------------------------------
+
+
+def test_halved_times_are_shorter_than_the_padded_steps(real: Path) -> None:
+    found = wrong(stretched(real, 0.5))
+    assert (found.table, found.rule) == ("facts", rules.PADDED)
+
+
+def test_halved_times_of_a_run_without_padding_are_not_the_link_s(real: Path) -> None:
+    scenario = open_run(real, registry()).config["scenario"]
+    del scenario["cluster"]["compute"], scenario["cluster"]["jitter"]
+    found = wrong(stretched(said(real, scenario=scenario), 0.5))
+    assert (found.table, found.rule) == ("transfers", rules.LINK)
+
+
+def test_a_transfer_that_ends_later_than_the_model_says_is_caught(real: Path) -> None:
+    """With the fact that it was: nothing but the model can tell."""
+    with closing(sqlite3.connect(real / "ledger.sqlite")) as database, database:
+        (row, ended, fact) = database.execute(
+            "SELECT transfers.rowid, ended, facts.id FROM transfers JOIN facts ON facts.at = ended ORDER BY ended DESC"
+        ).fetchone()
+        database.execute(
+            "UPDATE transfers SET ended = ?, delivered = delivered + 1 WHERE rowid = ?", (ended + 1e-6, row)
+        )
+    moved(real, lambda one, at: ended + 1e-6 if one == fact else at)
+    found = wrong(real)
+    assert (found.table, found.row, found.rule) == ("transfers", row, rules.LINK)
+
+
+@pytest.mark.parametrize(
+    ("statement", "rule"),
+    [
+        ("UPDATE transfers SET bytes = 10", rules.LINK),
+        ("UPDATE transfers SET bytes = 10 WHERE rowid = 7", rules.LINK),
+        ("UPDATE transfers SET began = began - 0.001 WHERE rowid = 7", rules.LINK),
+        ("UPDATE transfers SET ended = ended + 0.001, delivered = delivered + 1 WHERE rowid = 7", rules.DELIVERED),
+        ("UPDATE transfers SET delivered = began WHERE rowid = 7", rules.DELIVERED),
+        ("DELETE FROM step_times", rules.STEP_TIMES),
+        ("DELETE FROM step_times WHERE rowid = 7", rules.STEP_TIMES),
+        ("INSERT INTO step_times SELECT * FROM step_times", rules.STEP_TIMES),
+        ("UPDATE step_times SET step = 999 WHERE rowid = 7", rules.STEP_TIMES),
+        ("UPDATE step_times SET compute = compute * 2", rules.WITHIN),
+        ("UPDATE step_times SET wait = wait + 0.1 WHERE rowid = 7", rules.WITHIN),
+        ("UPDATE step_times SET other = -other, compute = compute + 2 * other", rules.WITHIN),
+        ("UPDATE step_times SET began = 0.0 WHERE rowid = 7", rules.WITHIN),
+        ("UPDATE step_times SET wait = 9e999 WHERE rowid = 7", rules.READABLE),
+        ("UPDATE step_times SET compute = compute / 2, wait = wait + compute / 2", rules.PADDED),
+        ("UPDATE step_times SET push = 0.0, wait = wait + push", rules.MEASURED),
+    ],
+)
+def test_steps_and_transfers_are_held_against_the_facts(real: Path, statement: str, rule: str) -> None:
+    found = wrong(edited(real, statement))
+    assert (found.table, found.rule) == (statement.split()[1 if statement.startswith("UPDATE") else 2], rule)
+
+
+def test_facts_alone_do_not_move(real: Path) -> None:
+    assert wrong(ends_here(moved(real, lambda row, at: at / 2))).table in ("step_times", "transfers")
+
+
+# --- simulations ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def virtual(tmp_path: Path) -> Path:
+    folder = simulated(tmp_path / "run", "ssp", scenario=VIRTUAL)
+    found = checked(folder)
+    assert found.wrong is None
+    assert any(line.startswith("simulated again, it comes to the same") for line in found.proved)
+    return folder
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0 + 1e-12])
+def test_a_simulation_with_other_times_is_not_what_it_comes_to_again(virtual: Path, factor: float) -> None:
+    assert wrong(stretched(virtual, factor)).rule == rules.SIMULATED_AGAIN
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE step_times SET compute = compute - 1e-3, other = other + 1e-3",
+        "UPDATE transfers SET ended = ended - 1e-9 WHERE rowid = 9",
+        "DELETE FROM transfers WHERE direction = 'copy' OR rowid = 9",
+        "INSERT INTO transfers SELECT worker, direction, number, bytes, began, ended, delivered + 1 FROM transfers",
+    ],
+)
+def test_what_a_simulation_measured_it_measures_again(virtual: Path, statement: str) -> None:
+    edited(virtual, statement)
+    assert wrong(virtual).rule in (rules.SIMULATED_AGAIN, rules.TRANSFERS)
+
+
+def test_a_link_that_is_said_to_be_faster_is_simulated_again(virtual: Path) -> None:
+    scenario = open_run(virtual, registry()).config["scenario"]
+    scenario["network"]["bandwidth"] = "100Gbit/s"
+    assert wrong(said(virtual, scenario=scenario)).rule == rules.SIMULATED_AGAIN
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"limits": {"max_steps": 80}}, {"batch": 9}, {"costs": "run"}, {"limits": {}}, {"limits": 7}],
+)
+def test_settings_of_a_simulation_are_those_that_it_was_made_with(virtual: Path, changes: dict[str, object]) -> None:
+    note = open_run(virtual, registry()).config["simulation"]
+    assert wrong(said(virtual, simulation={**note, **changes})).rule in (
+        (rules.READABLE,) if changes.get("limits") == 7 else (rules.SIMULATED_AGAIN, rules.OUTCOME)
+    )
+
+
+def test_a_simulation_does_not_pass_for_a_real_run(virtual: Path) -> None:
+    found = wrong(said(virtual, simulated=False))
+    assert (found.row, found.rule) == ("simulation", rules.SAYS_OF_ITSELF)
+    found = wrong(said(virtual, simulated=False, simulation=None))
+    assert (found.row, found.rule) == ("script", rules.SAYS_OF_ITSELF)
+    config = open_run(virtual, registry()).config
+    kept = {key: config[key] for key in ("scenario", "limits")}
+    said(virtual, simulation=None, **{**AS_REAL, **kept})
+    edited(
+        virtual,
+        "INSERT INTO pushes SELECT worker, step, '[0.1]', 8 FROM facts WHERE kind = 'GradientReady'",
+        "INSERT INTO checksums SELECT version, '0000000000000000' FROM orders WHERE kind = 'ApplyUpdate'",
+    )
+    assert wrong(virtual).rule == rules.MEASURED
+
+
+@pytest.mark.parametrize("facts", [2, 60, 61, 62, 63])
+def test_a_simulation_that_crashed_is_the_beginning_of_what_it_comes_to_again(tmp_path: Path, facts: int) -> None:
+    folder = crashed(tmp_path / "run", facts, protocol="ssp", scenario=VIRTUAL)
+    found = checked(folder)
+    assert (found.wrong, found.unproved, found.counts["facts"]) == (None, [], facts)
+    assert f"simulated again, it comes to the same {facts} facts at the same moments" in found.proved
+    assert wrong(moved(folder, lambda row, at: at + (row == facts))).rule == rules.SIMULATED_AGAIN
+
+
+@pytest.mark.parametrize("told", [2, 40, 90])
+def test_one_that_was_interrupted_is_interrupted_again_at_that_fact(tmp_path: Path, told: int) -> None:
+    asked = iter(range(1, 1000))
+    folder = simulated(
+        tmp_path / "run", "bsp", scenario=Scenario(compute=0.05, network=NETWORK), stop=lambda: next(asked) == told
+    )
+    assert json.loads((folder / "summary.json").read_text())["outcome"] == "interrupted"
+    found = checked(folder)
+    assert (found.wrong, found.unproved) == (None, [])
+    (late,) = open_run(folder, registry()).ledger.execute("SELECT max(id) FROM facts").fetchone()
+    moved(folder, lambda row, at: at + 1 if row == late else at)
+    assert wrong(ends_here(folder)).rule == rules.SIMULATED_AGAIN
+
+
+def test_a_prediction_is_made_again_from_the_run_that_it_was_made_from(
+    tmp_path: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from paceline.cli.main import main
+
+    source, folder = Path(shutil.copytree(made, tmp_path / "source")), tmp_path / "predicted"
+    assert main(["simulate", "--from", str(source), "-p", "bsp", "--out", str(folder)]) == 0
+    found = checked(folder)
+    assert (found.wrong, found.unproved) == (None, [])
+    changed = stretched(Path(shutil.copytree(folder, tmp_path / "edited")), 0.5)
+    assert wrong(changed).rule == rules.SIMULATED_AGAIN
+    edited(source, "UPDATE step_times SET compute = compute / 2")
+    assert checked(folder).unproved == [
+        f"it was not simulated again: {source}, whose costs it has, is not as it was then"
+    ]
+    note = open_run(folder, registry()).config["simulation"]
+    note["source"]["sha256"] = digest(source)
+    assert wrong(said(folder, simulation=note)).rule == rules.SIMULATED_AGAIN
+    shutil.rmtree(source)
+    assert "is there no more" in checked(folder).unproved[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("paceline", "0.0.1", "Paceline 0.0.1 has simulated it"),
+        ("digits", "0" * 16, "exp and log give other digits here"),
+        ("costs", "caller", "a program has said what things cost"),
+    ],
+)
+def test_what_can_t_be_simulated_again_here_is_said_and_is_no_fault(
+    virtual: Path, key: str, value: str, why: str
+) -> None:
+    note = open_run(virtual, registry()).config["simulation"]
+    if key == "paceline":
+        said(virtual, paceline=value)
+        summary = virtual / "summary.json"
+        summary.write_text(json.dumps({**json.loads(summary.read_text()), "paceline": value}))
+    else:
+        said(virtual, simulation={**note, key: value})
+    found = checked(virtual)
+    assert found.wrong is None
+    assert why in found.unproved[0]
+
+
+def test_the_command_simulates_again_and_says_what_it_could_not(
+    virtual: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from paceline.cli.main import main
+
+    assert main(["check", str(virtual)]) == 0
+    assert "  ok     simulated again, it comes to the same" in capsys.readouterr().out
+    note = open_run(virtual, registry()).config["simulation"]
+    said(virtual, simulation={**note, "costs": "caller"})
+    assert main(["check", str(virtual)]) == 0
+    assert "  --     it was not simulated again: a program" in capsys.readouterr().out
