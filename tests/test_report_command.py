@@ -224,3 +224,11 @@ def test_without_matplotlib_figures_are_refused_before_anything_is_written(
     assert said.err.count("\n") == 1
     assert not (folder / "report.html").exists()
     assert report(folder).code == 0
+
+
+def test_programs_read_what_was_written(report: Callable[..., Said], simulated: Callable[[str], Path]) -> None:
+    folders = [simulated("bsp"), simulated("asp")]
+    plain = json.loads(report(*folders, "--json").out)
+    assert plain == {"page": "report.html", "pictures": None, "trace": None, "runs": [str(one) for one in folders]}
+    plain = json.loads(report(folders[0], "--json", "--trace", "trace.json").out)
+    assert (plain["page"], plain["trace"]) == (str(folders[0] / "report.html"), "trace.json")

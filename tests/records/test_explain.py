@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -169,3 +170,33 @@ def test_a_run_that_crashed_is_explained_up_to_there_and_an_edited_one_is_left_t
     edited(folder, "UPDATE facts SET body = '{' WHERE id = 50")
     assert refusal(folder) == 2
     assert "see paceline check" in capsys.readouterr().err
+
+
+def test_programs_can_read_what_the_sentences_rest_on(tmp_path: Path, explained: Explain) -> None:
+    folder = simulated(tmp_path / "run", "bsp")
+    plain = json.loads(explained(folder, "--json"))
+    assert (plain["run"], plain["ended"], plain["protocol"]) == (str(folder), True, "bsp")
+    assert "\n".join(plain["lines"]) + "\n" == explained(folder)
+    assert [row["worker"] for row in plain["workers"]] == [0, 1, 2, 3]
+    slowest = plain["workers"][3]
+    assert slowest["others_waited_seconds"] == max(row["others_waited_seconds"] for row in plain["workers"])
+    assert slowest["step_seconds"] > 3 * plain["workers"][0]["step_seconds"]
+    parts = ("compute_seconds", "wait_seconds", "transfer_seconds", "other_seconds")
+    assert sum(slowest[part] for part in parts) == pytest.approx(slowest["seconds"])
+    assert "waits" not in plain
+
+
+def test_of_a_worker_and_of_a_step_programs_read_every_wait(tmp_path: Path, explained: Explain) -> None:
+    folder = simulated(tmp_path / "run", "bsp")
+    of_worker = json.loads(explained(folder, "--json", "--worker", "1"))
+    assert [row["worker"] for row in of_worker["workers"]] == [1]
+    assert {wait["worker"] for wait in of_worker["waits"]} == {1}
+    assert {wait["awaited"] for wait in of_worker["waits"]} == {3}
+    of_step = json.loads(explained(folder, "--json", "--step", "4"))
+    assert [(row["worker"], row["step"], row["version"]) for row in of_step["steps"]] == [(w, 4, 4) for w in range(4)]
+    assert {wait["after_step"] for wait in of_step["waits"]} == {4}
+    assert of_step["steps"][0]["update"].startswith("went into the store's version 5")
+    (of_both,) = json.loads(explained(folder, "--json", "--step", "4", "--worker", "1"))["waits"]
+    assert of_both in of_worker["waits"]
+    assert list(of_both["due_to"]) == ["3"]
+    assert of_both["ended_seconds"] > of_both["began_seconds"]
