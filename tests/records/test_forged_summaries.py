@@ -106,7 +106,7 @@ def test_a_summary_without_a_noted_end_is_caught(run: Path) -> None:
 
 @pytest.mark.parametrize("outcome", ["diverged", "failed", "crashed", "won"])
 def test_an_outcome_that_the_facts_do_not_bear_out_is_caught(run: Path, outcome: str) -> None:
-    ends_here(run, outcome=outcome, at=open_run(run, registry()).config["end"]["at"])
+    ends_here(run, outcome=outcome, at=open_run(run, registry()).end["at"])
     found = wrong(summarized(run, outcome=outcome))
     assert (found.table, found.row, found.rule) == ("run", "end", rules.OUTCOME)
 
@@ -114,7 +114,7 @@ def test_an_outcome_that_the_facts_do_not_bear_out_is_caught(run: Path, outcome:
 @pytest.mark.parametrize("outcome", ["failed", "diverged"])
 def test_a_simulation_ends_as_it_does_again(tmp_path: Path, outcome: str) -> None:
     folder = said(simulated(tmp_path / "run", "ssp"), on_divergence="stop")
-    at = open_run(folder, registry()).config["end"]["at"]
+    at = open_run(folder, registry()).end["at"]
     found = wrong(summarized(ends_here(folder, outcome=outcome, error="so", at=at), outcome=outcome, error="so"))
     assert (found.table, found.row, found.rule) == ("run", "end", rules.SIMULATED_AGAIN)
 
@@ -129,8 +129,7 @@ def test_the_last_facts_are_missed(run: Path) -> None:
 
 def test_a_run_that_was_stopped_had_a_limit(tmp_path: Path) -> None:
     folder = simulated(tmp_path / "run", "asp")
-    config = open_run(folder, registry()).config
-    found = wrong(said(folder, limits={}, simulation={**config["simulation"], "limits": {}}))
+    found = wrong(said(folder, limits={}))
     assert (found.rule, found.expected) == (rules.OUTCOME, "a limit that ended it, as workers were stopped")
 
 
@@ -138,9 +137,9 @@ def test_a_worker_that_died_fails_a_run_that_was_to_stop_then(real: Path) -> Non
     assert wrong(said(real, on_loss="stop")).rule == rules.OUTCOME
 
 
-def test_an_end_at_another_moment_is_caught(real: Path) -> None:
-    found = wrong(ends_here(real, at=0.5))
-    assert (found.row, found.rule) == ("end", rules.ENDED)
+@pytest.mark.parametrize("changes", [{"at": 0.5}, {"at": 1e6}, {"facts": 9}, {"facts": 10**6}])
+def test_an_end_that_is_not_at_the_last_fact_is_caught(real: Path, changes: dict[str, float]) -> None:
+    assert wrong(ends_here(real, **changes)).rule == rules.ENDED
 
 
 # --- the configuration ------------------------------------------------------------------------------
@@ -194,7 +193,7 @@ def test_what_the_machine_was_is_there_in_both_places(real: Path, key: str) -> N
 def test_a_real_run_does_not_pass_for_a_simulation(real: Path) -> None:
     found = wrong(said(real, simulated=True))
     assert (found.row, found.rule) == ("simulated", rules.SAYS_OF_ITSELF)
-    note = {"limits": {}, "batch": 0, "message": 0, "costs": "scenario"}
+    note = {"message": 0, "costs": "scenario"}
     assert wrong(said(real, simulation=note)).rule == rules.SIMULATED_AGAIN
     assert wrong(said(real, simulation=None, replay_of="runs/other")).rule == rules.STEP_TIMES
 

@@ -19,7 +19,7 @@ from paceline.records.summary import Summary, Target
 from paceline.runtime.directed import Directed
 from paceline.runtime.run import Interrupts, run
 from paceline.runtime.settings import Settings
-from paceline.sim.simulate import Say, Simulation, never_came, noted, world_of
+from paceline.sim.simulate import Say, Simulation, never_came, noted, noted_limits, world_of
 from paceline.sim.world import NoData
 
 
@@ -76,7 +76,7 @@ def train(simulation: Simulation, script: Script, folder: Path, interrupts: Inte
         steps = Steps(workers, workers.begin().work)
         message = simulation.message or workers.model_bytes
         asked = replace(simulation, message=message)
-        journal.ledger.note("simulation", noted(asked))
+        journal.ledger.note("simulation", {**noted(asked), "limits": noted_limits(asked)})
         world = world_of(asked, steps, journal, stop=lambda: workers.outcome == "interrupted")
         workers.show(lambda: simulation.limit.share(world.now, journal.tally.steps, journal.tally.versions))
         drive(simulation.choice.machine(), world.facts(), world.carry_out, journal.record)

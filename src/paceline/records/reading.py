@@ -45,10 +45,12 @@ class RecordedRun:
     seed: int
     scenario: Scenario
     config: Mapping[str, Any]
-    """All that the ledger's table `run` has, by key."""
+    """All that the ledger's table `run` has, by key, but for its end."""
     simulated: bool
     ledger: sqlite3.Connection
     """For reading only."""
+    end: Any
+    """What the ledger noted as the run came to its end; None if it crashed before."""
     summary: Summary | None
     """None if the run ended before it could write one."""
 
@@ -104,6 +106,7 @@ def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
     ledger = connect(path)
     try:
         config = _config(ledger, path)
+        end = config.pop("end", None)
         return RecordedRun(
             folder=folder,
             choice=_choice(config, known),
@@ -113,6 +116,7 @@ def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
             config=config,
             simulated=bool(config.get("simulated")),
             ledger=ledger,
+            end=end,
             summary=summary,
         )
     except ConfigError as error:

@@ -57,6 +57,7 @@ def simulate_again(run: RecordedRun, known: Mapping[str, Spec], ledger: Ledger, 
         return "exp and log give other digits here, on which its jitter rests"
     if note["costs"] == "caller":
         return "a program has said what things cost, and the ledger does not have it"
+    limit = _limit(note.get("limits", run.config["limits"]))  # a script's run has limits of its own
     costs = None
     if note["costs"] == "run":
         source = Path(note["source"]["folder"])
@@ -65,14 +66,14 @@ def simulate_again(run: RecordedRun, known: Mapping[str, Spec], ledger: Ledger, 
                 return f"{source}, whose costs it has, is not as it was then"
         except OSError:
             return f"{source}, whose costs it has, is there no more"
-        costs = read(source, known).simulation(run.choice, _limit(note), run.seed).costs
+        costs = read(source, known).simulation(run.choice, limit, run.seed).costs
     simulation = Simulation(
         choice=run.choice,
         scenario=run.scenario,
         workers=run.workers,
-        limit=_limit(note),
+        limit=limit,
         seed=run.seed,
-        batch=note["batch"] or None,
+        batch=run.config.get("batch") or None,
         costs=costs,
         message=note["message"],
         data=note.get("data"),
@@ -83,8 +84,7 @@ def simulate_again(run: RecordedRun, known: Mapping[str, Spec], ledger: Ledger, 
     return ""
 
 
-def _limit(note: Mapping[str, Any]) -> Limit:
-    limits = note["limits"]
+def _limit(limits: Mapping[str, Any]) -> Limit:
     return Limit(
         seconds=limits.get("max_seconds", math.inf),
         steps=limits.get("max_steps", math.inf),

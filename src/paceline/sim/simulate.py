@@ -231,11 +231,7 @@ def training_of(simulation: Simulation) -> Training:
 
 def noted(simulation: Simulation) -> dict[str, Any]:
     """What `again.simulate_again` needs beside a run's other settings; without None, which TOML has not."""
-    limit = simulation.limit
-    limits = {"max_seconds": limit.seconds, "max_steps": limit.steps, "max_versions": limit.versions}
     note: dict[str, Any] = {
-        "limits": {name: value for name, value in limits.items() if value < math.inf},
-        "batch": simulation.batch or 0,
         "message": simulation.message,
         "costs": "scenario" if simulation.costs is None else "run" if simulation.source is not None else "caller",
     }
@@ -246,6 +242,13 @@ def noted(simulation: Simulation) -> dict[str, Any]:
     if simulation.costs is None and simulation.scenario.jitter:
         note["digits"] = digits()
     return note
+
+
+def noted_limits(simulation: Simulation) -> dict[str, float]:
+    """What is to stop it, in a run's words."""
+    limit = simulation.limit
+    limits = {"max_seconds": limit.seconds, "max_steps": limit.steps, "max_versions": limit.versions}
+    return {name: value for name, value in limits.items() if value < math.inf}
 
 
 def digest(folder: Path) -> str:
@@ -263,15 +266,14 @@ def digits() -> str:
 
 def _config(simulation: Simulation) -> dict[str, Any]:
     """As a run's `config.toml` has it."""
-    note = noted(simulation)
     return {
         "paceline": __version__,
         "simulated": True,
         "protocol": simulation.choice.to_plain(),
         "workers": simulation.workers,
         "seed": simulation.seed,
-        "batch": note["batch"],
-        "limits": note["limits"],
-        "simulation": note,
+        "batch": simulation.batch or 0,
+        "limits": noted_limits(simulation),
+        "simulation": noted(simulation),
         "scenario": simulation.scenario.checked_for(simulation.workers).to_plain(),
     }

@@ -39,12 +39,14 @@ class Checking:
 
     @property
     def end(self) -> dict[str, Any] | None:
-        """What the ledger noted as the run came to its end; None if it crashed before."""
-        return self.run.config.get("end")
+        """As the ledger noted it; None if it is of a run that crashed."""
+        return self.run.end if isinstance(self.run.end, dict) else None
 
     @property
     def completed(self) -> bool:
-        return self.end is not None and self.end["outcome"] == "completed" and self.until is None
+        """Whether it came to its end; once all facts are told. A replay of a run that crashed did not."""
+        stopped_short = self.until is not None or (self.replays and bool(self.here))
+        return self.end is not None and self.end.get("outcome") == "completed" and not stopped_short
 
     @property
     def replays(self) -> bool:

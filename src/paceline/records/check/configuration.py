@@ -9,7 +9,7 @@ from paceline.records.check.checking import Checking
 from paceline.records.check.rules import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broken, brief
 
 CONFIG = "config.toml"
-IN_THE_LEDGER = frozenset({"absent", "end", "replay_of", "simulation", "until"})
+IN_THE_LEDGER = frozenset({"absent", "replay_of", "simulation", "until"})
 """Keys of the table `run` that are known only after config.toml is written."""
 OF_A_SCRIPT = {
     "script": str,
@@ -60,9 +60,9 @@ def _said(key: str, config: dict[str, Any]) -> str:
 def _of_its_kind(checking: Checking) -> None:
     """A real run has a script. A simulation notes what it was made from, a replay the run that it repeats."""
     config, simulated = checking.run.config, checking.run.simulated
-    for where in (config, config.get("simulation", {"limits": {}})):
-        if not isinstance(where, dict) or not isinstance(where.get("limits"), dict):
-            raise Broken(READABLE, "limits, as a table", brief(where), "run", "limits")
+    for key, table in (("limits", config.get("limits")), ("simulation", config.get("simulation", {}))):
+        if not isinstance(table, dict) or not isinstance(table.get("limits", {}), dict):
+            raise Broken(READABLE, f"{key}, as a table", table, "run", key)
     marks = [key for key in ("simulation", "replay_of") if key in config]
     if simulated and len(marks) != 1:
         found = " and ".join(marks) or "neither"

@@ -26,6 +26,8 @@ def ending(checking: Checking) -> None:
 def _noted(checking: Checking) -> dict[str, Any] | None:
     end = checking.end
     if end is None:
+        if checking.run.end is not None:
+            raise Broken(READABLE, "the end, as a table", checking.run.end, "run", "end")
         return None
     kinds = {"outcome": (str,), "error": (str, type(None)), "at": (float, int), "facts": (int,)}
     for key, kind in kinds.items():
@@ -75,6 +77,7 @@ def _outcome(checking: Checking, end: dict[str, Any]) -> None:
 
 def _limits(checking: Checking) -> dict[str, float]:
     """That can stop workers."""
-    noted = checking.run.config.get("simulation", checking.run.config).get("limits", {})
+    config = checking.run.config
+    noted = config.get("simulation", {}).get("limits", config["limits"])
     limits = {key: value for key, value in noted.items() if key in ("max_steps", "max_seconds", "max_versions")}
     return {"replay": math.inf} if checking.replays else limits

@@ -95,6 +95,8 @@ def _say_history(checking: Checking, facts: int, orders: int, invariants: Sequen
     rules, say = checking.rules, checking.proved.append
     if checking.until is not None:
         say(f"it is a replay up to version {checking.until}: workers may be there still, and gradients be left")
+    elif checking.replays and checking.here:
+        say("it is a replay of a run that did not come to its end: workers are there still, and gradients may be left")
     say(f"{facts:,} facts in the order of time; a fresh machine gives the same {orders:,} orders")
     of = f"of {checking.run.choice.spec.name}"
     say(f"{count(len(invariants), f'invariant {of}', f'invariants {of}')} after every fact")
@@ -187,7 +189,7 @@ def _all_must_have_left(checking: Checking) -> bool:
     if checking.completed:
         return True
     cut_off = checking.run.simulated and checking.trained
-    return checking.end is not None and checking.end["outcome"] in ("interrupted", "diverged") and not cut_off
+    return checking.end is not None and checking.end.get("outcome") in ("interrupted", "diverged") and not cut_off
 
 
 def _invariants(checking: Checking, machine: Any) -> Iterator[tuple[str, Callable[[], bool]]]:
