@@ -200,6 +200,7 @@ def numbers(past: Past, worker: int | None = None, step: int | None = None) -> d
     The waits of the whole run are left out: `others_waited_seconds` sums them up.
     """
     blamed = past.culprits
+    shown = [one for one in past.spent if worker in (None, one) and (step is None or (one, step) in past.released)]
     workers = [
         {
             "worker": one,
@@ -211,8 +212,7 @@ def numbers(past: Past, worker: int | None = None, step: int | None = None) -> d
             "step_seconds": _typical(past, one) if one in past.computing else None,
             "others_waited_seconds": float(blamed[one]),
         }
-        for one, spent in past.spent.items()
-        if worker in (None, one) and (step is None or (one, step) in past.released)
+        for one, spent in ((one, past.spent[one]) for one in shown)
     ]
     if worker is None and step is None:
         return {"workers": workers}
@@ -242,7 +242,7 @@ def numbers(past: Past, worker: int | None = None, step: int | None = None) -> d
             "ready_seconds": past.ready.get((one, step)),
             "update": past.fate.get((one, step)),
         }
-        for one in (row["worker"] for row in workers)
+        for one in shown
     ]
     return {"workers": workers, "waits": its, "steps": steps}
 

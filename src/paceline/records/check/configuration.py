@@ -11,7 +11,7 @@ from paceline.records.check.rules import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, 
 CONFIG = "config.toml"
 IN_THE_LEDGER = frozenset({"absent", "replay_of", "simulation", "until"})
 """Keys of the table `run` that are known only after config.toml is written."""
-OF_A_SCRIPT = {
+OF_A_SCRIPT: dict[str, type | tuple[type, ...]] = {
     "script": str,
     "directory": str,
     "script_sha256": str,
