@@ -64,9 +64,9 @@ def _everything(checking: Checking, again: Again | None) -> None:
     history(checking)
     data(checking)
     for_replay(checking)
-    versions(checking)
-    files(checking)
     times(checking)
     simulated(checking, again)
+    versions(checking)
+    files(checking)
     if checking.run.summary is not None:
         summary(checking, checking.run.summary)
