@@ -23,7 +23,7 @@ VARIANTS = {
         "idle=always,order=rank,stale=accumulate",
         "idle=always,order=rank,stale=discard",
     ),
-    "ps-plus": ("gate=0", "modulation=progress,gate=1"),
+    "ps-plus": ("gate=0", "modulation=progress,gate=1", "pull=free,gate=1"),
     "ripples": ("schedule=static", "schedule=random", "group_size=2,section_length=2", "threshold=none"),
     "ssp": ("bound=0", "bound=1"),
     "sync-switch": (
