@@ -85,7 +85,7 @@ class Case:
 TABLES: dict[str, list[Case]] = {
     "link": [
         Case(protocol, LINK, 8, 160)
-        for protocol in ("bsp", "hsp:idle=none", "hsp", "hsp:idle=always", "asp", "ps-plus")
+        for protocol in ("bsp", "hsp:idle=none", "hsp", "hsp:idle=always", "asp", "ps-plus", "ps-plus:pull=after-push")
     ],
     "overlap": [
         Case(protocol, OVERLAP.format(message=message), 1, 40, f"{message * 2 // 100} ms")

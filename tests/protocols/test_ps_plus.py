@@ -608,9 +608,17 @@ def test_a_hold_under_free_pulls_says_what_the_gradient_waits_for() -> None:
 
 
 def test_in_every_reachable_state_of_two_workers_free_pulls_keep_the_rules() -> None:
-    """With every version told from the newest one; with a gate three are walked with all other protocols."""
+    """With every version told from the newest one. With a gate of 0 three are walked beside all other protocols."""
     assert walk(choose("ps-plus:pull=free", registry()), workers=2, steps=3, departures=1) > 1000
     assert walk(choose("ps-plus:pull=free", registry()), workers=2, steps=2, departures=1, pulls=True) > 1000
+    assert walk(choose("ps-plus:pull=free", registry()), workers=1, steps=2, departures=1, joins=1) > 1000
+
+
+@pytest.mark.long
+def test_the_same_in_longer_walks_and_among_three() -> None:
+    choice = choose("ps-plus:pull=free", registry())
+    assert walk(choice, workers=2, steps=4, departures=2, pulls=True) > 10_000
+    assert walk(choice, workers=3, steps=2, departures=0) > 30_000
 
 
 # What is said and asked.
@@ -644,7 +652,7 @@ def test_parameters_are_read_and_refused() -> None:
     assert choose("ps-plus:gate=none", registry()).config == Config()
     with pytest.raises(ConfigError, match="gate is -1 steps; it must be 0 or more"):
         Config(gate=-1)
-    assert choose("ps-plus:pull=free,gate=1", registry()).config == Config(pull="free", gate=1)
+    assert choose("ps-plus:pull=after-push,gate=1", registry()).config == Config(pull="after-push", gate=1)
     with pytest.raises(ConfigError, match='pull is "early"'):
         choose("ps-plus:pull=early", registry())
     with pytest.raises(ConfigError, match="modulation"):
@@ -893,7 +901,7 @@ def test_an_update_is_twice_as_stale_as_with_asp() -> None:
 
 @pytest.mark.parametrize("comm", [0.1, 1.0, 2.0])
 def test_with_free_pulls_an_update_is_two_computations_and_a_push_old(comm: float) -> None:
-    """Pulled while the step before is computed, then computed on, then pushed. Three of the updates are its worker's own."""
+    """Pulled while the step before is computed, then computed on, then pushed. Three of them are its worker's own."""
     delays = play("ps-plus:pull=free", comm).delays[800:]
     assert mean(delays) == pytest.approx((2 + comm / 2) * (WORKERS - 1) + 3 - 1, abs=0.5)
 

@@ -75,10 +75,10 @@ class Config:
     gate: int | None = parameter(
         None, "steps that a worker may lead the slowest one and still pull; none: any number", unit="steps", least=0
     )
-    pull: Literal["after-push", "free"] = parameter(
-        "after-push",
-        "when the next step's parameters are pulled: once the worker's own push is through, or, free of that, as soon "
-        "as there is a newer version than the one that it computes on",
+    pull: Literal["free", "after-push"] = parameter(
+        "free",
+        "when the next step's parameters are pulled: free of the worker's own push, as soon as there is a newer "
+        "version than the one that it computes on, or once its own push is through",
     )
 
     def __post_init__(self) -> None:
