@@ -81,7 +81,7 @@ class Go:
     slot: int
     area: int
     """The push area for it."""
-    ahead: tuple[tuple[int, float], ...] = ()
+    ahead: tuple[tuple[int, float], ...]
     """(push area, scale) of what this worker pushed and the version lacks: it is to see so many times that at once."""
 
 
