@@ -88,7 +88,13 @@ IDLE = ("none", "guarded", "always")
 TABLES: dict[str, list[Case]] = {
     "link": [
         Case(protocol, LINK, 8, 160)
-        for protocol in ("bsp", *(f"hsp:idle={idle},broadcast=all" for idle in IDLE), "asp", "ps-plus")
+        for protocol in (
+            "bsp",
+            *(f"hsp:idle={idle},broadcast=all" for idle in IDLE),
+            "asp",
+            "ps-plus",
+            "ps-plus:pull=after-push",
+        )
     ],
     "overlap": [
         Case(protocol, OVERLAP.format(message=message), 1, 40, f"{message * 2 // 100} ms")

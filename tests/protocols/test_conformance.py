@@ -24,7 +24,7 @@ VARIANTS = {
         "idle=always,order=rank,stale=accumulate,broadcast=all",
         "idle=always,order=rank,stale=discard,broadcast=all",
     ),
-    "ps-plus": ("gate=0", "modulation=progress,gate=1"),
+    "ps-plus": ("gate=0", "pull=after-push", "pull=after-push,gate=0", "pull=after-push,modulation=progress,gate=1"),
     "ripples": ("schedule=static", "schedule=random", "group_size=2,section_length=2", "threshold=none"),
     "ssp": ("bound=0", "bound=1"),
     "sync-switch": (
@@ -44,8 +44,11 @@ CHOICES = [
 
 
 SAME = [str(choose(text, registry())) for text in ("ssp", "dssp", "ad-psgd:topology=bipartite-complete")]
+VAST = [str(choose("ps-plus", registry()))]
+"""Three workers with a push and a pull on their way at once have too many states: `test_ps_plus` walks two."""
 
-WALKED = [choice for choice in CHOICES if str(choice) not in SAME]
+LARGE = [choice for choice in CHOICES if str(choice) not in VAST]
+WALKED = [choice for choice in LARGE if str(choice) not in SAME]
 """All but those whose bound no walk of a few steps can reach, and the topology that is the ring among three."""
 
 
@@ -69,7 +72,7 @@ def test_it_survives_a_join_and_a_departure_in_every_reachable_state(choice: Cho
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("choice", LARGE, ids=str)
 @pytest.mark.parametrize(("workers", "steps", "joins"), [(3, 3, 0), (2, 2, 1)])
 def test_the_same_in_larger_companies_with_the_end_of_every_pull_told(
     choice: Choice, workers: int, steps: int, joins: int

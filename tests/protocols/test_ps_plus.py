@@ -44,9 +44,10 @@ from support.tables import (
     run,
     taken,
 )
-from support.walk import World, history, wander
+from support.walk import World, history, walk, wander
 
 Modulation = Literal["off", "inverse", "inverse1", "sqrt", "progress"]
+FREE = Config(pull="free", modulation="off")
 
 
 def begun(
@@ -54,7 +55,8 @@ def begun(
 ) -> Machine:
     """All compute their first step; with `came`, the parameters of the second have come to them."""
     first = [release(worker, 0, version) for worker in range(workers)]
-    machine = run(Machine(Config(gate=gate, modulation=modulation)), [(began(*range(workers), version=version), first)])
+    config = Config(gate=gate, modulation=modulation, pull="after-push")
+    machine = run(Machine(config), [(began(*range(workers), version=version), first)])
     for worker in range(workers if came else 0):
         check(machine, [(taken(worker, version), [pull(worker, version)]), (taken(worker, version), [])])
     return machine
@@ -149,7 +151,7 @@ def test_a_step_is_computed_on_the_version_without_the_one_before_it() -> None:
 
 def test_versions_and_steps_continue_from_where_training_began() -> None:
     check(
-        Machine(Config()),
+        Machine(Config(pull="after-push")),
         [
             (began(0, 2, version=7, steps={0: 3, 2: 5}), [release(0, 3, 7), release(2, 5, 7)]),
             (taken(2, 7), [pull(2, 7)]),
@@ -474,6 +476,151 @@ def test_a_step_number_is_not_used_again_after_a_rejoin() -> None:
     )
 
 
+# Free pulls.
+
+
+def freed(workers: int, gate: int | None = None, version: int = 0) -> Machine:
+    """All compute their first step on that version, with `pull=free`: there is nothing newer to pull."""
+    first = [release(worker, 0, version) for worker in range(workers)]
+    config = Config(pull="free", gate=gate)
+    machine = run(Machine(config), [(began(*range(workers), version=version), first)])
+    return run(machine, [(taken(worker, version), []) for worker in range(workers)])
+
+
+def goes_on_pulling(worker: int, step: int, on: int, ahead: int, newest: int) -> Row:
+    """Its gradient is ready: it pushes, computes on, on the version `ahead`, and pulls the newest."""
+    going = [push(worker, step), release(worker, step + 1, ahead, "eager"), pull(worker, newest)]
+    return (ready(worker, step, on), going)
+
+
+def test_a_free_pull_begins_when_a_newer_version_is_there_while_the_own_push_goes_on() -> None:
+    check(
+        freed(2),
+        [
+            goes_on(0, 0, 0, 0),
+            (arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(1, 1), pull(0, 1)]),
+            (taken(1, 1), []),
+            goes_on(1, 0, 0, 1),  # its push begins, and nothing is newer than 1
+            (taken(0, 1), []),
+            goes_on(0, 1, 0, 1),
+            (arrived(0, 1), [apply(2, (0, 1, 1 / 2)), pull(1, 2), pull(0, 2)]),  # the push of 1's step 0 still goes on
+        ],
+    )
+
+
+def test_a_free_pull_of_a_newer_version_begins_with_the_push() -> None:
+    machine = freed(2)
+    check(machine, [goes_on(0, 0, 0, 0), (arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(1, 1), pull(0, 1)])])
+    check(machine, [(taken(1, 1), []), (taken(0, 1), []), goes_on(0, 1, 0, 1)])
+    check(machine, [(arrived(0, 1), [apply(2, (0, 1, 1 / 2)), pull(0, 2)]), goes_on_pulling(1, 0, 0, 1, 2)])
+
+
+def test_with_free_pulls_the_second_step_goes_on_with_the_first_one_s_version_if_none_is_newer() -> None:
+    check(freed(1), [goes_on(0, 0, 0, 0)])
+    first = run(Machine(FREE), [(began(0), [release(0, 0, 0)])])
+    check(first, [goes_on(0, 0, 0, 0), (taken(0, 0), REFUSED)])
+
+
+def test_a_joiner_s_free_pull_is_of_what_came_about_since_its_first_step_s_version() -> None:
+    machine = run(freed(1), [goes_on(0, 0, 0, 0), (joined(1), [release(1, 0, 0)])])
+    check(machine, [(arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(0, 1)]), (taken(1, 0), [pull(1, 1)])])
+
+
+def test_a_gradient_waits_for_the_free_pull_that_is_on_its_way() -> None:
+    machine = run(freed(2), [goes_on(0, 0, 0, 0), (arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(1, 1), pull(0, 1)])])
+    check(machine, [(ready(1, 0, 0), [hold(1)]), (taken(1, 1), [push(1, 0), release(1, 1, 1, "eager")])])
+
+
+def test_a_push_waits_for_the_one_before_it_though_the_free_pull_has_come() -> None:
+    machine = freed(2)
+    check(machine, [goes_on(0, 0, 0, 0), goes_on(1, 0, 0, 0)])
+    check(machine, [(arrived(1, 0), [apply(1, (1, 0, 1 / 2)), pull(0, 1), pull(1, 1)]), (taken(0, 1), [])])
+    check(machine, [(ready(0, 1, 0), [hold(0)])])
+    going = [apply(2, (0, 0, 1 / 2)), push(0, 1), release(0, 2, 1, "eager"), pull(0, 2)]
+    check(machine, [(arrived(0, 0), going)])
+
+
+@pytest.mark.parametrize("push_first", [True, False])
+def test_a_gradient_goes_on_when_the_later_of_push_and_free_pull_has_come(push_first: bool) -> None:
+    machine = freed(2)
+    check(machine, [goes_on(0, 0, 0, 0), goes_on(1, 0, 0, 0)])
+    check(machine, [(arrived(1, 0), [apply(1, (1, 0, 1 / 2)), pull(0, 1), pull(1, 1)]), (ready(0, 1, 0), [hold(0)])])
+    second = apply(2, (0, 0, 1 / 2))
+    going = [push(0, 1), release(0, 2, 1, "eager"), pull(0, 2)]
+    if push_first:
+        check(machine, [(arrived(0, 0), [second, hold(0)]), (taken(0, 1), going)])
+    else:
+        check(machine, [(taken(0, 1), []), (arrived(0, 0), [second, *going])])
+
+
+def test_staleness_with_free_pulls_is_of_the_version_pulled_too() -> None:
+    """Worker 1's step 0 is on version 0; then 0 makes four; 1 goes on with version 4: four later, of two workers."""
+    machine = freed(2)
+    check(machine, [goes_on(0, 0, 0, 0), (arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(1, 1), pull(0, 1)])])
+    for step in range(1, 4):
+        check(machine, [(taken(0, step), []), goes_on(0, step, step - 1, step)])
+        check(machine, [(arrived(0, step), [apply(step + 1, (0, step, 1 / 2)), pull(0, step + 1)])])
+    check(machine, [(taken(1, 1), []), goes_on_pulling(1, 0, 0, 1, 4), (taken(1, 4), [])])
+    check(machine, [(arrived(1, 0), [apply(5, (1, 0, 1 / 2))])])
+    scaled = [push(1, 1, 1 / (3 / 2)), release(1, 2, 4, "eager"), pull(1, 5)]
+    check(machine, [(ready(1, 1, 1), scaled)])
+
+
+@pytest.mark.parametrize("gate", [0, 1, 3])
+def test_at_the_gate_a_free_pull_counts_the_update_on_its_way(gate: int) -> None:
+    """No lead passes gate + 1, as with `after-push`: the step after the one on its way is still computed."""
+    machine = freed(2, gate=gate)
+    check(machine, [goes_on(0, 0, 0, 0)])
+    for step in range(gate):
+        lets = [pull(1, 1)] if step == 0 else []
+        check(machine, [(arrived(0, step), [apply(step + 1, (0, step, 1 / 2)), *lets, pull(0, step + 1)])])
+        check(machine, [(taken(0, step + 1), []), goes_on(0, step + 1, step, step + 1)])
+    lets = [pull(1, 1)] if gate == 0 else []
+    check(machine, [(arrived(0, gate), [apply(gate + 1, (0, gate, 1 / 2)), *lets])])
+    check(machine, [(ready(0, gate + 1, gate), [hold(0)])])
+    check(machine, [(taken(1, 1), []), (ready(1, 0, 0), goes_on_pulling(1, 0, 0, 1, gate + 1)[1][: 2 + (gate > 0)])])
+    first = apply(gate + 2, (1, 0, 1 / 2))
+    lets = [pull(0, gate + 2)] if gate else [pull(0, gate + 2), pull(1, gate + 2)]
+    check(machine, [(arrived(1, 0), [first, *lets])])
+
+
+def test_one_that_has_left_pulls_nothing_newer() -> None:
+    check(freed(2), [(left(1), []), goes_on(0, 0, 0, 0), (arrived(0, 0), [apply(1, (0, 0, 1.0)), pull(0, 1)])])
+
+
+def test_one_without_data_pulls_nothing_newer_and_its_last_update_is_pulled_by_the_others() -> None:
+    machine = freed(2)
+    check(machine, [goes_on(0, 0, 0, 0), (declined(0, 1), []), (arrived(0, 0), [apply(1, (0, 0, 1 / 2)), pull(1, 1)])])
+    check(machine, [(left(0, "finished"), []), (taken(1, 1), []), goes_on(1, 0, 0, 1)])
+
+
+def test_a_hold_under_free_pulls_says_what_the_gradient_waits_for() -> None:
+    machine = freed(2)
+    check(machine, [goes_on(0, 0, 0, 0), goes_on(1, 0, 0, 0)])
+    assert reasons(machine, ready(0, 1, 0)) == [
+        "its step 0 is still on its way to the store, and this one's push follows that"
+    ]
+    assert reasons(machine, arrived(0, 0))[1:] == [
+        "version 1 is newer than 0, which it computes on",
+        "version 1 is newer than 0, which it computes on",
+        "version 1 is still on its way to it",
+    ]
+
+
+def test_in_every_reachable_state_of_two_workers_free_pulls_keep_the_rules() -> None:
+    """With every version told from the newest one. With a gate of 0 three are walked beside all other protocols."""
+    assert walk(choose("ps-plus:pull=free", registry()), workers=2, steps=3, departures=1) > 1000
+    assert walk(choose("ps-plus:pull=free", registry()), workers=2, steps=2, departures=1, pulls=True) > 1000
+    assert walk(choose("ps-plus:pull=free", registry()), workers=1, steps=2, departures=1, joins=1) > 1000
+
+
+@pytest.mark.long
+def test_the_same_in_longer_walks_and_among_three() -> None:
+    choice = choose("ps-plus:pull=free", registry())
+    assert walk(choice, workers=2, steps=4, departures=2, pulls=True) > 4000
+    assert walk(choice, workers=3, steps=2, departures=0) > 30_000
+
+
 # What is said and asked.
 
 
@@ -505,19 +652,27 @@ def test_parameters_are_read_and_refused() -> None:
     assert choose("ps-plus:gate=none", registry()).config == Config()
     with pytest.raises(ConfigError, match="gate is -1 steps; it must be 0 or more"):
         Config(gate=-1)
+    assert choose("ps-plus:pull=after-push,gate=1", registry()).config == Config(pull="after-push", gate=1)
+    with pytest.raises(ConfigError, match='pull is "early"'):
+        choose("ps-plus:pull=early", registry())
     with pytest.raises(ConfigError, match="modulation"):
         choose("ps-plus:modulation=half", registry())
 
 
 # Random histories: section 4 of the paper's page.
 
-CHOICES = [choose(f"ps-plus{settings}", registry()) for settings in ("", ":gate=0", ":gate=2,modulation=progress")]
+AFTER_PUSH = [
+    choose(f"ps-plus:pull=after-push{settings}", registry())
+    for settings in ("", ",gate=0", ",gate=2,modulation=progress")
+]
+FREELY = [choose(f"ps-plus:pull=free{settings}", registry()) for settings in ("", ",gate=1", ",gate=2,modulation=sqrt")]
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_a_worker_has_one_exchange_at_a_time_in_any_history(choice: Choice) -> None:
+@pytest.mark.parametrize("choice", [*AFTER_PUSH, *FREELY], ids=str)
+def test_a_worker_has_one_exchange_at_a_time_in_any_history_or_one_each_way_if_pulls_are_free(choice: Choice) -> None:
+    most = 0
     for seed in range(60):
-        going: dict[int, set[tuple[str, int]]] = defaultdict(set)
+        going: dict[int, list[tuple[str, int]]] = defaultdict(list)
         for fact, orders in history(choice, seed):
             match fact:
                 case UpdateArrived(worker=worker, step=step):
@@ -529,18 +684,23 @@ def test_a_worker_has_one_exchange_at_a_time_in_any_history(choice: Choice) -> N
             for order in orders:
                 match order:
                     case StartPush(worker=worker, step=step):
-                        going[worker].add(("push", step))
+                        going[worker].append(("push", step))
                     case StartPull(worker=worker, version=version):
-                        going[worker].add(("pull", version))
+                        going[worker].append(("pull", version))
                     case Release(worker=worker, version=version, parameters="pull"):
-                        going[worker].add(("pull", version))
-                assert all(len(exchanges) <= 1 for exchanges in going.values())
+                        going[worker].append(("pull", version))
+                for exchanges in going.values():
+                    assert len({way for way, _ in exchanges}) == len(exchanges)
+                    most = max(most, len(exchanges))
+    assert most == (2 if choice in FREELY else 1)
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_parameters_pulled_ahead_have_all_the_workers_steps_but_the_last_in_any_history(choice: Choice) -> None:
+@pytest.mark.parametrize("choice", [*AFTER_PUSH, *FREELY], ids=str)
+def test_parameters_pulled_ahead_lack_the_worker_s_last_step_and_with_free_pulls_perhaps_the_one_before(
+    choice: Choice,
+) -> None:
     """Steps of the same incarnation. And each version is one update's, the scale of a push that of its staleness."""
-    checked = 0
+    checked, lacked = 0, set()
     for seed in range(60):
         made: dict[tuple[int, int], int] = {}
         computed_on: dict[int, int] = {}
@@ -560,36 +720,43 @@ def test_parameters_pulled_ahead_have_all_the_workers_steps_but_the_last_in_any_
                     case StartPush(worker=worker, scale=scale):
                         pushed = (worker, scale, len(company))
                     case Release(worker=worker, step=step, version=version):
-                        assert (worker, step - 1) not in made
-                        assert all(made[worker, own] <= version for own in range(first[worker], step - 1))
+                        assert all(own in made for own in ((worker, one) for one in range(first[worker], step - 1)))
+                        lacking = [own for own in range(first[worker], step) if made.get((worker, own), 99) > version]
+                        assert lacking == list(range(step - len(lacking), step))
+                        lacked.add(len(lacking))
                         staleness = version - computed_on[worker]
                         assert staleness >= 0
                         assert pushed[0] == worker
                         assert 0.1 <= pushed[1] <= 1
-                        if choice is CHOICES[0]:
+                        if choice in (AFTER_PUSH[0], FREELY[0]):
                             assert pushed[1] == pytest.approx(max(0.1, min(1.0, pushed[2] / max(staleness, 1))))
                         computed_on[worker] = version
                         checked += 1
     assert checked > 300
+    assert lacked == ({1, 2} if choice in FREELY else {1})
 
 
-def test_one_worker_computes_on_exactly_what_plain_training_would() -> None:
-    """On numbers without rounding: the version released on, less the worker's own last update, is plain training's."""
+@pytest.mark.parametrize("choice", [AFTER_PUSH[0], FREELY[0]], ids=str)
+def test_one_worker_computes_on_exactly_what_plain_training_would(choice: Choice) -> None:
+    """On numbers without rounding: the version released on, less the worker's own updates that it lacks, is plain
+    training's."""
     for seed in range(20):
-        store, versions, deltas = Fraction(5), {0: Fraction(5)}, {}
+        store, versions, deltas, made = Fraction(5), {0: Fraction(5)}, {}, {}
         plain = [Fraction(5)]
-        for _, orders in wander(World.of(choose("ps-plus", registry()), 1, 6), random.Random(seed)):
+        for _, orders in wander(World.of(choice, 1, 6), random.Random(seed)):
             for order in orders:
                 match order:
                     case Release(step=step, version=version, parameters=parameters):
-                        own = deltas[step - 1] if parameters == "eager" else 0
-                        here = versions[version] - own
+                        own = [deltas[one] for one in deltas if made.get(one, 99) > version]
+                        assert bool(own) == (parameters == "eager")
+                        here = versions[version] - sum(own)
                         assert here == plain[step]
                         deltas[step] = (here * here + 1) / 100
                         plain.append(plain[step] - deltas[step])
                     case StartPush(scale=scale):
                         assert scale == 1.0
                     case ApplyUpdate(version=version, contributions=((_, step, weight),)):
+                        made[step] = version
                         store -= Fraction(weight) * deltas[step]
                         versions[version] = store
         assert store == plain[6]
@@ -678,32 +845,42 @@ def test_a_rounds_time_is_as_on_the_papers_page(
 ) -> None:
     assert play("bsp", comm, slow).of_a_round() == pytest.approx(bsp, abs=0.02)
     assert play("asp", comm, slow).of_a_round() == pytest.approx(asp, abs=0.02)
-    assert play("ps-plus", comm, slow).of_a_round() == pytest.approx(ps_plus, abs=0.02)
+    assert play("ps-plus:pull=after-push", comm, slow).of_a_round() == pytest.approx(ps_plus, abs=0.02)
 
 
 @pytest.mark.parametrize("comm", [0.1, 0.5, 1.0, 1.5, 2.0])
 def test_an_iteration_takes_as_long_as_the_longer_of_computation_and_exchange(comm: float) -> None:
-    timeline = play("ps-plus", comm, jitter=0.0, updates=800)
+    timeline = play("ps-plus:pull=after-push", comm, jitter=0.0, updates=800)
     assert timeline.of_a_round() == pytest.approx(max(1.0, comm), abs=0.02)
+
+
+@pytest.mark.parametrize("comm", [0.1, 1.0, 1.5, 2.0, 3.0])
+def test_with_free_pulls_an_iteration_takes_as_long_as_the_longest_of_computation_push_and_pull(comm: float) -> None:
+    timeline = play("ps-plus:pull=free", comm, jitter=0.0, updates=800)
+    assert timeline.of_a_round() == pytest.approx(max(1.0, comm / 2), abs=0.02)
+
+
+def test_a_straggler_delays_nobody_s_free_pull() -> None:
+    assert play("ps-plus:pull=free", 1.5, slow=3).of_a_round() == pytest.approx(8 / (7 + 1 / 3), abs=0.02)
 
 
 @pytest.mark.parametrize("comm", [0.1, 0.5, 1.0, 2.0])
 def test_a_step_begins_when_the_push_of_the_one_before_does(comm: float) -> None:
-    timeline = play("ps-plus", comm, updates=800)
+    timeline = play("ps-plus:pull=after-push", comm, updates=800)
     for (worker, step), at in timeline.pushed.items():
         assert timeline.released[worker, step + 1] == at
 
 
 @pytest.mark.parametrize("comm", [0.1, 0.5, 0.85])
 def test_where_an_exchange_is_shorter_than_any_computation_no_worker_ever_waits(comm: float) -> None:
-    timeline = play("ps-plus", comm, slow=3, updates=800)
+    timeline = play("ps-plus:pull=after-push", comm, slow=3, updates=800)
     for (worker, step), at in timeline.ready.items():
         assert timeline.released[worker, step + 1] == at
 
 
 def test_workers_alike_are_a_round_apart_and_hardly_scaled() -> None:
     """tau is as many as there are workers: each makes one update between two pulls of any one of them."""
-    timeline = play("ps-plus", 0.1)
+    timeline = play("ps-plus:pull=after-push", 0.1)
     steady = [one for every in timeline.staleness.values() for one in every[10:]]
     assert mean(steady) == pytest.approx(WORKERS, abs=0.05)
     assert min(steady) >= 0
@@ -712,19 +889,27 @@ def test_workers_alike_are_a_round_apart_and_hardly_scaled() -> None:
 
 def test_a_straggler_is_scaled_by_how_much_slower_it_is() -> None:
     """In its one step the seven others make three each: tau is 22 of eight workers."""
-    timeline = play("ps-plus", 0.1, slow=3)
+    timeline = play("ps-plus:pull=after-push", 0.1, slow=3)
     assert mean(timeline.staleness[0][10:]) == pytest.approx(22, abs=0.1)
     assert mean(timeline.scales[0][10:]) == pytest.approx(8 / 22, abs=0.01)
 
 
 def test_an_update_is_twice_as_stale_as_with_asp() -> None:
     assert mean(play("asp", 0.1).delays[800:]) == pytest.approx(WORKERS - 1, abs=0.1)
-    assert mean(play("ps-plus", 0.1).delays[800:]) == pytest.approx(2 * WORKERS - 1, abs=0.1)
+    assert mean(play("ps-plus:pull=after-push", 0.1).delays[800:]) == pytest.approx(2 * WORKERS - 1, abs=0.1)
 
 
+@pytest.mark.parametrize("comm", [0.1, 1.0, 2.0])
+def test_with_free_pulls_an_update_is_two_computations_and_a_push_old(comm: float) -> None:
+    """Pulled while the step before is computed, then computed on, then pushed. Three of them are its worker's own."""
+    delays = play("ps-plus:pull=free", comm).delays[800:]
+    assert mean(delays) == pytest.approx((2 + comm / 2) * (WORKERS - 1) + 3 - 1, abs=0.5)
+
+
+@pytest.mark.parametrize("pull", ["after-push", "free"])
 @pytest.mark.parametrize("gate", [0, 1, 3])
-def test_the_gate_bounds_the_lead_and_slows_all_to_the_straggler(gate: int) -> None:
-    timeline = play(f"ps-plus:gate={gate}", 0.1, slow=3)
+def test_the_gate_bounds_the_lead_and_slows_all_to_the_straggler(gate: int, pull: str) -> None:
+    timeline = play(f"ps-plus:pull={pull},gate={gate}", 0.1, slow=3)
     finished = dict.fromkeys(range(WORKERS), 0)
     order = sorted((at, worker) for (worker, _), at in timeline.pushed.items())
     for _, worker in order:

@@ -99,9 +99,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         "hsp guarded": call("hsp:idle=guarded", "contended"),
         "bsp": call("bsp", None),
         "hsp like bsp": call("hsp:idle=none", "contended"),
-        "ps-plus": call("ps-plus", "contended"),
-        "ps-plus gated": call("ps-plus:gate=1", "contended"),
-        "alone": call("ps-plus:modulation=off", None, SEQUENTIAL, workers=1),
+        "ps-plus": call("ps-plus:pull=after-push", "contended"),
+        "ps-plus free": call("ps-plus:pull=free", "contended"),
+        "ps-plus gated": call("ps-plus:pull=after-push,gate=1", "contended"),
+        "ps-plus free gated": call("ps-plus:pull=free,gate=1", "contended"),
+        "alone after-push": call("ps-plus:modulation=off,pull=after-push", None, SEQUENTIAL, workers=1),
+        "alone free": call("ps-plus:modulation=off,pull=free", None, SEQUENTIAL, workers=1),
         **{f"switch {name}": call(f"sync-switch:{text}", "straggler") for name, text in SWITCHES.items()},
         "switch death": call(f"sync-switch:{SWITCHES['greedy']}", "death"),
         "switch elastic death": call(f"sync-switch:{SWITCHES['elastic']}", "death"),
@@ -185,9 +188,21 @@ def test_a_worker_of_ps_plus_has_one_exchange_in_flight_at_most(name: str, runs:
         assert worker != other or began >= ended
 
 
-def test_a_worker_of_ps_plus_goes_on_with_the_next_step_as_its_push_begins(runs: Runs) -> None:
+@pytest.mark.parametrize("name", ["ps-plus free", "ps-plus free gated"])
+def test_with_free_pulls_it_has_one_in_flight_each_way_and_pulls_while_it_pushes(name: str, runs: Runs) -> None:
+    rows = runs[name].result().completed().rows("SELECT worker, direction, began, ended FROM transfers ORDER BY began")
+    for worker in range(8):
+        ways = {way: [row[2:] for row in rows if row[:2] == (worker, way)] for way in ("push", "pull")}
+        for transfers in ways.values():
+            assert all(began >= ended for (_, ended), (began, _) in pairwise(transfers))
+        if name == "ps-plus free":  # else most pulls wait for the slow worker, long after the push
+            assert any(a < d and c < b for a, b in ways["push"] for c, d in ways["pull"])
+
+
+@pytest.mark.parametrize("name", ["ps-plus", "ps-plus free"])
+def test_a_worker_of_ps_plus_goes_on_with_the_next_step_as_its_push_begins(name: str, runs: Runs) -> None:
     pushes = 0
-    for _, orders in history(runs["ps-plus"].result()):
+    for _, orders in history(runs[name].result()):
         started = {order.worker for order in orders if isinstance(order, StartPush)}
         released = {order.worker for order in orders if isinstance(order, Release) and order.parameters == "eager"}
         assert started == released
@@ -202,8 +217,9 @@ def test_updates_of_ps_plus_weigh_one_part_in_as_many_as_there_are_workers(runs:
     assert set(weights[:200]) == {1 / 8}
 
 
-def test_a_gate_of_ps_plus_bounds_the_lead(runs: Runs) -> None:
-    assert max(row["max_lead"] for row in runs["ps-plus gated"].result().completed().summary["per_worker"]) <= 2
+@pytest.mark.parametrize("name", ["ps-plus gated", "ps-plus free gated"])
+def test_a_gate_of_ps_plus_bounds_the_lead(name: str, runs: Runs) -> None:
+    assert max(row["max_lead"] for row in runs[name].result().completed().summary["per_worker"]) <= 2
 
 
 SEQUENTIAL = """
@@ -235,14 +251,15 @@ if __name__ == "__main__":
 """
 
 
-def test_one_worker_of_ps_plus_without_modulation_is_sequential_sgd(runs: Runs) -> None:
+@pytest.mark.parametrize("name", ["alone after-push", "alone free"])
+def test_one_worker_of_ps_plus_without_modulation_is_sequential_sgd(name: str, runs: Runs) -> None:
     script = functions_of(SEQUENTIAL)
     model, optimizer, loader = script.build()
     for ids in epoch_order(loader.batch_sampler, 3, 0):
         script.train(model, *loader.dataset[ids])
         optimizer.step()
         optimizer.zero_grad()
-    final = runs["alone"].result().completed().final()
+    final = runs[name].result().completed().final()
     for name, value in model.state_dict().items():
         # 24 steps, whose gradients sum over a batch of 4 and at most 8 units
         bound = apart(torch.float64, steps=24, summands=4 * 8, largest=float(value.abs().max()))

@@ -25,8 +25,8 @@ class Release:
     version: int
     parameters: Literal["pull", "held", "eager", "own"] = "pull"
     """How the worker comes by that version: by a fresh `pull` from the store, which begins now; it has `held` it
-    since an earlier pull; it was pulled for this step ahead of time (`eager`), and what the worker pushed last,
-    which is not in it, is to be added to it; or it is the worker's `own` replica as it is now, which may change
+    since an earlier pull; it was pulled for this step ahead of time (`eager`), and all that the worker has pushed
+    and that is not in it is to be added to it; or it is the worker's `own` replica as it is now, which may change
     while the worker computes on a copy."""
     why: Why = field(default=UNSAID, compare=False)
 

@@ -9,19 +9,32 @@ the rest: the optimizer is the worker's, the store subtracts its delta over the 
 the next step is served right after the push before is applied, the worker's own last delta is taken off what
 it pulled, and an SSP gate may keep back that pull.
 
-Counter convention: a version is one applied update, which weighs 1/N. Step t + 1 is computed on a version that
-has the worker's steps to t - 1, never t. Staleness, tau = versions between the one that a gradient was computed
-on and the one pulled for the next step; in lockstep it is about N. Lead = steps whose updates have arrived,
-minus the slowest live worker's; the gate asks for it right after the update is applied, so that the lead
+`pull` says when the parameters of a worker's next step are pulled, once for each step. With `after-push` the pull
+follows the worker's own push, as in the demo: an iteration takes as long as the longer of computation and push plus
+pull. With `free` the pull begins when there is a newer version than the one that the worker computes on, and the
+worker pulls nothing else, whatever its push does. That is the abstract's sentence to the letter, and an iteration
+takes as long as the longest of computation, push and pull.
+
+Counter convention: a version is one applied update, which weighs 1/N. With `after-push` step t + 1 is computed on a
+version that has the worker's steps to t - 1, never t. With `free` that version may lack t - 1, too: the pull may have
+begun with the push of t - 1. A worker has one push on its way, so that a version lacks two of its steps at most; the
+worker takes off all that the version lacks, whole and not over N. Staleness, tau = versions between the one that a
+gradient was computed on and the one pulled for the next step; in lockstep it is about N. Lead = steps whose updates
+have arrived, minus the slowest live worker's. The gate asks for it before a pull: right after the update is applied,
+or, with `free`, right after the step is released, when the update on its way counts as arrived. Either way the lead
 can reach gate + 1, and one further step may be computed meanwhile.
 
 Deviations: N is the number of live workers when the update is applied, where the demo has a constant. The gate
-is open to a worker's first pull, and a joiner counts from the slowest live worker's number.
+is open to a worker's first pull, and a joiner counts from the slowest live worker's number. With `free` a worker's
+second step is computed on the version of its first if no other has come about by then; with `after-push` that version
+is pulled once more.
 
-Ours: how the learning rate follows staleness. The paper says that it does; its formula is not public, and the
-demo has a placeholder. `inverse` is the staleness-aware rule of Zhang et al. (IJCAI 2016) with tau counted in
-rounds; the others are relatives of it; `progress` looks at the step counters alone, which the demo returns to
-its workers. The floor is ours, too, and the scale is of the pushed update, momentum being the worker's own.
+Ours: of `free` all but that sentence: one pull for each step, one push at a time, and that a worker waits for the newer
+version that is on its way to it. And how the learning rate follows staleness. The paper says that it does; its
+formula is not public, and the demo has a placeholder. `inverse` is the staleness-aware rule of Zhang et al. (IJCAI
+2016) with tau counted in rounds; the others are relatives of it; `progress` looks at the step counters alone, which
+the demo returns to its workers. The floor is ours, too, and the scale is of the pushed update, momentum being the
+worker's own.
 """
 
 from __future__ import annotations
@@ -62,6 +75,11 @@ class Config:
     gate: int | None = parameter(
         None, "steps that a worker may lead the slowest one and still pull; none: any number", unit="steps", least=0
     )
+    pull: Literal["free", "after-push"] = parameter(
+        "free",
+        "when the next step's parameters are pulled: free of the worker's own push, as soon as there is a newer "
+        "version than the one that it computes on, or once its own push is through",
+    )
 
     def __post_init__(self) -> None:
         check_parameters("ps-plus", self)
@@ -94,15 +112,19 @@ class Config:
 class Ahead:
     """The parameters of a worker's next step."""
 
-    after: Literal["fetch", "push", "gate", "pull", "nothing"] = "fetch"
-    """What they wait for: the plain fetch of its first step's, its own last push, those behind it, their transfer."""
+    after: Literal["fetch", "push", "newer", "gate", "pull", "nothing"] = "fetch"
+    """What they wait for: the plain fetch of its first step's, its own last push (`after-push`), a newer version than
+    the one that it computes on (`free`), those behind it, their transfer."""
     version: int = -1
     """The one that has come; -1 until then."""
 
 
 @dataclass(slots=True)
 class Machine:
-    """`ahead` is of everyone who still computes; `withheld` is whom the gate stops, in the order in which it did."""
+    """`ahead` is of everyone who still computes; `withheld` is whom the gate stops, in the order in which it did.
+
+    `up_to_date` is who pulls as soon as there is a newer version, in the order in which they wanted one.
+    """
 
     config: Config
     version: int = 0
@@ -112,6 +134,7 @@ class Machine:
     """The sum of the counts."""
     ahead: dict[int, Ahead] = field(default_factory=dict)
     withheld: dict[int, None] = field(default_factory=dict)
+    up_to_date: dict[int, None] = field(default_factory=dict)
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
@@ -135,11 +158,14 @@ class Machine:
                 why: Why = ("on-arrival", worker, step)
                 contributions = ((worker, step, 1 / len(self.roster.seats)),)
                 apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
+                pulls = self._newer()
                 if worker not in self.ahead:  # it has no data left
-                    return (apply,)
+                    return (apply, *pulls)
                 self.counts.advance(worker)
                 self.total += 1
-                return (apply, *self._next(worker, seat, why), *self._let_in(least))
+                if self.config.pull == "after-push":
+                    return (apply, *self._next(worker, seat, why), *self._let_in(least))
+                return (apply, *pulls, *self._let_in(least), *self._pushed(worker, seat))
             case StepDeclined(worker=worker):
                 self._leave(worker)
                 return self._let_in(least)
@@ -167,16 +193,38 @@ class Machine:
         self.counts.leave(worker)
         del self.ahead[worker]
         self.withheld.pop(worker, None)
+        self.up_to_date.pop(worker, None)
 
     def _ready(self, worker: int, seat: Seat) -> tuple[Order, ...]:
         """It pushes and goes on if its next parameters are there, else it waits for them."""
-        match self.ahead[worker]:
-            case Ahead(after="nothing"):
-                return self._go(worker, seat)
-            case Ahead(after="fetch"):  # a gradient says as much as the fetch's end that was not told
-                return (self._pull(worker, ("fetched", seat.version)), Hold(worker=worker, why=self._awaits(worker)))
-            case _:  # the roster has refused it
-                return (Hold(worker=worker, why=self._awaits(worker)),)
+        pulls: tuple[Order, ...] = ()
+        if self.ahead[worker].after == "fetch":  # a gradient says as much as the fetch's end that was not told
+            seat.pulling = None
+            pulls = self._fetched(worker, seat)
+        if self._may_go(worker, seat):
+            return (*pulls, *self._go(worker, seat))
+        return (*pulls, Hold(worker=worker, why=self._awaits(worker)))
+
+    def _may_go(self, worker: int, seat: Seat) -> bool:
+        """Whether, its gradient ready, it may push and compute on."""
+        after = self.ahead[worker].after
+        if self.config.pull == "after-push":
+            return after == "nothing"
+        return seat.pushing is None and after in ("nothing", "newer")
+
+    def _fetched(self, worker: int, seat: Seat) -> tuple[Order, ...]:
+        """The parameters of its first step are there."""
+        if self.config.pull == "after-push":
+            return (self._pull(worker, ("fetched", seat.version)),)
+        return self._next(worker, seat, ("newer", self.version, seat.version))
+
+    def _pushed(self, worker: int, seat: Seat) -> tuple[Order, ...]:
+        """With `free`: its push is through, so that its next one may begin."""
+        if seat.phase != "ready":
+            return ()
+        if self._may_go(worker, seat):
+            return self._go(worker, seat)
+        return (Hold(worker=worker, why=self._awaits(worker)),)
 
     def _taken(self, worker: int, seat: Seat, version: int) -> tuple[Order, ...]:
         """The fetch of its first step's parameters, or the eager pull of the next one's, has ended."""
@@ -184,14 +232,18 @@ class Machine:
         if ahead is None:  # it has no data left
             return ()
         if ahead.after == "fetch":
-            return (self._pull(worker, ("fetched", version)),)
+            return self._fetched(worker, seat)
         ahead.after, ahead.version = "nothing", version
-        return self._go(worker, seat) if seat.phase == "ready" else ()
+        return self._go(worker, seat) if seat.phase == "ready" and self._may_go(worker, seat) else ()
 
     def _go(self, worker: int, seat: Seat) -> tuple[Order, ...]:
-        """Push the ready update; compute on, on what has been pulled."""
+        """Push the ready update; compute on, on what has been pulled, or on the same if there is nothing newer."""
         ahead = self.ahead[worker]
-        version, stale = ahead.version, ahead.version - seat.version
+        version, released = ahead.version, ("ahead", ahead.version)
+        if ahead.after == "newer":
+            del self.up_to_date[worker]
+            version, released = seat.version, ("newest", seat.version)
+        stale = version - seat.version
         ahead.after, ahead.version = "push", -1
         scale = self.scale(worker, version)
         why: Why = ANY_TIME
@@ -200,18 +252,42 @@ class Machine:
         elif self.config.modulation != "off":
             why = ("staleness", stale, len(self.roster.seats), scale)
         push = self.roster.push(worker, why, scale)
-        return (push, self.roster.release(worker, version, ("ahead", version), "eager"))
+        release = self.roster.release(worker, version, released, "eager")
+        if self.config.pull == "after-push":
+            return (push, release)
+        return (push, release, *self._next(worker, seat, ("newer", self.version, version)))
 
     def _next(self, worker: int, seat: Seat, why: Why) -> tuple[Order, ...]:
-        """Its push is through: the pull of its next parameters, unless it is too far ahead for that."""
-        if self._may_pull(worker):
-            return (self._pull(worker, why),)
-        self.ahead[worker].after = "gate"
-        self.withheld[worker] = None
-        return (Hold(worker=worker, why=self._awaits(worker)),) if seat.phase == "ready" else ()
+        """The pull of its next parameters, unless it is too far ahead for that, or there is nothing newer to pull."""
+        if not self._may_pull(worker):
+            self.ahead[worker].after = "gate"
+            self.withheld[worker] = None
+            return (Hold(worker=worker, why=self._awaits(worker)),) if seat.phase == "ready" else ()
+        if self.config.pull == "free" and self.version == seat.version:
+            self.ahead[worker].after = "newer"
+            self.up_to_date[worker] = None
+            return ()
+        return (self._pull(worker, why),)
+
+    def _newer(self) -> tuple[Order, ...]:
+        """With `free`: a version has come about, which those pull who have had the newest one until now.
+
+        Each of them pays for it with the step that it was released for.
+        """
+        if not self.up_to_date:
+            return ()
+        waited, self.up_to_date = self.up_to_date, {}
+        return tuple(
+            self._pull(worker, ("newer", self.version, self.roster.seats[worker].version)) for worker in waited
+        )
+
+    def _lead(self, worker: int) -> int:
+        """Steps ahead of the slowest, as the gate counts them; with `free` the update on its way is one of them."""
+        on_the_way = self.config.pull == "free" and self.roster.seats[worker].pushing is not None
+        return self.counts.lead(worker) + on_the_way
 
     def _may_pull(self, worker: int) -> bool:
-        return self.config.gate is None or self.counts.lead(worker) <= self.config.gate
+        return self.config.gate is None or self._lead(worker) <= self.config.gate
 
     def _pull(self, worker: int, why: Why) -> StartPull:
         self.ahead[worker].after = "pull"
@@ -228,16 +304,20 @@ class Machine:
         for worker in free:
             del self.withheld[worker]
         return tuple(
-            self._pull(worker, ("within-gate", self.counts.lead(worker), self.config.gate or 0)) for worker in free
+            order
+            for worker in free
+            for order in self._next(
+                worker, self.roster.seats[worker], ("within-gate", self._lead(worker), self.config.gate or 0)
+            )
         )
 
     def _awaits(self, worker: int) -> Why:
         """Why it cannot go on with its gradient ready."""
         seat = self.roster.seats[worker]
         if self.ahead[worker].after == "gate":
-            return ("above-gate", self.counts.lead(worker), self.config.gate or 0, self.counts.slowest())
+            return ("above-gate", self._lead(worker), self.config.gate or 0, self.counts.slowest())
         if seat.pushing is not None:
-            return ("pushing", seat.pushing)
+            return ("pushing" if self.config.pull == "after-push" else "in-turn", seat.pushing)
         return ("pulling", -1 if seat.pulling is None else seat.pulling)
 
     def _progress(self, worker: int) -> float:
@@ -247,15 +327,16 @@ class Machine:
         return self.counts.finished[worker] * len(self.counts.finished) / self.total
 
 
-def _one_exchange_each(machine: Machine) -> bool:
-    """Of each worker a push is on its way, or a pull, or neither."""
+def _exchanges_told(machine: Machine) -> bool:
+    """Of each worker a push is on its way, or a pull, or neither; with `free` both may be, at once."""
+    after_push = machine.config.pull == "after-push"
     for worker, seat in machine.roster.seats.items():
-        if seat.phase == "pushing" or (seat.pushing is not None and seat.pulling is not None):
+        if seat.phase == "pushing" or (after_push and seat.pushing is not None and seat.pulling is not None):
             return False
         ahead = machine.ahead.get(worker)
         if ahead is None:
             continue
-        if (ahead.after == "push") != (seat.pushing is not None):
+        if ahead.after == "push" if not after_push else (ahead.after == "push") != (seat.pushing is not None):
             return False
         if (ahead.after in ("fetch", "pull")) != (seat.pulling is not None):
             return False
@@ -272,13 +353,20 @@ SPEC = Spec(
     rounds=False,
     optimizer="worker",
     invariants={
-        "each worker has at most one push or pull on its way": _one_exchange_each,
-        "a gradient waits only while the parameters of the next step are not there": lambda machine: (
-            not any(
-                machine.roster.seats[worker].phase == "ready"
-                for worker, ahead in machine.ahead.items()
-                if ahead.after == "nothing"
+        "each worker has at most one push or pull on its way; with pull=free one of each": _exchanges_told,
+        "a gradient waits only for the next step's parameters; with pull=free for the push before it, too": (
+            lambda machine: (
+                not any(
+                    machine.roster.seats[worker].phase == "ready"
+                    and machine._may_go(worker, machine.roster.seats[worker])
+                    for worker in machine.ahead
+                )
             )
+        ),
+        "with pull=free a worker pulls unless it has the newest version, or the gate stops it": lambda machine: (
+            sorted(machine.up_to_date)
+            == sorted(worker for worker, ahead in machine.ahead.items() if ahead.after == "newer")
+            and all(machine.roster.seats[worker].version == machine.version for worker in machine.up_to_date)
         ),
         "nobody holds a newer version than the newest, or an older one than it computes on": lambda machine: all(
             machine.roster.seats[worker].version <= ahead.version <= machine.version
@@ -307,11 +395,14 @@ SPEC = Spec(
     reasons={
         **REASONS,
         "fetched": "version {0} is there for its first step: the next one's parameters follow",
+        "newer": "version {0} is newer than {1}, which it computes on",
         "ahead": "version {0} has come while it computed",
+        "newest": "version {0} is still the newest",
         "on-arrival": "step {1} of worker {0} was applied on arrival",
         "within-gate": "its lead is {0}, the gate {1}",
         "above-gate": "its lead is {0}, the gate {1}: its pull waits for {2}",
         "pushing": "its step {0} is still on its way to the store, and its pull follows that",
+        "in-turn": "its step {0} is still on its way to the store, and this one's push follows that",
         "pulling": "version {0} is still on its way to it",
         "staleness": "{0} updates of {1} workers came since the parameters of its gradient: multiplied by {2:.3g}",
         "progress": "its steps are {0}, the mean {1:.3g}: multiplied by {2:.3g}",

@@ -15,7 +15,7 @@ from paceline.core.scenario import Network
 from paceline.records.journal import Journal
 from paceline.records.times import TransferTimes
 from paceline.runtime import messages
-from paceline.runtime.member import Member
+from paceline.runtime.member import Member, Pushed
 from paceline.runtime.offers import lack_of_memory, slots_for
 from paceline.runtime.store_client import StoreClient
 
@@ -143,18 +143,30 @@ class Exchange:
         """Let it compute, once it has that version and the store no longer needs what it is to overwrite."""
         member = self._members[order.worker]
         member.step = order.step
+        lacking = self._lacking(member, order.version)
         if order.parameters == "pull":
             self.let_go_of_slot(member)
             self._let_go_of_ahead(member)  # what it was pulled for did not come about
             member.reading = order.version
-            self._pull(member, order.version, lambda: self._compute(member, order, None))
+            self._pull(member, order.version, lambda: self._compute(member, order, []))
             return
         if member.ahead == order.version:
             member.reading, member.ahead = member.ahead, None
         else:
             self._stored().slots.claim(order.version)
             member.reading = order.version
-        self._compute(member, order, member.scale if order.parameters == "eager" else None)
+        self._compute(member, order, lacking if order.parameters == "eager" else [])
+
+    def _lacking(self, member: Member, version: int) -> list[tuple[int, float]]:
+        """What the worker has pushed and that version lacks: (push area, scale), in the order of the steps.
+
+        What the version has is forgotten: a worker is released on no older one. What it lacks still lies in its area:
+        the worker writes into none until it has computed the next step.
+        """
+        for step, one in list(member.pushed.items()):
+            if one.version is not None and one.version <= version:
+                del member.pushed[step]
+        return [(one.area, one.scale) for one in member.pushed.values()]
 
     def _start_pull(self, order: StartPull) -> None:
         """Transfer a version to it that a later step is to begin with."""
@@ -168,9 +180,10 @@ class Exchange:
     def _start_push(self, order: StartPush) -> None:
         """Transfer its update, which lies in its push area."""
         member = self._members[order.worker]
-        member.scale = member.scales[order.step] = order.scale
+        member.scales[order.step] = order.scale
         if not member.trains:  # that it has left is the next that the machine hears of it
             return
+        member.pushed[order.step] = Pushed(member.areas[order.step], order.scale)
         if self._link is None:
             member.on_the_way.discard(order.step)
             self._happened(UpdateArrived(worker=member.worker, step=order.step, at=self._now()))
@@ -185,6 +198,8 @@ class Exchange:
             self._leases.settle(worker, step)
             member = self._members[worker]
             pushed.append((member.areas[step], weight * member.scales[step]))
+            if step in member.pushed:
+                member.pushed[step].version = order.version
         lowest, step, _ = min(order.contributions)
         self._stored().apply(order, pushed, _scaled(self._members[lowest], step) if self._steps_in_store else None)
 
@@ -199,6 +214,8 @@ class Exchange:
         member.areas.pop(step, None)
         member.scales.pop(step, None)
         member.scalars_of.pop(step, None)
+        if step in member.pushed and member.pushed[step].version is None:  # no version will have it
+            del member.pushed[step]
         if member.queued is not None:
             queued, member.queued = member.queued, None
             queued()
@@ -283,7 +300,7 @@ class Exchange:
         flow = self._link.begin(member.worker, direction, self._size, at)
         self._flows[flow] = _Flow(member, direction, number, then)
 
-    def _compute(self, member: Member, order: Release, ahead: float | None) -> None:
+    def _compute(self, member: Member, order: Release, ahead: list[tuple[int, float]]) -> None:
         if not member.trains:
             return
         every = range(member.worker, len(self._members) * self.areas, len(self._members))

@@ -15,6 +15,16 @@ from paceline.runtime import messages
 Stage = Literal["starting", "offered", "training", "closing", "ended", "gone"]
 
 
+@dataclass(slots=True)
+class Pushed:
+    """An update that a worker has pushed."""
+
+    area: int
+    scale: float
+    version: int | None = None
+    """The version that has it, once that is ordered."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Member:
     """One worker process, from its fork to its end."""
@@ -56,8 +66,8 @@ class Member:
     """By step: the push area that its update is put into, until it is applied."""
     scales: dict[int, float] = field(default_factory=dict)
     """By step: what its update was ordered to be multiplied by."""
-    scale: float = 1.0
-    """The last of these."""
+    pushed: dict[int, Pushed] = field(default_factory=dict)
+    """By step: its updates that are not in the version which it was released on last."""
     rate_scale: float = 1.0
     """What its learning rates are multiplied by."""
     momentum_scale: float = 1.0

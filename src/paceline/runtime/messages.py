@@ -190,7 +190,7 @@ class Compute(Message):
     version: int
     slot: int
     area: int
-    ahead: float | None
+    ahead: list[tuple[int, float]]
 
 
 class Step(Message):

@@ -192,7 +192,7 @@ class ReplicaExchange:
         member.reading = area
         member.wait(None)
         member.released_at = self._now()
-        self._send(member, messages.Compute(order.step, order.version, area, self._pool + member.worker, None))
+        self._send(member, messages.Compute(order.step, order.version, area, self._pool + member.worker, []))
 
     def _step(self, order: StepReplica) -> None:
         """Have its replica stepped: in place, if nobody else needs it as it was."""

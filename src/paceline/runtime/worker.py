@@ -165,7 +165,13 @@ class WorkerLink:
             return None
         if isinstance(message, messages.Step):
             return Step(step=message.step, source=message.source, target=message.target, gradients=message.gradients)
-        return Go(step=message.step, version=message.version, slot=message.slot, area=message.area, ahead=message.ahead)
+        return Go(
+            step=message.step,
+            version=message.version,
+            slot=message.slot,
+            area=message.area,
+            ahead=tuple(message.ahead),
+        )
 
     def stepped(self, step: int, not_finite: str | None) -> None:
         """See `training.link.Link`."""

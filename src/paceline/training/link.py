@@ -81,8 +81,8 @@ class Go:
     slot: int
     area: int
     """The push area for it."""
-    ahead: float | None
-    """If set, the version lacks what this worker pushed last: it is to see so many times that at once."""
+    ahead: tuple[tuple[int, float], ...]
+    """(push area, scale) of what this worker pushed and the version lacks: it is to see so many times that at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

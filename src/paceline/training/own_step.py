@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,16 +33,18 @@ class OwnStep:
         self._step = bare_step(user_class(optimizer), rate_scale)
 
     @torch.no_grad()
-    def install(self, slot: int, pushed: PushArea, ahead: float | None) -> None:
-        """Take the version in that slot, less `ahead` times what was pushed if it is not in it."""
+    def install(self, slot: int, lacking: Sequence[tuple[PushArea, float]]) -> None:
+        """Take the version in that slot, less so many times each of these updates, which are not in it."""
         version = self._slots.get(slot)
         if version is None:
             version = self._slots[slot] = self._places.slot(slot)
-        if ahead is None:
+        if not lacking:
             torch._foreach_copy_(self._values, version)
-            return
-        for value, of_version, update in zip(self._values, version, pushed.gradients, strict=True):
-            torch.sub(of_version, update, alpha=ahead, out=value)
+        source = version
+        for pushed, scale in lacking:
+            for value, from_here, update in zip(self._values, source, pushed.gradients, strict=True):
+                torch.sub(from_here, update, alpha=scale, out=value)
+            source = self._values
 
     @torch.no_grad()
     def adopt(self) -> None:

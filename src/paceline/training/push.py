@@ -47,6 +47,10 @@ class Push:
         """The one that is used now."""
         return self._present.push
 
+    def at(self, number: int) -> PushArea:
+        """One that was used before."""
+        return self._areas[number].push
+
     def use(self, number: int) -> None:
         """From now on that area. What the script has as its gradients stays as it is."""
         if number == self._number:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -251,16 +251,16 @@ class Session:
         self._fetching, self.batches_in_step = 0.0, 0
         seed_step(self.link.seed, self.link.worker, self.go.step)
 
-    def _install(self, slot: int, ahead: float | None = None) -> None:
+    def _install(self, slot: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         # a graph over the former version must not be used: autograd says so, as it does of any optimizer's step
         torch.autograd.graph.increment_version(self.parameters)
         self._show(slot, ahead)
 
-    def _show(self, slot: int, ahead: float | None = None) -> None:
+    def _show(self, slot: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
         if self._own is None:
             self._moving.show(self.places.slot_start(slot))
         else:
-            self._own.install(slot, self._push.area, ahead)
+            self._own.install(slot, [(self._push.at(area), scale) for area, scale in ahead])
             self._moving.show(0)
 
     def _hook(self, number: int) -> Callable[[Tensor], None]:
