@@ -57,7 +57,14 @@ def test_an_eager_release_names_all_that_the_worker_pushed_and_that_its_version_
     """By the area in which it still lies: also where that is the one which the step is to be put into."""
     one, sent = member(0), list[messages.Compute]()
     exchange = Exchange(
-        None, False, {0: one}, Journal(NoLedger()), lambda _, message: sent.append(message), lambda _: None, lambda: 0.0
+        None,
+        False,
+        2,
+        {0: one},
+        Journal(NoLedger()),
+        lambda _, message: sent.append(message),
+        lambda _: None,
+        lambda: 0.0,
     )  # type: ignore[arg-type]
     store = Store()
     exchange.begin(store, Leases("queue", [0]), 0)  # type: ignore[arg-type]

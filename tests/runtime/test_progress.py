@@ -237,7 +237,7 @@ def test_json_and_quiet_say_nothing_of_how_it_goes(flags: tuple[str, ...], launc
     run = launch.run(LOGGING, "-p", "asp", *flags).completed()
     assert run.err == ""
     if "--json" in flags:
-        assert json.loads(run.out) == run.summary
+        assert json.loads(run.out) == {**run.summary, "folder": str(run.folder)}
 
 
 @pytest.mark.long

@@ -65,7 +65,7 @@ def test_a_lease_of_a_new_epoch_is_given_after_its_order_is_told(ends: Any) -> N
 
 def test_an_answer_out_of_turn_ends_the_worker_rather_than_being_passed_over(ends: Any) -> None:
     link, coordinator = ends
-    coordinator.send(messages.Compute(0, 0, 0, 0, None))
+    coordinator.send(messages.Compute(0, 0, 0, 0, []))
     with pytest.raises(RunFailed, match="worker 1 was sent Compute out of turn"):
         link.lease(0, "digest", list)
 

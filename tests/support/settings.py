@@ -25,8 +25,9 @@ def values_of(parameter: Parameter, spec: Spec) -> list[Any]:
         found: list[Any] = list(parameter.allowed)
     elif parameter.kind is bool:
         found = [True, False]
-    elif parameter.kind is str:  # a protocol's name
-        found = [one.name for one in registry().values() if one.family == spec.family and not one.parts]
+    elif parameter.kind is str:  # a protocol's name: the others are refused as parts
+        specs = [one for one in registry().values() if one.family == spec.family and not one.parts]
+        found = [one.name for one in specs if one.optimizer == "store"]
     else:
         edges = [] if parameter.least is None or parameter.above else [parameter.least]
         if parameter.kind is int:

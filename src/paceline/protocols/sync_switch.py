@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -550,10 +550,13 @@ def _is_somewhere(machine: Machine) -> bool:
 
 
 def _agrees(machine: Machine) -> bool:
-    """Of everybody who is not on the way out the active machine knows what is true."""
+    """Of everybody who is not on the way out the active machine knows what is true.
+
+    It may know more of a pull: that it has ended, as there is a gradient on that version, though nobody was told.
+    """
     inner: Any = machine.part.machine
     return machine.draining is not None or all(
-        inner.roster.seats[worker] == machine.roster.seats[worker]
+        inner.roster.seats[worker] in (seat := machine.roster.seats[worker], replace(seat, pulling=None))
         for worker in (*machine.members, *machine.declined)
         if worker not in machine.leaving
     )
