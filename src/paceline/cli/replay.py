@@ -249,19 +249,23 @@ def _leases(recorded: RecordedRun) -> Prescribed:
     return leases
 
 
-def _recordings(recorded: RecordedRun) -> deque[int] | None:
-    """Samples at which means of replicas were recorded while it trained; None if they are not counted.
+def _recordings(recorded: RecordedRun) -> deque[tuple[int, int]] | None:
+    """Of how many samples and replicas each mean was that was recorded while it trained; None if they are not counted.
 
     A run that came to its end recorded the last one there, as its replay will. What a store makes is recorded as in
     any run: when is no matter of time.
     """
-    rows = recorded.ledger.execute("SELECT at, samples FROM versions ORDER BY version").fetchall()
-    if recorded.choice.spec.family == "parameter-server" or any(samples is None for _, samples in rows):
+    query = (
+        "SELECT at, samples, (SELECT replicas FROM consensus WHERE consensus.version = versions.version) "
+        "FROM versions ORDER BY version"
+    )
+    rows = recorded.ledger.execute(query).fetchall()
+    if recorded.choice.spec.family == "parameter-server" or any(samples is None for _, samples, _ in rows):
         return None
     (over,) = recorded.ledger.execute("SELECT max(at) FROM facts WHERE id IN (SELECT fact FROM orders)").fetchone()
     if recorded.ended and rows and rows[-1][0] >= (over or 0.0):
         rows.pop()
-    return deque(samples for _, samples in rows)
+    return deque((samples, recorded.workers if replicas is None else replicas) for _, samples, replicas in rows)
 
 
 def _versions(recorded: RecordedRun, table: str) -> list[int]:
