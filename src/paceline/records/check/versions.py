@@ -21,6 +21,7 @@ from paceline.records.check.rules import (
 )
 from paceline.records.check.versions_made import Moment
 from paceline.records.due import Due
+from paceline.records.reading import unmeasured
 
 
 def versions(checking: Checking) -> None:
@@ -158,7 +159,14 @@ def _next_mean(checking: Checking, means: Sequence[int], version: int) -> bool:
 
 
 def _evaluations(checking: Checking, recorded: list[int]) -> None:
-    """They are of recorded versions, in order: of all when a run is through with them, and of none if not of all."""
+    """They are of recorded versions, in order: of all when a run is through with them, and of none if not of all.
+
+    Where the script's `evaluate` gave no metric of a version, the ledger notes that.
+    """
+    silent = unmeasured(checking.run.ledger)
+    if not isinstance(silent, list) or not all(_whole(version) and version in recorded for version in silent):
+        raise Broken(READABLE, "a list of recorded versions", silent, "run", "unmeasured")
+    told = [version for version in recorded if version not in silent]
     checking.table = "evaluations"
     seen: dict[tuple[int, str], None] = {}
     evaluated: list[int] = []
@@ -171,17 +179,17 @@ def _evaluations(checking: Checking, recorded: list[int]) -> None:
         seen[version, metric] = None
         if version in evaluated[-1:]:
             continue
-        awaited = recorded[len(evaluated)] if len(evaluated) < len(recorded) else None
+        awaited = told[len(evaluated)] if len(evaluated) < len(told) else None
         if version != awaited:
             raise Broken(EVALUATED, "none" if awaited is None else f"that of version {awaited}", f"version {version}")
         evaluated.append(version)
     checking.row = None
     evaluates = checking.run.config.get("evaluates")
-    if evaluated and evaluates is False:
-        raise Broken(EVALUATED, "none: the script has no evaluate", f"that of version {evaluated[0]}")
+    if (evaluated or silent) and evaluates is False:
+        raise Broken(EVALUATED, "none: the script has no evaluate", f"that of version {(*evaluated, *silent)[0]}")
     wanted = bool(evaluated) or bool(evaluates)
-    if checking.completed and wanted and len(evaluated) < len(recorded):
-        raise Broken(EVALUATED, f"that of version {recorded[len(evaluated)]}", "none")
+    if checking.completed and wanted and len(evaluated) < len(told):
+        raise Broken(EVALUATED, f"that of version {told[len(evaluated)]}", "none")
     if evaluated:
         checking.proved.append(f"{count(len(evaluated), 'evaluation')}, one of each recorded version in order")
 
