@@ -82,7 +82,7 @@ def call(options: argparse.Namespace) -> int:
         folder = options.out or new_folder(f"replay-{options.run.name}")
         summary = replay(recorded, script, folder, options.until, json=options.json)
         compared = None
-        if summary["outcome"] == "completed":
+        if summary["outcome"] == "completed" or _failed_alike(recorded.summary, summary):
             with closing(connect(folder / LEDGER)) as again:
                 compared = compare(recorded, again, options.until, options.excused)
     if options.json:
@@ -118,6 +118,12 @@ def _plain(
         "difference": differences[0] if differences else None,
         "differences": differences,
     }
+
+
+def _failed_alike(recorded: Summary | None, again: Summary) -> bool:
+    """Whether both failed of the same, as where all workers died: what came before that can be compared."""
+    ends = [(one["outcome"], one["error"]) for one in (recorded, again) if one is not None]
+    return len(ends) == 2 and ends[0] == ends[1] and again["outcome"] == "failed"
 
 
 def _script(config: Mapping[str, Any]) -> Path:
