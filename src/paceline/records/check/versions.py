@@ -53,7 +53,9 @@ def versions(checking: Checking) -> None:
 
 def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
     """Every version of a store was ordered; and which are recorded follows from their samples."""
-    made, virtual = checking.made, _virtual(checking)
+    made, exact = checking.made, _virtual(checking)
+    if checking.trained and "stopped" in checking.rules.reasons:
+        exact = False  # real processes that are being stopped are not waited for: they note a later moment
     counted = _counted(checking)
     before = dict(_earliest_after(made.computed))
     for version, (at, samples) in recorded.items():
@@ -63,7 +65,7 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]])
             raise Broken(RECORDED, "a version that an order made", f"version {version}")
         if (samples is None and counted) or (samples is not None and samples != moment.samples):
             raise Broken(RECORDED_SAMPLES, f"{moment.samples} in version {version}", samples)
-        latest = moment.at if virtual else _latest(before, version, max(made.versions, default=0))
+        latest = moment.at if exact else _latest(before, version, max(made.versions, default=0))
         if version and not moment.at <= at <= latest:
             until = "" if latest == math.inf else f", before {latest!r}"
             raise Broken(RECORDED_WHEN, f"at {moment.at!r} or later{until}", at)
