@@ -12,16 +12,18 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from paceline.protocols import registry
 from paceline.records.check import Checked, check, rules
+from paceline.records.journal import Journal
 from paceline.records.ledger import connect
 from paceline.records.reading import measure, open_run
 from paceline.records.replayed import Compared, compare
-from paceline.records.summary import Tally, Target, write
+from paceline.records.summary import MOMENT, Tally, Target, write
 from support import nursery
 from support.recorded import simulated
 from support.runs import Run, run, side_by_side
@@ -430,3 +432,25 @@ def test_hashes_that_are_gone_are_missed_by_a_replay_too(both: Both, tmp_path: P
     assert (first["table"], first["key"], first["recorded"]) == ("versions", {"version": 1}, None)
     assert len(first["again"]) == 64
     assert plain["compared"]["epochs"] == 2
+
+
+# --- what is no forgery -----------------------------------------------------------------------------
+
+
+def test_versions_of_which_evaluate_gave_no_metric_are_noted_and_nothing_is_missing(both: Both, tmp_path: Path) -> None:
+    recorded, again = both["store"]
+    noted: dict[str, Any] = {}
+    ledger: Any = SimpleNamespace(evaluated=lambda *_: None, note=noted.__setitem__)
+    (first,), (second,) = recorded.rows("SELECT version FROM versions ORDER BY version LIMIT 2")
+    journal = Journal(ledger)
+    for version in (first, second):
+        journal.evaluated(version, {})
+
+    def leave_out(database: sqlite3.Connection) -> None:
+        database.execute("DELETE FROM evaluations WHERE version IN (?, ?)", (first, second))
+        database.execute("INSERT INTO run VALUES ('unmeasured', ?)", (json.dumps(noted["unmeasured"]),))
+
+    folder = forged(recorded, tmp_path / "silent", leave_out)
+    assert checked(folder).wrong is None
+    assert json.loads((folder / "summary.json").read_text())["evaluations"][0].keys() == set(MOMENT)
+    assert [one.table for one in compared(folder, again, "seconds").differences] == ["evaluations"]

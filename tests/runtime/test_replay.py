@@ -279,3 +279,25 @@ def _facts(ledger: Path) -> int:
             return int(database.execute("SELECT count(*) FROM facts").fetchone()[0])
     except sqlite3.Error:
         return 0
+
+
+def test_a_run_whose_workers_all_died_is_compared_up_to_there(tmp_path: Path) -> None:
+    killed = SCRIPT.replace("        loss.backward()\n", "        loss.backward()\n        fail()\n", 1)
+    assert killed != SCRIPT
+    killed = killed.replace("import paceline\n", f"import paceline\n\n{FAIL}\n", 1)
+    recorded = run(killed, "-n", "2", "-p", "asp", "--tee", "none", tmp_path=tmp_path)
+    assert recorded.code == 3 and recorded.summary["error"] == "all workers died", recorded.out + recorded.err
+    again = replayed(recorded)
+    assert again.code == 0, again.out + again.err
+    assert "the same bits" in again.out
+
+
+FAIL = """
+steps = []
+
+
+def fail():
+    steps.append(1)
+    if len(steps) == 5:
+        raise SystemExit(4)
+"""

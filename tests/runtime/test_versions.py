@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from paceline.runtime.recordings import Recordings
-from paceline.runtime.versions import StoredVersions
+from paceline.runtime.versions import Means, StoredVersions
 
 
 def test_a_version_has_the_buffers_of_those_whose_deaths_were_not_told_before_it_was_ordered(tmp_path: Path) -> None:
@@ -30,3 +31,22 @@ def test_a_version_has_the_buffers_of_those_whose_deaths_were_not_told_before_it
     versions.ordered(2)
     versions.made(2)
     assert [order.workers for order in written] == [[0, 1, 2], [1, 2]]
+
+
+def test_a_mean_that_a_replay_is_to_record_has_no_more_replicas_than_the_recorded_one(tmp_path: Path) -> None:
+    """A death takes samples away, so their number can be there twice: first with the replica of who then died."""
+    journal: Any = None
+    recordings = Recordings(tmp_path, 4, journal)
+    recordings.prescribed = deque([(72, 1)])
+    cuts: list[tuple[int, list[int]]] = []
+    replicas: Any = SimpleNamespace(
+        samples=72, lost={}, steps=9, averages=3, cut=lambda workers, then: cuts.append((replicas.samples, workers))
+    )
+    members: Any = {worker: SimpleNamespace(offer=True) for worker in range(2)}
+    means = Means(replicas, False, members, recordings, journal, lambda: 1.0)
+    means.ordered(5)
+    replicas.samples, replicas.lost = 64, {1: None}
+    means.ordered(6)
+    replicas.samples = 72
+    means.ordered(7)
+    assert cuts == [(72, [0])]

@@ -82,7 +82,7 @@ def call(options: argparse.Namespace) -> int:
         folder = options.out or new_folder(f"replay-{options.run.name}")
         summary = replay(recorded, script, folder, options.until, json=options.json)
         compared = None
-        if summary["outcome"] == "completed":
+        if summary["outcome"] == "completed" or _failed_alike(recorded.summary, summary):
             with closing(connect(folder / LEDGER)) as again:
                 compared = compare(recorded, again, options.until, options.excused)
     if options.json:
@@ -118,6 +118,12 @@ def _plain(
         "difference": differences[0] if differences else None,
         "differences": differences,
     }
+
+
+def _failed_alike(recorded: Summary | None, again: Summary) -> bool:
+    """Whether both failed of the same, as where all workers died: what came before that can be compared."""
+    ends = [(one["outcome"], one["error"]) for one in (recorded, again) if one is not None]
+    return len(ends) == 2 and ends[0] == ends[1] and again["outcome"] == "failed"
 
 
 def _script(config: Mapping[str, Any]) -> Path:
@@ -249,19 +255,23 @@ def _leases(recorded: RecordedRun) -> Prescribed:
     return leases
 
 
-def _recordings(recorded: RecordedRun) -> deque[int] | None:
-    """Samples at which means of replicas were recorded while it trained; None if they are not counted.
+def _recordings(recorded: RecordedRun) -> deque[tuple[int, int]] | None:
+    """Of how many samples and replicas each mean was that was recorded while it trained; None if they are not counted.
 
     A run that came to its end recorded the last one there, as its replay will. What a store makes is recorded as in
     any run: when is no matter of time.
     """
-    rows = recorded.ledger.execute("SELECT at, samples FROM versions ORDER BY version").fetchall()
-    if recorded.choice.spec.family == "parameter-server" or any(samples is None for _, samples in rows):
+    query = (
+        "SELECT at, samples, (SELECT replicas FROM consensus WHERE consensus.version = versions.version) "
+        "FROM versions ORDER BY version"
+    )
+    rows = recorded.ledger.execute(query).fetchall()
+    if recorded.choice.spec.family == "parameter-server" or any(samples is None for _, samples, _ in rows):
         return None
     (over,) = recorded.ledger.execute("SELECT max(at) FROM facts WHERE id IN (SELECT fact FROM orders)").fetchone()
     if recorded.ended and rows and rows[-1][0] >= (over or 0.0):
         rows.pop()
-    return deque(samples for _, samples in rows)
+    return deque((samples, recorded.workers if replicas is None else replicas) for _, samples, replicas in rows)
 
 
 def _versions(recorded: RecordedRun, table: str) -> list[int]:

@@ -17,6 +17,7 @@ class Journal:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.tally = Tally()
+        self._unmeasured: list[int] = []
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
         """A fact, and the orders that followed from it."""
@@ -41,6 +42,9 @@ class Journal:
         """What the script's `evaluate` said of a recorded version."""
         self.ledger.evaluated(version, metrics)
         self.tally.evaluated(version, metrics)
+        if not metrics:  # else the ledger has no row that says so
+            self._unmeasured.append(version)
+            self.ledger.note("unmeasured", self._unmeasured)
 
     def consensus(self, version: int, at: float, replicas: int, distance: float) -> None:
         """How far so many replicas were from their mean, which is that recorded version; as `Tally.consensus` says."""

@@ -84,9 +84,17 @@ def measure(ledger: sqlite3.Connection, tally: Tally, at: Callable[[str], None] 
     at("evaluations")
     for version, metric, value in ledger.execute("SELECT version, metric, value FROM evaluations ORDER BY rowid"):
         tally.evaluated(version, {metric: value})
+    for version in unmeasured(ledger):
+        tally.evaluated(version, {})
     at("consensus")
     for row in ledger.execute("SELECT version, at, distance FROM consensus ORDER BY rowid"):
         tally.consensus(*row)
+
+
+def unmeasured(ledger: sqlite3.Connection) -> Any:
+    """Recorded versions of which the script's `evaluate` gave no metric: a list, as a run writes it."""
+    row = ledger.execute("SELECT value FROM run WHERE key = 'unmeasured'").fetchone()
+    return [] if row is None else json.loads(row[0])
 
 
 def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:

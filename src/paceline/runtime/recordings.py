@@ -27,9 +27,10 @@ class Recordings:
     def __init__(self, folder: Path, times_an_epoch: int, journal: Journal) -> None:
         self._folder = folder
         self._journal = journal
-        self.prescribed: deque[int] | None = None
-        """Samples at which a mean of replicas is due, if that is settled beforehand: else when one is depends on how
-        fast the one before it was written."""
+        self.prescribed: deque[tuple[int, int]] | None = None
+        """Of each mean of replicas, of how many samples it is due, and of how many replicas at most, if that is settled
+        beforehand: else when one is due depends on how fast the one before it was written. With a death samples get
+        fewer, and come to the same number a second time; replicas do not."""
         self._due = Due(times_an_epoch)
         self._ordered: dict[int, int] = {}
         self._writing: dict[int, Made] = {}
@@ -54,10 +55,10 @@ class Recordings:
         self.newest = Made(version, at, self._ordered.pop(version))
         return self.due(self.newest.samples)
 
-    def due(self, samples: int) -> bool:
+    def due(self, samples: int, replicas: int = 0) -> bool:
         """Whether another share of an epoch is applied with these; asked once more, it is not."""
         if self.prescribed is not None:
-            if not self.prescribed or samples < self.prescribed[0]:
+            if not self.prescribed or samples < self.prescribed[0][0] or replicas > self.prescribed[0][1]:
                 return False
             self.prescribed.popleft()
             return True

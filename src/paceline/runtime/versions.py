@@ -119,7 +119,7 @@ class Means(_Versions):
 
     def ordered(self, version: int) -> None:
         """A replica is to make its next version: record the mean of all if that is due."""
-        if not self._recording and self._recordings.due(self._replicas.samples):
+        if not self._recording and self._recordings.due(self._replicas.samples, len(self._survivors())):
             self._record()
 
     def record_last(self) -> bool:

@@ -21,6 +21,7 @@ from paceline.records.check.rules import (
 )
 from paceline.records.check.versions_made import Moment
 from paceline.records.due import Due
+from paceline.records.reading import unmeasured
 
 
 def versions(checking: Checking) -> None:
@@ -52,7 +53,9 @@ def versions(checking: Checking) -> None:
 
 def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
     """Every version of a store was ordered; and which are recorded follows from their samples."""
-    made, virtual = checking.made, _virtual(checking)
+    made, exact = checking.made, _virtual(checking)
+    if checking.trained and "stopped" in checking.rules.reasons:
+        exact = False  # real processes that are being stopped are not waited for: they note a later moment
     counted = _counted(checking)
     before = dict(_earliest_after(made.computed))
     for version, (at, samples) in recorded.items():
@@ -62,7 +65,7 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]])
             raise Broken(RECORDED, "a version that an order made", f"version {version}")
         if (samples is None and counted) or (samples is not None and samples != moment.samples):
             raise Broken(RECORDED_SAMPLES, f"{moment.samples} in version {version}", samples)
-        latest = moment.at if virtual else _latest(before, version, max(made.versions, default=0))
+        latest = moment.at if exact else _latest(before, version, max(made.versions, default=0))
         if version and not moment.at <= at <= latest:
             until = "" if latest == math.inf else f", before {latest!r}"
             raise Broken(RECORDED_WHEN, f"at {moment.at!r} or later{until}", at)
@@ -158,7 +161,14 @@ def _next_mean(checking: Checking, means: Sequence[int], version: int) -> bool:
 
 
 def _evaluations(checking: Checking, recorded: list[int]) -> None:
-    """They are of recorded versions, in order: of all when a run is through with them, and of none if not of all."""
+    """They are of recorded versions, in order: of all when a run is through with them, and of none if not of all.
+
+    Where the script's `evaluate` gave no metric of a version, the ledger notes that.
+    """
+    silent = unmeasured(checking.run.ledger)
+    if not isinstance(silent, list) or not all(_whole(version) and version in recorded for version in silent):
+        raise Broken(READABLE, "a list of recorded versions", silent, "run", "unmeasured")
+    told = [version for version in recorded if version not in silent]
     checking.table = "evaluations"
     seen: dict[tuple[int, str], None] = {}
     evaluated: list[int] = []
@@ -171,17 +181,17 @@ def _evaluations(checking: Checking, recorded: list[int]) -> None:
         seen[version, metric] = None
         if version in evaluated[-1:]:
             continue
-        awaited = recorded[len(evaluated)] if len(evaluated) < len(recorded) else None
+        awaited = told[len(evaluated)] if len(evaluated) < len(told) else None
         if version != awaited:
             raise Broken(EVALUATED, "none" if awaited is None else f"that of version {awaited}", f"version {version}")
         evaluated.append(version)
     checking.row = None
     evaluates = checking.run.config.get("evaluates")
-    if evaluated and evaluates is False:
-        raise Broken(EVALUATED, "none: the script has no evaluate", f"that of version {evaluated[0]}")
+    if (evaluated or silent) and evaluates is False:
+        raise Broken(EVALUATED, "none: the script has no evaluate", f"that of version {(*evaluated, *silent)[0]}")
     wanted = bool(evaluated) or bool(evaluates)
-    if checking.completed and wanted and len(evaluated) < len(recorded):
-        raise Broken(EVALUATED, f"that of version {recorded[len(evaluated)]}", "none")
+    if checking.completed and wanted and len(evaluated) < len(told):
+        raise Broken(EVALUATED, f"that of version {told[len(evaluated)]}", "none")
     if evaluated:
         checking.proved.append(f"{count(len(evaluated), 'evaluation')}, one of each recorded version in order")
 
