@@ -63,10 +63,12 @@ AHEAD = (
 """A worker computes while two updates of it wait for the same version."""
 
 
-def comes_to_its_end_and_is_made_again(protocol: str, folder: Path, workers: int, nodes: int) -> None:
+def comes_to_its_end_and_is_made_again(
+    protocol: str, folder: Path, workers: int, nodes: int, script: str = SCRIPT
+) -> None:
     """Training in virtual time, and its replay. What hangs fails here, too."""
     (folder / "cluster.toml").write_text(CLUSTER.format(workers=workers, nodes=nodes))
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(script)
 
     def made(name: str, command: str, of: str, *flags: str) -> Run:
         process = nursery.Process([command, str(folder / of), "--out", str(folder / name), *flags])
@@ -85,6 +87,13 @@ def comes_to_its_end_and_is_made_again(protocol: str, folder: Path, workers: int
 @pytest.mark.parametrize("protocol", [*FEW, *AHEAD])
 def test_every_value_of_every_parameter_trains_in_virtual_time_and_replays(protocol: str, tmp_path: Path) -> None:
     comes_to_its_end_and_is_made_again(protocol, tmp_path, workers=3, nodes=1)
+
+
+def test_a_script_that_does_not_say_for_how_many_epochs_it_trains_replays(tmp_path: Path) -> None:
+    """Where a worker declines its last step in virtual time, its script may already be through."""
+    unsaid = SCRIPT.replace(", epochs=1", "")
+    assert unsaid != SCRIPT
+    comes_to_its_end_and_is_made_again("asp", tmp_path, workers=3, nodes=1, script=unsaid)
 
 
 @pytest.mark.long

@@ -69,9 +69,9 @@ def _of_its_kind(checking: Checking) -> None:
         raise Broken(SAYS_OF_ITSELF, "simulation, or replay_of, as it was simulated", found, "run", "simulated")
     if not simulated and marks:
         raise Broken(SAYS_OF_ITSELF, f"no {marks[0]}, as it was not simulated", "one", "run", marks[0])
-    if config.get("until") is not None and "replay_of" not in config:
-        raise Broken(SAYS_OF_ITSELF, "until in a replay alone", config["until"], "run", "until")
-    if checking.trained or not simulated or "replay_of" in config:
+    if checking.until is not None and not checking.replays:
+        raise Broken(SAYS_OF_ITSELF, "until in a replay alone", checking.until, "run", "until")
+    if checking.trained or not simulated or checking.replays:
         for key, kind in OF_A_SCRIPT.items():
             value = config.get(key)
             if not isinstance(value, kind):

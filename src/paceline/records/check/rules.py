@@ -108,7 +108,7 @@ def brief(value: object) -> str:
 
 
 def _said(value: object) -> str:
-    """An order without its reason, which is not compared."""
+    """An order without its reason, which is compared by itself."""
     text = repr(value)
     return f"{text[: text.index(', why=')]})" if ", why=" in text else text
 

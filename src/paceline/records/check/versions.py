@@ -122,7 +122,7 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]])
             raise Broken(RECORDED_DUE, f"a last version of all {over.samples} samples", f"{samples} in version {last}")
     if checking.completed and not recorded and checking.trained and checking.made.replicas:
         raise Broken(RECORDED_DUE, "the mean of all replicas at the end", "no version")
-    if due is not None and recorded and "replay_of" not in checking.run.config:
+    if due is not None and recorded and not checking.replays:
         first_due = next((moment.samples for moment in made.means if due.reached(moment.samples)), None)
         _, samples = recorded[1]
         if first_due is not None and samples != first_due:
@@ -198,7 +198,7 @@ def _evaluations(checking: Checking, recorded: list[int]) -> None:
 
 def _virtual(checking: Checking) -> bool:
     """Whether a version is made at the very moment of its order."""
-    return checking.run.simulated or "replay_of" in checking.run.config
+    return checking.run.simulated or checking.replays
 
 
 def _counted(checking: Checking) -> bool:
