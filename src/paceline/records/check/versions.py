@@ -19,7 +19,7 @@ from paceline.records.check.rules import (
     Broken,
     count,
 )
-from paceline.records.check.versions_made import Moment
+from paceline.records.check.versions_made import Made
 from paceline.records.due import Due
 from paceline.records.reading import unmeasured
 
@@ -60,7 +60,7 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]])
     before = dict(_earliest_after(made.computed))
     for version, (at, samples) in recorded.items():
         checking.row = _row(checking, version)
-        moment = made.versions.get(version, Moment(0.0, 0) if version == 0 else None)
+        moment = made.versions.get(version, Made(0.0, 0) if version == 0 else None)
         if moment is None:
             raise Broken(RECORDED, "a version that an order made", f"version {version}")
         if (samples is None and counted) or (samples is not None and samples != moment.samples):
@@ -91,7 +91,7 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]])
 def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
     """Means count up by one, and each is of the replicas after some step; the first that was due, and the last."""
     made = checking.made
-    over = Moment(made.at, made.samples, made.replicas)
+    over = Made(made.at, made.samples, made.replicas)
     candidates, place = [*made.means, over], 0
     with_samples: dict[int, list[int]] = {}
     for number, moment in enumerate(candidates):

@@ -10,7 +10,7 @@ from paceline.core.facts import Fact, GradientReady, ReduceFinished, TrainingBeg
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica
 
 
-class Moment(NamedTuple):
+class Made(NamedTuple):
     """What a version was made of, or a mean of replicas could be."""
 
     at: float
@@ -26,11 +26,11 @@ class VersionsMade:
 
     undone: frozenset[tuple[int, int]] = frozenset()
     """Steps that no replica made, though it was ordered to."""
-    versions: dict[int, Moment] = field(default_factory=dict)
+    versions: dict[int, Made] = field(default_factory=dict)
     """The store's versions."""
     computed: dict[int, float] = field(default_factory=dict)
     """By version: when the first gradient on it was ready."""
-    means: list[Moment] = field(default_factory=list)
+    means: list[Made] = field(default_factory=list)
     """After each step of a replica, when a mean may be recorded; the last one as things stand."""
     samples: int = 0
     at: float = 0.0
@@ -62,10 +62,10 @@ class VersionsMade:
             match order:
                 case ApplyUpdate(version=version, contributions=contributions):
                     self.samples += sum(self._of.pop((worker, step), 0) for worker, step, _ in contributions)
-                    self.versions[version] = Moment(fact.at, self.samples)
+                    self.versions[version] = Made(fact.at, self.samples)
                 case StepReplica():
                     self._step(order)
-                    self.means.append(Moment(fact.at, self.samples, self.replicas))
+                    self.means.append(Made(fact.at, self.samples, self.replicas))
                 case Reduce(group=group, members=members, what="parameters"):
                     self._members[group] = members
                 case DropUpdate(worker=worker, step=step):
