@@ -286,7 +286,8 @@ def test_a_run_whose_workers_all_died_is_compared_up_to_there(tmp_path: Path) ->
     assert killed != SCRIPT
     killed = killed.replace("import paceline\n", f"import paceline\n\n{FAIL}\n", 1)
     recorded = run(killed, "-n", "2", "-p", "asp", "--tee", "none", tmp_path=tmp_path)
-    assert recorded.code == 3 and recorded.summary["error"] == "all workers died", recorded.out + recorded.err
+    assert recorded.code == 3, recorded.out + recorded.err
+    assert recorded.summary["error"] == "all workers died"
     again = replayed(recorded)
     assert again.code == 0, again.out + again.err
     assert "the same bits" in again.out
