@@ -11,25 +11,23 @@ import pytest
 from paceline.records.check import rules
 from paceline.records.check.rules import Broken
 from paceline.records.check.versions import _of_store
-from paceline.records.check.versions_made import Moment, VersionsMade
+from paceline.records.check.versions_made import Made, VersionsMade
 
 
 @pytest.mark.parametrize("reason", ["stopped", "finished"])
 def test_a_version_that_is_made_while_workers_are_being_stopped_may_be_noted_later(reason: str) -> None:
     """A replay does not wait for processes that it stops, so what they still make has the moment of a later fact."""
     ledger = sqlite3.connect(":memory:")
-    ledger.executescript(
-        "CREATE TABLE versions (version); CREATE TABLE epochs (samples); INSERT INTO versions VALUES (1)"
-    )
+    ledger.executescript("CREATE TABLE epochs (samples)")
     run = SimpleNamespace(ledger=ledger, config={"replay_of": "runs/once"}, simulated=True)
-    made = VersionsMade(versions={1: Moment(2.0, 8)})
+    made = VersionsMade(versions={1: Made(2.0, 8)})
     checking: Any = SimpleNamespace(
         run=run, made=made, trained=True, completed=False, rules=SimpleNamespace(reasons={reason}), proved=[], row=None
     )
     recorded: dict[int, tuple[float, int | None]] = {1: (2.5, None)}
     if reason == "stopped":
-        _of_store(checking, recorded)
+        _of_store(checking, recorded, {1: 1})
     else:
         with pytest.raises(Broken) as broken:
-            _of_store(checking, recorded)
+            _of_store(checking, recorded, {1: 1})
         assert broken.value.rule == rules.RECORDED_WHEN

@@ -20,6 +20,7 @@ from paceline.records.check.replays import for_replay
 from paceline.records.check.rules import READABLE, Broken, Wrong, count
 from paceline.records.check.simulated import Again, simulated
 from paceline.records.check.summed_up import summary
+from paceline.records.check.tables import scalars, tables
 from paceline.records.check.times import times
 from paceline.records.check.versions import versions
 from paceline.records.reading import RecordedRun
@@ -59,10 +60,12 @@ def check(run: RecordedRun, again: Again | None = None) -> Checked:
 
 
 def _everything(checking: Checking, again: Again | None) -> None:
+    tables(checking)
     configuration(checking)
     checking.made.undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
     history(checking)
     data(checking)
+    scalars(checking)
     for_replay(checking)
     times(checking)
     simulated(checking, again)

@@ -202,7 +202,8 @@ def _missing(
             least = f"{held}{'' if exact else ' or more'} missed"
             raise Broken(ACCOUNTED, least, f"{missed} missed", SUMMARY, "samples_missed")
         ran_out = _ran_out(checking)
-        never = [batch for batch in sizes if batch[0] in set(ran_out) and batch not in leased]
+        over = set(ran_out)
+        never = [batch for batch in sizes if batch[0] in over and batch not in leased]
         if sum(sizes[batch] for batch in never) > missed - held:
             epoch, batch = never[0]
             found = f"batch {batch} of epoch {epoch} was never leased, and {len(never)} in all"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, get_args
@@ -143,6 +144,7 @@ def _fact(checking: Checking, row: Sequence[Any]) -> Fact:
     if kind not in FACTS:
         raise Broken(READABLE, f"one of {', '.join(FACTS)}", kind)
     fact: Fact = _decoded(FACTS[kind], body)
+    _known(fact, body)
     if [fact.at, *_columns(fact)] != [at, *columns]:
         raise Broken(READABLE, fact, f"at, worker, step, version = {[at, *columns]}")
     return fact
@@ -153,6 +155,7 @@ def _order(checking: Checking, row: Sequence[Any]) -> Order:
     if kind not in _ORDERS:
         raise Broken(READABLE, f"one of {', '.join(_ORDERS)}", kind)
     order: Order = _decoded(_ORDERS[kind], body)
+    _known(order, body)
     if _columns(order) != columns:
         raise Broken(READABLE, order, f"worker, step, version = {columns}")
     return order
@@ -258,6 +261,13 @@ def _decoded(decoder: Any, body: Any) -> Any:
         return decoder.decode(body)
     except (msgspec.MsgspecError, TypeError) as error:
         raise Broken(READABLE, "its fields, as JSON", f"{brief(body)} ({error})") from None
+
+
+def _known(value: Fact | Order, body: str) -> None:
+    """Decoders pass over what they do not know."""
+    strange = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys() - {one.name for one in fields(value)}
+    if strange:
+        raise Broken(READABLE, "no other field", min(strange))
 
 
 def _columns(value: Fact | Order) -> list[Any]:

@@ -9,6 +9,8 @@ AT_LENGTH = 160
 
 # The rules of all protocols.
 READABLE = "every row can be read, and its columns say what its body says"
+SCHEMA_KEPT = "the ledger has the tables and views of its schema, and no others"
+SCALARS = "a scalar is one of the run's workers"
 WITHOUT_GAP = "facts are numbered from 1 without a gap"
 BELONGS = "every order follows from a fact"
 POSITIONS = "the orders of a fact are numbered from 0 without a gap"

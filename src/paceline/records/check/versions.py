@@ -29,43 +29,46 @@ def versions(checking: Checking) -> None:
     checking.table = "versions"
     rows = checking.run.ledger.execute("SELECT rowid, version, at, samples, sha256, file FROM versions ORDER BY rowid")
     recorded: dict[int, tuple[float, int | None]] = {}
-    for checking.row, version, at, samples, sha256, file in rows:
+    numbers: dict[int, int] = {}
+    newest, before = -1, 0.0
+    for number, version, at, samples, sha256, file in rows:
+        checking.row = number
         if not (_whole(version) and isinstance(at, float) and (samples is None or _whole(samples))):
             raise Broken(READABLE, "numbers in version, at and samples", [version, at, samples])
         if not (isinstance(sha256, str) and len(sha256) == 64 and isinstance(file, str)):
             raise Broken(READABLE, "64 hexadecimal digits, and a file", [sha256, file])
         if not checking.trained:
             raise Broken(RECORDED, "none: no script was run", f"version {version}")
-        newest = max(recorded, default=-1)
         if version <= newest:
             raise Broken(RECORDED, f"one after version {newest}", f"version {version}")
-        if at < (before := recorded[newest][0] if recorded else 0.0):
+        if at < before:
             raise Broken(RECORDED_WHEN, f"at {before!r} or later", at)
-        recorded[version] = at, samples
+        recorded[version], numbers[version] = (at, samples), number
+        newest, before = version, at
     checking.row = None
     if checking.run.choice.spec.family == "parameter-server":
-        _of_store(checking, recorded)
+        _of_store(checking, recorded, numbers)
     else:
-        _of_means(checking, recorded)
+        _of_means(checking, recorded, numbers)
     _consensus(checking, recorded)
     _evaluations(checking, list(recorded))
 
 
-def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
+def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]], numbers: dict[int, int]) -> None:
     """Every version of a store was ordered; and which are recorded follows from their samples."""
     made, exact = checking.made, _virtual(checking)
     if checking.trained and "stopped" in checking.rules.reasons:
         exact = False  # real processes that are being stopped are not waited for: they note a later moment
     counted = _counted(checking)
-    before = dict(_earliest_after(made.computed))
+    before, last = dict(_earliest_after(made.computed)), max(made.versions, default=0)
     for version, (at, samples) in recorded.items():
-        checking.row = _row(checking, version)
+        checking.row = numbers[version]
         moment = made.versions.get(version, Made(0.0, 0) if version == 0 else None)
         if moment is None:
             raise Broken(RECORDED, "a version that an order made", f"version {version}")
         if (samples is None and counted) or (samples is not None and samples != moment.samples):
             raise Broken(RECORDED_SAMPLES, f"{moment.samples} in version {version}", samples)
-        latest = moment.at if exact else _latest(before, version, max(made.versions, default=0))
+        latest = moment.at if exact else _latest(before, version, last)
         if version and not moment.at <= at <= latest:
             until = "" if latest == math.inf else f", before {latest!r}"
             raise Broken(RECORDED_WHEN, f"at {moment.at!r} or later{until}", at)
@@ -73,7 +76,6 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]])
     due = _due(checking)
     if due is None:
         return
-    last = max(made.versions, default=0)
     expected = [version for version, moment in sorted(made.versions.items()) if due.reached(moment.samples)]
     if checking.completed and last not in expected:
         expected.append(last)
@@ -88,7 +90,7 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]])
         checking.proved.append(f"{count(len(recorded), 'recorded version')}, made when and of what the facts say")
 
 
-def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
+def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]], numbers: dict[int, int]) -> None:
     """Means count up by one, and each is of the replicas after some step; the first that was due, and the last."""
     made = checking.made
     over = Made(made.at, made.samples, made.replicas)
@@ -99,7 +101,7 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]])
     counted, virtual = _counted(checking), _virtual(checking)
     due = _due(checking)
     for number, (version, (at, samples)) in enumerate(recorded.items(), 1):
-        checking.row = _row(checking, version)
+        checking.row = numbers[version]
         if version != number:
             raise Broken(RECORDED, f"version {number}, as means count up by one", f"version {version}")
         if samples is None:
@@ -227,11 +229,6 @@ def _earliest_after(computed: dict[int, float]) -> Iterable[tuple[int, float]]:
 
 def _latest(earliest: dict[int, float], version: int, newest: int) -> float:
     return next((earliest[later] for later in range(version, newest + 1) if later in earliest), math.inf)
-
-
-def _row(checking: Checking, version: int) -> int:
-    (row,) = checking.run.ledger.execute("SELECT rowid FROM versions WHERE version = ?", (version,)).fetchone()
-    return int(row)
 
 
 def _whole(value: Any) -> TypeGuard[int]:

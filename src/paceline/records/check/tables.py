@@ -1,0 +1,35 @@
+"""Whether the ledger has its schema's tables and views, and no scalars of strangers."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+from paceline.records.check.checking import Checking
+from paceline.records.check.rules import SCALARS, SCHEMA_KEPT, Broken
+from paceline.records.ledger import TABLES
+
+_SCHEMA = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
+
+
+def tables(checking: Checking) -> None:
+    """Programs read a ledger through its views: one that is defined otherwise tells another story."""
+    checking.table, checking.row = "sqlite_schema", None
+    with closing(sqlite3.connect(":memory:")) as fresh:
+        fresh.executescript(TABLES)
+        expected = dict(fresh.execute(_SCHEMA))
+    found = dict(checking.run.ledger.execute(_SCHEMA))
+    for name in expected:
+        if found.get(name) != expected[name]:
+            there = "another one of that name" if name in found else "none"
+            raise Broken(SCHEMA_KEPT, f"{name} as this version of Paceline makes it", there, "sqlite_schema", name)
+    if strange := sorted(found.keys() - expected.keys()):
+        raise Broken(SCHEMA_KEPT, "nothing else", strange[0], "sqlite_schema", strange[0])
+
+
+def scalars(checking: Checking) -> None:
+    """Only workers log."""
+    checking.table = "scalars"
+    for row, worker in checking.run.ledger.execute("SELECT rowid, worker FROM scalars ORDER BY rowid"):
+        if worker not in range(checking.run.workers):
+            raise Broken(SCALARS, f"worker 0 to {checking.run.workers - 1}", f"worker {worker}", "scalars", row)
