@@ -378,7 +378,7 @@ else:
 
     link._channel.send = sends
 """
-    flags = ("-n", "2", "-p", "bsp", "--threads", "1")
+    flags = ("-n", "2", "-p", "bsp", "--threads", "1", "--on-loss", "continue")
     run = launch.run(script(inside), *flags, args=(str(launch.tmp_path),)).completed()
     assert "paceline: worker 0 died (exit code 7)" in run.err
     assert [row["steps"] for row in run.summary["per_worker"]] == [0, 5]

@@ -45,7 +45,8 @@ def add_to(commands: Any) -> None:
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
     add("--epochs", type=whole("--epochs", 1), metavar="N", help="how many epochs the script trains, if it won't say")
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
-    add("--on-loss", choices=("continue", "stop"), default="continue", help="when a worker dies (default: continue)")
+    loss = "when a worker dies; auto: stop if its script failed, continue if it was killed (default: auto)"
+    add("--on-loss", choices=("auto", "continue", "stop"), default="auto", help=loss)
     add("--on-divergence", choices=("stop", "continue"), default="stop", help="at NaN or infinity (default: stop)")
     add("--tee", choices=("first", "all", "none"), default="first", help="whose output is shown (default: first)")
     add("--max-steps", type=whole("--max-steps", 1), metavar="N", help="end once so many updates are applied")

@@ -38,6 +38,7 @@ from paceline.runtime.board import Board
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
+from paceline.runtime.losses import loss_is_borne, why_it_ends
 from paceline.runtime.member import Member
 from paceline.runtime.offers import dealing, difference, lack_of_work, region_bytes, remarks, unfit, work
 from paceline.runtime.output import Output
@@ -99,6 +100,8 @@ class Coordinator:
         self._watch = Watch(settings, self.members, journal.tally)
         self._shower: Shower | None = None
         self._board = Board(settings.folder) if settings.tensorboard else None
+        self._deaths: dict[str, str] = {}
+        """By worker: how it died."""
         self._leaving: list[tuple[Member, Callable[[Member], None]]] = []
         """Who leaves when its last update has arrived, and how."""
         self._exchange: Exchange | ReplicaExchange
@@ -561,7 +564,7 @@ class Coordinator:
         self._adoption.lost(member.worker)
         self._go_on_with_adoption()
         if not ended_well and not self._stopping:
-            self._died(member, exit_phrase(status), step)
+            self._died(member, status, step)
         if self._evaluations.present is not None and self._evaluations.present[0] is member:
             self._evaluation_failed(f"worker {member.worker} died ({exit_phrase(status)}) while it evaluated a version")
         if self._host is member and self.store_process is None:
@@ -572,17 +575,19 @@ class Coordinator:
             self.store = self._host = None  # another one forks the store
         self._start_if_all_are_here()
 
-    def _died(self, member: Member, how: str, step: str) -> None:
-        member.failed = True
+    def _died(self, member: Member, status: int, step: str) -> None:
+        member.failed, how = True, exit_phrase(status)
+        self._deaths[str(member.worker)] = how
+        self.journal.ledger.note("deaths", self._deaths)
         others = any(other.here and other.stage != "ended" for other in self.members.values())
-        goes_on = others and self._goes_on_without(member)
+        goes_on = others and self._goes_on_without(member, status)
         self._output.died(member, how, step + ("; the others go on" if goes_on else ""))
-        if self.settings.on_loss == "stop":
-            self._fail(f"worker {member.worker} died ({how}){step}, and --on-loss is stop")
+        if not loss_is_borne(self.settings.on_loss, status):
+            self._fail(f"worker {member.worker} died ({how}){step}{why_it_ends(self.settings.on_loss, others)}")
             self._stop(GRACE)
 
-    def _goes_on_without(self, member: Member) -> bool:
-        return self.settings.on_loss != "stop"
+    def _goes_on_without(self, member: Member, status: int) -> bool:
+        return loss_is_borne(self.settings.on_loss, status)
 
     def _kill(self, member: Member) -> None:
         if member.here:

@@ -218,7 +218,7 @@ class Directed(Coordinator):
         """Whoever directs knows them."""
         member.finished = None
 
-    def _goes_on_without(self, member: Member) -> bool:
+    def _goes_on_without(self, member: Member, status: int) -> bool:
         return member.worker in self._lost  # else its script has failed, and so will all: see `result`
 
     def _any_here(self) -> bool:

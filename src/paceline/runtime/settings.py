@@ -30,7 +30,8 @@ class Settings:
     record: int
     """Versions recorded in each epoch; the last is recorded in any case."""
     targets: tuple[Target, ...]
-    on_loss: Literal["continue", "stop"]
+    on_loss: Literal["auto", "continue", "stop"]
+    """What a worker's death does to the run. `auto`: ends it if its script failed, and not if a signal killed it."""
     on_divergence: Literal["stop", "continue"]
     tee: Literal["first", "all", "none"]
     max_steps: int | None
