@@ -34,6 +34,7 @@ AS_REAL: dict[str, Any] = {
     "script_sha256": "0" * 64,
     "arguments": [],
     "threads": 1,
+    "start": "staggered",
     "shards": "dynamic",
     "buffers": "mean",
     "record": 0,

@@ -47,6 +47,7 @@ from paceline.runtime.progress import Shower, Watch, shower
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.replica_exchange import ReplicaExchange
 from paceline.runtime.settings import Settings
+from paceline.runtime.starts import to_begin
 from paceline.runtime.store_client import StoreClient
 from paceline.runtime.versions import Means, StoredVersions
 from paceline.runtime.waits import WaitReports
@@ -134,6 +135,7 @@ class Coordinator:
             self._loop.watch(member.watch, lambda m=member: self._ended(m))  # type: ignore[misc]
             if member.printed is not None:
                 self._loop.watch(member.printed, lambda m=member: self._pass_on(m))  # type: ignore[misc]
+        self._let_scripts_begin()
 
     def facts(self) -> Iterator[Fact]:
         """Everything that happens, as it happens, until every worker's process has ended."""
@@ -231,6 +233,19 @@ class Coordinator:
             self._loop.after(0.0, lambda: self._stop_at_limit("--max-steps"))
 
     # --- the start ----------------------------------------------------------------------------------
+
+    def _let_scripts_begin(self) -> None:
+        """Tell those whose scripts are to begin; say of the others what they wait for."""
+        if self._stopping or self.settings.start == "together":
+            return
+        if begin := to_begin(self.members.values()):
+            for member in begin:
+                member.begun = True
+                member.wait(None)
+                self._send(member, messages.Start())
+            for member in self.members.values():
+                if not member.begun and member.stage == "starting":
+                    member.wait(f"the start waits for worker {begin[0].worker} to come to prepare()")
 
     def _start_if_all_are_here(self) -> None:
         """Once nobody is still on the way to `prepare`, the lowest worker forks the store."""
@@ -342,6 +357,7 @@ class Coordinator:
             case messages.Offered():
                 member.offer, member.stage, member.scalars = message, "offered", message.scalars
                 member.wait("the start waits for the others")
+                self._let_scripts_begin()
                 self._start_if_all_are_here()
             case messages.Refused(message=text):
                 self._refuse(text)
@@ -573,6 +589,7 @@ class Coordinator:
                 self._loop.unwatch(self.store.channel)
             self.store.end()
             self.store = self._host = None  # another one forks the store
+        self._let_scripts_begin()
         self._start_if_all_are_here()
 
     def _died(self, member: Member, status: int, step: str) -> None:

@@ -169,6 +169,10 @@ FromWorker = (
 # the coordinator to a worker
 
 
+class Start(Message):
+    """Begin the script."""
+
+
 class ForkStore(Message):
     """Fork the store's process. The region's and the store's socket's descriptors come along."""
 
@@ -263,7 +267,8 @@ class Exit(Message):
 
 
 ToWorker = (
-    ForkStore
+    Start
+    | ForkStore
     | Begin
     | Compute
     | Step

@@ -47,5 +47,7 @@ class Settings:
     """Whether what is logged and evaluated is written for TensorBoard, too."""
     learning_rate_scale: float = 1.0
     """What the script's learning rates are multiplied by, wherever the optimizer runs."""
+    start: Literal["staggered", "together"] = "staggered"
+    """When scripts begin: the others when the lowest worker's has come to `prepare`, or all at once."""
     simulated: Scenario | None = None
     """The cluster whose times are virtual; None: time is real."""

@@ -48,12 +48,13 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, launc
     torch.set_num_threads(settings.threads)
     link = WorkerLink(worker, settings, Channel(end, messages.ToWorker, "the coordinator"), launcher)
     prepare.attach(link)
-    code = _run_script(settings.script, settings.arguments)
-    if code == 0:
-        try:
+    try:
+        begins = settings.start == "together" or link.begins()
+        code = _run_script(settings.script, settings.arguments) if begins else 0
+        if code == 0:
             link.serve_until_exit()
-        except PeerLost:
-            code = 1
+    except PeerLost:
+        code = 1
     _end_quietly()
     return code
 
@@ -81,6 +82,11 @@ class WorkerLink:
         self._thread = threading.get_ident()
         self._descriptors: list[int] = []
         """What came along with the last answer."""
+
+    def begins(self) -> bool:
+        """Wait until the script is to begin; false if the run ends before that."""
+        message, _ = self._channel.receive()
+        return isinstance(message, messages.Start)
 
     def start(self, offer: Offer) -> Started:
         """See `training.link.Link`."""
