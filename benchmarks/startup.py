@@ -6,6 +6,7 @@
 In every round each command runs once, whole:
 
     paceline    `paceline run --threads 1 --record 0 --tee none` of a script that trains one step of a tiny model
+    together    the same with `--start together`: no worker goes ahead
     ddp         `torchrun --standalone` of a script that makes a Gloo group and trains that step with DDP
     all_reduce  the same with one all_reduce instead of a model: the least that can be asked of torchrun
     import      `python -c "import torch"`: what no training can do without
@@ -41,6 +42,7 @@ PROGRAMS = Path(sys.executable).parent
 WORKLOAD = Path(__file__).parent / "workloads" / "one_step.py"
 TITLES = {
     "paceline": "paceline run, one step",
+    "together": "--start together, one step",
     "ddp": "torchrun, one DDP step",
     "all_reduce": "torchrun, one all_reduce",
     "import": "import torch",
@@ -65,13 +67,16 @@ def measure(variant: str, workers: int, repeat: int, timeout: float) -> Measurem
     with tempfile.TemporaryDirectory(prefix="paceline-startup-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         (times := folder / "times").mkdir()
-        script: list[Any] = [WORKLOAD, "--variant", variant, "--times", times]
+        ours = variant in ("paceline", "together")
+        script: list[Any] = [WORKLOAD, "--variant", "paceline" if ours else variant, "--times", times]
+        run_it = [PROGRAMS / "paceline", "run", "-n", workers, "--threads", 1, "--record", 0, "--tee", "none"]
         commands: dict[str, list[Any]] = {
-            "paceline": [PROGRAMS / "paceline", "run", "-n", workers, "--threads", 1, "--record", 0, "--tee", "none"],
+            "paceline": run_it,
+            "together": [*run_it, "--start", "together"],
             "import": [sys.executable, "-c", "import torch"],
         }
         command = commands.get(variant, [PROGRAMS / "torchrun", "--standalone", "--nproc-per-node", workers])
-        if variant == "paceline":
+        if ours:
             command += ["--out", folder / "run"]
         if variant != "import":
             command += script

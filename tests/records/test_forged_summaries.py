@@ -136,6 +136,26 @@ def test_a_worker_that_died_fails_a_run_that_was_to_stop_then(real: Path) -> Non
     assert wrong(said(real, on_loss="stop")).rule == rules.OUTCOME
 
 
+def test_a_script_that_failed_fails_a_run_that_bears_only_workers_that_were_killed(real: Path) -> None:
+    found = wrong(said(real, deaths={"1": "exit code 1", **dict.fromkeys("023", "killed by SIGKILL")}))
+    assert (found.row, found.rule) == ("end", rules.OUTCOME)
+    assert found.expected == "failed, as the script of worker 1 failed, and on_loss is auto"
+    assert found_in(said(real, on_loss="continue")) is None
+
+
+@pytest.mark.parametrize("deaths", [None, {}])
+def test_of_every_worker_that_died_it_is_noted_how(real: Path, deaths: dict[str, str] | None) -> None:
+    found = wrong(said(real, deaths=deaths))
+    assert (found.table, found.row, found.rule) == ("run", "deaths", rules.DEATHS)
+    assert found_in(said(real, on_loss="continue", start=None)) is None, "as an older run has it"
+
+
+@pytest.mark.parametrize("deaths", [[1, 2], {"1": 9}])
+def test_a_note_of_deaths_that_is_none_is_caught(real: Path, deaths: object) -> None:
+    assert (found := wrong(said(real, deaths=deaths))).row == "deaths"
+    assert found.rule == rules.READABLE
+
+
 @pytest.mark.parametrize("changes", [{"at": 0.5}, {"at": 1e6}, {"facts": 9}, {"facts": 10**6}])
 def test_an_end_that_is_not_at_the_last_fact_is_caught(real: Path, changes: dict[str, float]) -> None:
     assert wrong(ends_here(real, **changes)).rule == rules.ENDED

@@ -35,7 +35,7 @@ def test_python_m_paceline_is_the_same_command_and_does_not_wait_for_torch() -> 
 
 
 FLAGS = """SCRIPT --workers --protocol --scenario --seed --out --json --target --shards --threads --epochs --max-steps
---max-seconds --on-loss --on-divergence --tee --record --report-waits"""
+--max-seconds --start --on-loss --on-divergence --tee --record --report-waits"""
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the
     assert config["protocol"] == {"name": "ssp", "config": {"bound": 2}}
     assert config["arguments"] == ["--its", "own"]
     assert (config["workers"], config["threads"], config["seed"], config["record"]) == (3, 1, 7, 2)
-    assert (config["shards"], config["buffers"], config["on_loss"]) == ("dynamic", "mean", "continue")
+    assert (config["shards"], config["buffers"], config["on_loss"]) == ("dynamic", "mean", "auto")
     assert config["targets"] == ["constant>=0.5", "constant>0.5", "accuracy>=0.1"]
     assert config["limits"] == {"epochs": 2}
     assert config["environment"]["torch"] == torch.__version__

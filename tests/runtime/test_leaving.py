@@ -67,7 +67,7 @@ def test_what_a_script_does_with_a_gradient_it_kept_does_not_reach_a_push_that_i
 def test_when_every_script_fails_after_finish_the_run_fails_and_what_was_trained_is_there(
     end: str, launch: Launch
 ) -> None:
-    run = launch.run(training(after=f"paceline.finish()\n{end}"), "-n", "2", "-p", "asp")
+    run = launch.run(training(after=f"paceline.finish()\n{end}"), "-n", "2", "-p", "asp", "--on-loss", "continue")
     assert run.code == 3, run.err
     assert run.summary["outcome"] == "failed"
     assert run.summary["error"] == "all workers died after training"
@@ -79,7 +79,7 @@ def test_when_every_script_fails_after_finish_the_run_fails_and_what_was_trained
     assert run.final().keys() == {"weight", "bias"}
 
 
-@pytest.mark.parametrize(("on_loss", "code"), [("continue", 0), ("stop", 3)])
+@pytest.mark.parametrize(("on_loss", "code"), [("auto", 3), ("continue", 0), ("stop", 3)])
 def test_a_script_that_fails_after_finish_is_a_loss_like_any_other(on_loss: str, code: int, launch: Launch) -> None:
     script = training(after="paceline.finish()\nif me == 1: raise ValueError('no such table')")
     run = launch.run(script, "-n", "2", "-p", "asp", "--on-loss", on_loss)

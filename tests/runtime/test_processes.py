@@ -129,9 +129,9 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Launc
     for protocol in ("bsp", "asp", "ssp"):
         launches.append(launch := Launch(tmp_path_factory.mktemp(protocol)))
         kill = scenario(launch.tmp_path, "[[event]]\nworker = 0\nat_step = 5\nkill = true\n")
-        flags = ("-n", "4", "-p", protocol, "--shards", "static", "--scenario", kill, "--tee", "none")
+        flags = ("-n", "4", "-p", protocol, "--shards", "static", "--tee", "none", "--on-loss", "continue")
         script = training(EXIT, before=DEATHS, after="paceline.finish(); print('finished')")
-        started[protocol] = launch.start(script, *flags)
+        started[protocol] = launch.start(script, *flags, "--scenario", kill)
     yield started
     for launch in launches:
         launch.close()
@@ -175,9 +175,36 @@ def test_with_on_loss_stop_the_first_death_ends_the_run_with_3(launch: Launch) -
     assert reasons(run) == ["stopped", "died"]
 
 
+@pytest.mark.parametrize("step", [None, 3])
+def test_a_script_that_fails_in_one_worker_fails_the_run(step: int | None, launch: Launch) -> None:
+    """Before `prepare`, where a public script's workers race; and on the way."""
+    fails = "raise FileExistsError('saved/1122_082608')"
+    if step is None:
+        script = training(before=f"if me == 1: {fails}")
+    else:
+        script = training(f"if me == 1 and step == {step}: {fails}", **ENDLESS)
+    run = launch.run(script, "-n", "2", "-p", "asp")
+    assert run.code == 3
+    died = "worker 1 died (exit code 1)" + ("" if step is None else f" in step {step}")
+    line_of(run.err, f"paceline: {died}")
+    assert "FileExistsError: saved/1122_082608" in after(run.err, f"paceline: {died}")
+    assert "the others go on" not in run.err
+    hint = ": its script failed (--on-loss continue goes on without such a worker)"
+    assert (run.summary["outcome"], run.summary["error"]) == ("failed", died + hint)
+    assert run.rows("SELECT value FROM run WHERE key = 'deaths'") == [('{"1":"exit code 1"}',)]
+
+
+def test_a_worker_that_is_killed_does_not_fail_the_run_and_the_summary_counts_it(launch: Launch) -> None:
+    script = training("if me == 1 and step == 3: os.kill(os.getpid(), signal.SIGKILL)")
+    run = launch.run(script, "-n", "2", "-p", "asp", "--tee", "none").completed()
+    line_of(run.err, "paceline: worker 1 died (killed by SIGKILL) in step 3")
+    assert run.out.splitlines()[1].startswith("asp · 1 of 2 workers · ")
+    assert run.rows("SELECT value FROM run WHERE key = 'deaths'") == [('{"1":"killed by SIGKILL"}',)]
+
+
 def test_when_all_die_of_one_mistake_the_run_fails_and_shows_it_once_and_without_our_frames(launch: Launch) -> None:
     script = training("if step == 2: model(x.double())")
-    run = launch.run(script, "-n", "3", "-p", "asp", "--shards", "static")
+    run = launch.run(script, "-n", "3", "-p", "asp", "--shards", "static", "--on-loss", "continue")
     assert run.code == 3
     assert run.summary["outcome"] == "failed"
     assert run.summary["error"] == "all workers died"
@@ -214,7 +241,8 @@ def test_workers_that_die_before_prepare_or_as_they_set_up_the_store_do_not_stop
         launch.tmp_path,
         "[cluster]\ncompute = '20ms'\n[[event]]\nworker = 3\nat = '200ms'\nkill = true\n",
     )
-    run = launch.run(script, "-n", "5", "-p", "asp", "--scenario", kill).completed()
+    flags = ("-n", "5", "-p", "asp", "--scenario", kill, "--on-loss", "continue")
+    run = launch.run(script, *flags).completed()
     line_of(run.err, "paceline: worker 0 died (killed by SIGKILL)")
     line_of(run.err, "paceline: worker 1 died (exit code 1)")
     assert "no data for worker 1" in after(run.err, "paceline: worker 1 died")
@@ -240,7 +268,7 @@ def test_a_push_that_is_heard_together_with_the_death_of_its_worker_is_dropped_a
             optimizer.paceline_session.link.released = lambda: os._exit(7)
         """,
     )
-    process = launch.start(script, "-n", "2", "-p", "asp", "--shards", "static")
+    process = launch.start(script, "-n", "2", "-p", "asp", "--shards", "static", "--on-loss", "continue")
     _, dying, launcher = map(str, launch.events.wait_for("dies"))
     await_end(int(dying))
     os.kill(int(launcher), signal.SIGCONT)

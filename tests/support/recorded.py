@@ -34,10 +34,11 @@ AS_REAL: dict[str, Any] = {
     "script_sha256": "0" * 64,
     "arguments": [],
     "threads": 1,
+    "start": "staggered",
     "shards": "dynamic",
     "buffers": "mean",
     "record": 0,
-    "on_loss": "continue",
+    "on_loss": "auto",
     "on_divergence": "stop",
     "learning_rate_scale": 1.0,
     "targets": [],
@@ -115,6 +116,7 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
 
         history = History(protocol, seed, on_record=record, on_batch=use)
         history.run()
+        ledger.note("deaths", {str(worker): "killed by SIGKILL" for worker in range(4)})
         for number, order in enumerate(history.epochs):
             ledger.epoch_opened(number, order, order_digest(order))
         version, samples = journal.tally.versions, sum(share.samples for share in journal.tally.shares.values())
@@ -141,7 +143,7 @@ def said(folder: Path, **changes: Any) -> Path:
             database.execute("DELETE FROM run WHERE key = ?", (key,))
             if value is not None:
                 database.execute("INSERT INTO run VALUES (?, ?)", (key, json.dumps(value)))
-    only = ("absent", "end", "replay_of", "until")
+    only = ("absent", "beginning", "deaths", "end", "replay_of", "until")
     plain = {key: value for key, value in config.items() if value is not None and key not in only}
     (folder / "config.toml").write_text(tomli_w.dumps(plain))
     return folder

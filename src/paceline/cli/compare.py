@@ -181,6 +181,7 @@ def _arguments(
         "--seed": seed,
         "--scenario": options.scenario,
         "--threads": options.threads,
+        "--start": options.start,
         "--epochs": options.epochs,
         "--shards": options.shards,
         "--record": options.record,

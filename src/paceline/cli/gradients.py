@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from paceline.core.drive import drive
 from paceline.core.facts import GradientReady, ReduceFailed, ReduceFinished
@@ -34,6 +35,7 @@ class Script:
     record: int
     targets: tuple[Target, ...]
     json: bool
+    start: Literal["staggered", "together"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def train(simulation: Simulation, script: Script, folder: Path, interrupts: Inte
         max_seconds=None,
         report_waits=3600.0,
         json=script.json,
+        start=script.start,
     )
     return run(settings, interrupts, direct)
 

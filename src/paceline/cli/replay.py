@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.run import CODES, checked_script, new_folder, whole
+from paceline.cli.run import CODES, STARTS, checked_script, new_folder, whole
 from paceline.core.facts import (
     Fact,
     GradientReady,
@@ -213,6 +213,7 @@ def replay(
         report_waits=3600.0,
         json=json,
         learning_rate_scale=config.get("learning_rate_scale", 1.0),
+        start=config.get("start", STARTS[0]),
     )
     return run(settings, Interrupts(), direct)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from paceline.core.choice import check_fit, choose
 from paceline.core.scenario import Scenario
@@ -20,6 +20,9 @@ from paceline.protocols import registry
 from paceline.records.summary import Target
 
 CODES = {"completed": 0, "failed": 3, "diverged": 4, "interrupted": 130}
+
+STARTS: Final = ("staggered", "together")
+"""When the workers' scripts begin; the first is the default."""
 
 FLAGS = ("-n", "--workers", "-p", "--protocol", "--scenario", "--seed", "--seeds", "--out", "--json", "--target")
 """Flags that are ours when they come before SCRIPT, and that few scripts have: unlike --epochs."""
@@ -45,7 +48,8 @@ def add_to(commands: Any) -> None:
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
     add("--epochs", type=whole("--epochs", 1), metavar="N", help="how many epochs the script trains, if it won't say")
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
-    add("--on-loss", choices=("continue", "stop"), default="continue", help="when a worker dies (default: continue)")
+    loss = "when a worker dies; auto: stop if its script failed, continue if it was killed (default: auto)"
+    add("--on-loss", choices=("auto", "continue", "stop"), default="auto", help=loss)
     add("--on-divergence", choices=("stop", "continue"), default="stop", help="at NaN or infinity (default: stop)")
     add("--tee", choices=("first", "all", "none"), default="first", help="whose output is shown (default: first)")
     add("--max-steps", type=whole("--max-steps", 1), metavar="N", help="end once so many updates are applied")
@@ -76,8 +80,15 @@ def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: 
     add("--scenario", type=Path, metavar="FILE", help="how fast the workers are, and what befalls them")
     add("--seed", type=whole("--seed", 0), default=0, help=seed)
     add("--threads", type=whole("--threads", 1), metavar="T", help="of each worker (default: cores / workers)")
+    add_start(command, "")
     add("--out", type=Path, metavar="DIR", help=out)
     add("--json", action="store_true", help=printed)
+
+
+def add_start(command: argparse.ArgumentParser, before: str) -> None:
+    """Add the flag that says when scripts begin; its help begins with `before`. Not given, it is None."""
+    how = f"{before}let the other workers' scripts begin when worker 0 has come to prepare, or all at once (staggered)"
+    command.add_argument("--start", choices=STARTS, help=how)
 
 
 def add_script(command: argparse.ArgumentParser) -> None:
@@ -143,6 +154,7 @@ def call(options: argparse.Namespace) -> int:
             progress=options.progress,
             tensorboard=options.tensorboard,
             learning_rate_scale=options.learning_rate_scale,
+            start=options.start or STARTS[0],
         ),
         Interrupts(),
     )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.run import CODES, checked_script, new_folder, seconds, whole
+from paceline.cli.run import CODES, STARTS, add_start, checked_script, new_folder, seconds, whole
 from paceline.core.choice import choose
 from paceline.core.scenario import load
 from paceline.errors import ConfigError
@@ -76,6 +76,7 @@ def add_to(commands: Any) -> None:
         "--epochs", type=whole("--epochs", 1), metavar="N", help=f"{trained}how many the script trains, if it won't say"
     )
     add("--record", type=whole("--record", 0), metavar="K", help=f"{trained}versions kept in an epoch (4)")
+    add_start(command, trained)
     met = f"{trained}note when a recorded version meets it"
     add("--target", action="append", metavar="METRIC>=VALUE", help=met)
     how = "last of all, a training script and its arguments: every virtual step computes a real gradient of it"
@@ -195,6 +196,7 @@ def _check_flags(options: argparse.Namespace) -> None:
         raise ConfigError("--batch is given, and --gradients, whose script has its own: leave one of them out")
     trained = {
         "--threads": options.threads,
+        "--start": options.start,
         "--epochs": options.epochs,
         "--record": options.record,
         "--target": options.target,
@@ -218,6 +220,7 @@ def _script(options: argparse.Namespace) -> Script:
         record=4 if options.record is None else options.record,
         targets=tuple(Target.parse(text) for text in options.target or ()),
         json=options.json,
+        start=options.start or STARTS[0],
     )
 
 

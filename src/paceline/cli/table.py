@@ -26,9 +26,8 @@ def print_summary(summary: Summary, folder: Path) -> None:
         why = f": {summary['error']}" if summary["error"] else ""
         console.print(f"{summary['outcome']}{why}", markup=False, soft_wrap=True)
     rate = summary["samples_per_second"]
-    workers = "1 worker" if summary["workers"] == 1 else f"{summary['workers']} workers"
     console.print(
-        f"{_protocol(summary)} · {workers} · {summary['wall_seconds']:.1f} s · "
+        f"{_protocol(summary)} · {_strength(summary)} · {summary['wall_seconds']:.1f} s · "
         f"{summary['steps']} steps in {summary['versions']} versions · {summary['steps_per_second']:.1f} steps/s"
         + ("" if rate is None else f" · {rate:.0f} samples/s")
         + (f" · {summary['samples_missed']} samples missed" if summary["samples_missed"] else ""),
@@ -93,6 +92,15 @@ def percentile(histogram: Mapping[str, int], share: float) -> int | None:
         if below >= share * total:
             return value
     return None
+
+
+def _strength(summary: Summary) -> str:
+    """How many workers trained to the end, of how many: `4 workers`, `3 of 4 workers`."""
+    workers, rows = summary["workers"], summary["per_worker"]
+    dead = sum(row["left"] is not None and row["left"]["reason"] == "died" for row in rows)
+    lost = dead + (workers - len(rows) if rows else 0)  # those that ended before training began have no row
+    noun = "worker" if workers == 1 else "workers"
+    return f"{workers - lost} of {workers} {noun}" if lost else f"{workers} {noun}"
 
 
 def _share_of_all(rows: list[dict[str, Any]], part: str) -> str:

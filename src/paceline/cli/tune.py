@@ -177,6 +177,7 @@ def _arguments(options: argparse.Namespace, settings: dict[str, Any], trial: Tri
         "--seed": trial.seed,
         "--scenario": options.scenario,
         "--threads": options.threads,
+        "--start": options.start,
         "--epochs": options.epochs,
         "--record": 0,
         "--tee": "none",

@@ -34,10 +34,12 @@ from paceline.records.journal import Journal
 from paceline.records.times import StepTimes
 from paceline.runtime import messages
 from paceline.runtime.adoption import Adoption
+from paceline.runtime.alike import Alike
 from paceline.runtime.board import Board
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
+from paceline.runtime.losses import loss_is_borne, why_it_ends
 from paceline.runtime.member import Member
 from paceline.runtime.offers import dealing, difference, lack_of_work, region_bytes, remarks, unfit, work
 from paceline.runtime.output import Output
@@ -46,6 +48,7 @@ from paceline.runtime.progress import Shower, Watch, shower
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.replica_exchange import ReplicaExchange
 from paceline.runtime.settings import Settings
+from paceline.runtime.starts import to_begin
 from paceline.runtime.store_client import StoreClient
 from paceline.runtime.versions import Means, StoredVersions
 from paceline.runtime.waits import WaitReports
@@ -83,6 +86,7 @@ class Coordinator:
         self._on_begin = on_begin
         self._spec = settings.choice.spec
         self._adoption = Adoption()
+        self._alike = Alike()
         self._origin = time.monotonic()
         """When training began: `at` counts from here, so that imports and loading data count for nobody."""
         self._happened: deque[Fact] = deque()
@@ -99,6 +103,8 @@ class Coordinator:
         self._watch = Watch(settings, self.members, journal.tally)
         self._shower: Shower | None = None
         self._board = Board(settings.folder) if settings.tensorboard else None
+        self._deaths: dict[str, str] = {}
+        """By worker: how it died."""
         self._leaving: list[tuple[Member, Callable[[Member], None]]] = []
         """Who leaves when its last update has arrived, and how."""
         self._exchange: Exchange | ReplicaExchange
@@ -131,6 +137,7 @@ class Coordinator:
             self._loop.watch(member.watch, lambda m=member: self._ended(m))  # type: ignore[misc]
             if member.printed is not None:
                 self._loop.watch(member.printed, lambda m=member: self._pass_on(m))  # type: ignore[misc]
+        self._let_scripts_begin()
 
     def facts(self) -> Iterator[Fact]:
         """Everything that happens, as it happens, until every worker's process has ended."""
@@ -228,6 +235,19 @@ class Coordinator:
             self._loop.after(0.0, lambda: self._stop_at_limit("--max-steps"))
 
     # --- the start ----------------------------------------------------------------------------------
+
+    def _let_scripts_begin(self) -> None:
+        """Tell those whose scripts are to begin; say of the others what they wait for."""
+        if self._stopping or self.settings.start == "together":
+            return
+        if begin := to_begin(self.members.values()):
+            for member in begin:
+                member.begun = True
+                member.wait(None)
+                self._send(member, messages.Start())
+            for member in self.members.values():
+                if not member.begun and member.stage == "starting":
+                    member.wait(f"the start waits for worker {begin[0].worker} to come to prepare()")
 
     def _start_if_all_are_here(self) -> None:
         """Once nobody is still on the way to `prepare`, the lowest worker forks the store."""
@@ -339,6 +359,7 @@ class Coordinator:
             case messages.Offered():
                 member.offer, member.stage, member.scalars = message, "offered", message.scalars
                 member.wait("the start waits for the others")
+                self._let_scripts_begin()
                 self._start_if_all_are_here()
             case messages.Refused(message=text):
                 self._refuse(text)
@@ -391,6 +412,8 @@ class Coordinator:
         if not self._adoption.agrees(member.worker):
             self._refuse(self._adoption.disagreement(member.worker))
             return
+        if message.gradient is not None and (line := self._alike.warning(member.worker, message.gradient)):
+            self._output.say(line)
         worker, step, ledger = member.worker, message.step, self.journal.ledger
         self.leases.skip(worker, _batches(message.skipped))
         for epoch, index in message.skipped:
@@ -463,6 +486,7 @@ class Coordinator:
 
     def _adopted(self, member: Member, descriptors: list[int]) -> None:
         slot = self._adoption.done(member.worker)
+        self.journal.ledger.note("beginning", self._adoption.adopted)
         self._exchange.adopt(slot, descriptors)
         self._go_on_with_adoption()
 
@@ -561,7 +585,7 @@ class Coordinator:
         self._adoption.lost(member.worker)
         self._go_on_with_adoption()
         if not ended_well and not self._stopping:
-            self._died(member, exit_phrase(status), step)
+            self._died(member, status, step)
         if self._evaluations.present is not None and self._evaluations.present[0] is member:
             self._evaluation_failed(f"worker {member.worker} died ({exit_phrase(status)}) while it evaluated a version")
         if self._host is member and self.store_process is None:
@@ -570,19 +594,22 @@ class Coordinator:
                 self._loop.unwatch(self.store.channel)
             self.store.end()
             self.store = self._host = None  # another one forks the store
+        self._let_scripts_begin()
         self._start_if_all_are_here()
 
-    def _died(self, member: Member, how: str, step: str) -> None:
-        member.failed = True
+    def _died(self, member: Member, status: int, step: str) -> None:
+        member.failed, how = True, exit_phrase(status)
+        self._deaths[str(member.worker)] = how
+        self.journal.ledger.note("deaths", self._deaths)
         others = any(other.here and other.stage != "ended" for other in self.members.values())
-        goes_on = others and self._goes_on_without(member)
+        goes_on = others and self._goes_on_without(member, status)
         self._output.died(member, how, step + ("; the others go on" if goes_on else ""))
-        if self.settings.on_loss == "stop":
-            self._fail(f"worker {member.worker} died ({how}){step}, and --on-loss is stop")
+        if not loss_is_borne(self.settings.on_loss, status):
+            self._fail(f"worker {member.worker} died ({how}){step}{why_it_ends(self.settings.on_loss, others)}")
             self._stop(GRACE)
 
-    def _goes_on_without(self, member: Member) -> bool:
-        return self.settings.on_loss != "stop"
+    def _goes_on_without(self, member: Member, status: int) -> bool:
+        return loss_is_borne(self.settings.on_loss, status)
 
     def _kill(self, member: Member) -> None:
         if member.here:
@@ -676,7 +703,8 @@ class Coordinator:
                 self._kill(self._host)  # it could not set it up: another one tries
             return
         match message:
-            case messages.StoreReady(process=process):
+            case messages.StoreReady(process=process, beginning=beginning):
+                self.journal.ledger.note("beginning", beginning)
                 self._store_ready(process)
             case messages.StoreFailed(error=error):
                 self._store_lost(f"the parameter store failed: {error.strip()}")

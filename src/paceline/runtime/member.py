@@ -37,6 +37,8 @@ class Member:
     log: Path
     printed: int | None
     """The pipe that what it prints comes through, if it is shown as it comes."""
+    begun: bool = False
+    """Whether its script may begin."""
     stage: Stage = "starting"
     """`offered`: has called `prepare`; `closing`: makes no more steps, its script goes on; `ended`: its
     script is through; `gone`: the process is."""

@@ -53,6 +53,7 @@ class StepFinished(Message):
     other: float
     waited: float
     pulled: float
+    gradient: str | None = None
 
 
 class LeaseWanted(Message):
@@ -169,6 +170,10 @@ FromWorker = (
 # the coordinator to a worker
 
 
+class Start(Message):
+    """Begin the script."""
+
+
 class ForkStore(Message):
     """Fork the store's process. The region's and the store's socket's descriptors come along."""
 
@@ -263,7 +268,8 @@ class Exit(Message):
 
 
 ToWorker = (
-    ForkStore
+    Start
+    | ForkStore
     | Begin
     | Compute
     | Step
@@ -371,6 +377,8 @@ class StoreReady(Message):
     """The store holds the first version."""
 
     process: int
+    beginning: str
+    """Its checksum."""
 
 
 class Committed(Message):

@@ -248,6 +248,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "workers": settings.workers,
         "threads": settings.threads,
         "seed": settings.seed,
+        "start": settings.start,
         "shards": shards,
         "buffers": (offer.buffers if offer else None) or "mean",
         "record": settings.record,

@@ -30,7 +30,8 @@ class Settings:
     record: int
     """Versions recorded in each epoch; the last is recorded in any case."""
     targets: tuple[Target, ...]
-    on_loss: Literal["continue", "stop"]
+    on_loss: Literal["auto", "continue", "stop"]
+    """What a worker's death does to the run. `auto`: ends it if its script failed, and not if a signal killed it."""
     on_divergence: Literal["stop", "continue"]
     tee: Literal["first", "all", "none"]
     max_steps: int | None
@@ -46,5 +47,7 @@ class Settings:
     """Whether what is logged and evaluated is written for TensorBoard, too."""
     learning_rate_scale: float = 1.0
     """What the script's learning rates are multiplied by, wherever the optimizer runs."""
+    start: Literal["staggered", "together"] = "staggered"
+    """When scripts begin: the others when the lowest worker's has come to `prepare`, or all at once."""
     simulated: Scenario | None = None
     """The cluster whose times are virtual; None: time is real."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from paceline.runtime.member import Member
 
@@ -21,10 +21,10 @@ class WaitReports:
         members = list(members)
         busy = [member for member in members if member.waits is None and member.here]
         doing = [member.doing(now) for member in busy] + ([f"the store is {store}"] if store else [])
+        due = [member for member in members if member.waits is not None and self._due(member, now)]
         return [
-            f"worker {member.worker} has waited for {now - member.since:.0f} s: " + "; ".join([member.waits, *doing])
-            for member in members
-            if member.waits is not None and self._due(member, now)
+            f"{who} waited for {now - first.since:.0f} s: " + "; ".join([first.waits or "", *doing])
+            for who, first in _together(due)
         ]
 
     def _due(self, member: Member, now: float) -> bool:
@@ -33,3 +33,16 @@ class WaitReports:
             return False
         self._next[key] = now + waited
         return True
+
+
+def _together(members: Iterable[Member]) -> Iterator[tuple[str, Member]]:
+    """Who waits, and of those the first. Workers whose scripts have not begun wait for the same: one line for them."""
+    starting = []
+    for member in members:
+        if member.stage == "starting":
+            starting.append(member)
+        else:
+            yield f"worker {member.worker} has", member
+    if starting:
+        names = ", ".join(str(member.worker) for member in starting)
+        yield (f"workers {names} have" if len(starting) > 1 else f"worker {names} has"), starting[0]

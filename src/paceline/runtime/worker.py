@@ -33,6 +33,7 @@ from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
 from paceline.training.link import Evaluate, Finished, Go, Offer, Started, Step
+from paceline.training.seeding import seed_script
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 
@@ -48,12 +49,14 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, launc
     torch.set_num_threads(settings.threads)
     link = WorkerLink(worker, settings, Channel(end, messages.ToWorker, "the coordinator"), launcher)
     prepare.attach(link)
-    code = _run_script(settings.script, settings.arguments)
-    if code == 0:
-        try:
+    try:
+        begins = settings.start == "together" or link.begins()
+        seed_script(settings.seed)
+        code = _run_script(settings.script, settings.arguments) if begins else 0
+        if code == 0:
             link.serve_until_exit()
-        except PeerLost:
-            code = 1
+    except PeerLost:
+        code = 1
     _end_quietly()
     return code
 
@@ -81,6 +84,11 @@ class WorkerLink:
         self._thread = threading.get_ident()
         self._descriptors: list[int] = []
         """What came along with the last answer."""
+
+    def begins(self) -> bool:
+        """Wait until the script is to begin; false if the run ends before that."""
+        message, _ = self._channel.receive()
+        return isinstance(message, messages.Start)
 
     def start(self, offer: Offer) -> Started:
         """See `training.link.Link`."""
@@ -155,6 +163,7 @@ class WorkerLink:
                 other=finished.other,
                 waited=finished.waited,
                 pulled=finished.pulled,
+                gradient=finished.gradient,
             )
         )
 

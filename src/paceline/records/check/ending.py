@@ -6,7 +6,7 @@ import math
 from typing import Any, get_args
 
 from paceline.records.check.checking import Checking
-from paceline.records.check.rules import ENDED, OUTCOME, READABLE, Broken
+from paceline.records.check.rules import DEATHS, ENDED, OUTCOME, READABLE, Broken
 from paceline.records.summary import Outcome
 
 OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed")
@@ -14,13 +14,27 @@ OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed
 
 def ending(checking: Checking) -> None:
     """The note `end` is the last thing that a run writes; without it, it crashed before, and has no summary."""
-    end = _noted(checking)
+    end, deaths = _noted(checking), _deaths(checking)
     if end is None:
         if checking.run.summary is not None:
             raise Broken(ENDED, "a note of its end, as there is a summary", "none", "run", "end")
         return
     _last_fact(checking, end)
-    _outcome(checking, end)
+    _outcome(checking, end, deaths)
+
+
+def _deaths(checking: Checking) -> dict[str, str]:
+    """By worker how it died, as the run noted: `exit code 1`, `killed by SIGKILL`."""
+    run = checking.run
+    deaths = run.config.get("deaths", {})
+    if not isinstance(deaths, dict) or not all(isinstance(how, str) for how in deaths.values()):
+        raise Broken(READABLE, "deaths, as a table", deaths, "run", "deaths")
+    died = "SELECT worker FROM facts WHERE kind = 'WorkerLeft' AND json_extract(body, '$.reason') = 'died'"
+    decides = run.config.get("on_loss") == "auto" and not run.simulated  # older ledgers have no such note
+    for (worker,) in run.ledger.execute(died) if decides else []:
+        if str(worker) not in deaths:
+            raise Broken(DEATHS, f"how worker {worker} died", "none", "run", "deaths")
+    return deaths
 
 
 def _noted(checking: Checking) -> dict[str, Any] | None:
@@ -47,7 +61,7 @@ def _last_fact(checking: Checking, end: dict[str, Any]) -> None:
         raise Broken(ENDED, f"the end at {last!r}, as the last fact", end["at"], "run", "end")
 
 
-def _outcome(checking: Checking, end: dict[str, Any]) -> None:
+def _outcome(checking: Checking, end: dict[str, Any], deaths: dict[str, str]) -> None:
     """What can be told from outside: that a run failed or diverged is for itself to say, and it says how."""
     run, reasons, outcome = checking.run, checking.rules.reasons, end["outcome"]
 
@@ -65,6 +79,9 @@ def _outcome(checking: Checking, end: dict[str, Any]) -> None:
         raise broken("failed, as all workers died", outcome)
     if run.config.get("on_loss") == "stop" and "died" in reasons:
         raise broken("another outcome, as a worker died, and on_loss is stop", outcome)
+    failing = [worker for worker, how in deaths.items() if not how.startswith("killed by ")]
+    if run.config.get("on_loss") == "auto" and failing:
+        raise broken(f"failed, as the script of worker {failing[0]} failed, and on_loss is auto", outcome)
     if "stopped" not in reasons or checking.until is not None:
         return
     limits = _limits(checking)
