@@ -473,7 +473,7 @@ class Coordinator:
             if self._adoption.pushed:
                 self._refuse(self._adoption.too_late(worker))
                 return
-            slot = self._exchange.free()
+            slot = self._exchange.reserve()
             self._adoption.writes(worker, slot)
             self._send(self.members[worker], messages.AdoptInto(slot))
         for worker in self._adoption.to_let_on():
@@ -558,7 +558,9 @@ class Coordinator:
         member.stage, member.finishing = "gone", False
         self._exchange.gone(member)
         self._end_look(member)
-        self._adoption.lost(member.worker)
+        unwritten = self._adoption.lost(member.worker)
+        if unwritten is not None:
+            self._exchange.unreserve(unwritten)
         self._go_on_with_adoption()
         if not ended_well and not self._stopping:
             self._died(member, exit_phrase(status), step)

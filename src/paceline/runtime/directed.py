@@ -203,9 +203,9 @@ class Directed(Coordinator):
         """No more orders will come: record the last version, have versions evaluated, and let all processes go."""
         if any(member.trains for member in self.members.values()):
             self.stop()
-        self._exchange.conclude()
         while self._any_here():
             self._take()
+            self._exchange.conclude()
             self._conclude()
             if self._any_here():
                 self._loop.wait()

@@ -37,6 +37,10 @@ class _Average:
     began: float = 0.0
     made: bool = False
     """It comes about when the machine is told."""
+    failed: bool = False
+    """Somebody else said so while its shares were made: its area is kept until the last of them."""
+    void: bool = False
+    """It is of replicas as they were before a script's changes were adopted: its members keep what they have now."""
 
 
 @dataclass(slots=True)
@@ -130,8 +134,9 @@ class ReplicaExchange:
         match fact:
             case ReduceFinished(group=group):
                 self._come_about(group)
-            case ReduceFailed(group=group) if group in self._averages:  # somebody else says so: the average is made
-                self._unclaim(self._averages.pop(group).target)
+            case ReduceFailed(group=group) if group in self._averages:  # somebody else says so
+                self._averages[group].failed = True
+                self._end(self._averages[group])
             case WorkerLeft(worker=worker, reason="died"):
                 self.lost[worker] = None
 
@@ -160,13 +165,28 @@ class ReplicaExchange:
                 self.replicas[worker] = 0
                 self._claim(0)
 
+    def reserve(self) -> int:
+        """A free area for what a script begins with, kept until `adopt` or `unreserve`."""
+        area = self.free()
+        self._claim(area)
+        return area
+
+    def unreserve(self, area: int) -> None:
+        """Nobody writes into that area any more, and nobody adopts it."""
+        self._unclaim(area)
+
     def adopt(self, area: int, descriptors: list[int]) -> None:
-        """The first version is in that area from now on; no replica has made a step."""
+        """The first version is in that reserved area from now on; no replica has made a step.
+
+        Replicas may have been averaged before: all were alike, and so are they now. So the averages under way are void.
+        """
         assert self._store is not None  # training has begun
         self._store.adopt(area, descriptors)
-        for worker, before in self.replicas.items():
+        for worker in self.replicas:
             self._place(worker, area)
-            assert before == 0
+        self._unclaim(area)
+        for average in self._averages.values():
+            average.void = average.order.what == "parameters"
 
     # --- orders -------------------------------------------------------------------------------------
 
@@ -235,6 +255,8 @@ class ReplicaExchange:
             sources, weights = [self.replicas[worker] for worker in order.members], None
 
         def go() -> None:
+            if average.failed:
+                return
             average.began = self._now()
             here = [w for w in order.members if self._members[w].here and self._members[w].averager]
             if not here or (len(here) < len(order.members) and not self.deaths_are_told):
@@ -281,9 +303,10 @@ class ReplicaExchange:
         except PeerLost:
             self._loop.unwatch(averager)
             return
-        average = self._averages[message.group]
-        average.awaited.discard(member.worker)
-        self._end(average)
+        average = self._averages.get(message.group)
+        if average is not None:  # else the group was over before: a run that stops awaits no averages
+            average.awaited.discard(member.worker)
+            self._end(average)
 
     def left(self, member: Member) -> None:
         """It trains no more. Its process may still be there, and make the shares that it owes."""
@@ -371,9 +394,15 @@ class ReplicaExchange:
 
     def _end(self, average: _Average) -> None:
         """When nobody writes into its area any more: it is made, unless somebody was lost."""
-        if average.awaited or average.made:
-            return
         order = average.order
+        if average.awaited:
+            return
+        if average.failed:
+            del self._averages[order.group]
+            self._unclaim(average.target)
+            return
+        if average.made:
+            return
         if not self.deaths_are_told and not all(self._members[worker].here for worker in order.members):
             self._fail(average)
             return
@@ -384,12 +413,16 @@ class ReplicaExchange:
         self._happened(ReduceFinished(group=order.group, at=ended))
 
     def _come_about(self, group: int) -> None:
-        average = self._averages.pop(group)
+        average = self._averages.get(group)
+        if average is None or not average.made:  # a run that stops awaits no averages: `conclude` sees to it
+            return
+        del self._averages[group]
         order = average.order
         if order.what == "parameters":
             self.averages += 1
             for worker in order.members:
-                self._place(worker, average.target)
+                if not average.void:
+                    self._place(worker, average.target)
                 self._share(worker)
             self._unclaim(average.target)
             return
