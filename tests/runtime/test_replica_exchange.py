@@ -19,6 +19,7 @@ from paceline.records.ledger import NoLedger
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
+from paceline.runtime.outbox import Outbox
 from paceline.runtime.replica_exchange import ReplicaExchange
 from paceline.runtime.store_client import StoreClient
 
@@ -64,12 +65,14 @@ def company_of_three(stepped: bool) -> Iterator[Company]:
         for worker, channel in enumerate(channels)
     }
     loop, facts = Loop(), list[Fact]()
-    exchange = ReplicaExchange(members, loop, Journal(NoLedger()), lambda *_: None, facts.append, lambda: 0.0)
+    to_store = Channel(ends[3][0], messages.FromStore, "the store")
+    exchange = ReplicaExchange(members, loop, Journal(NoLedger()), lambda *_: None, facts.append, lambda: 0.0, unused)
     company = Company(exchange, members, loop, facts)
     leases = Leases("queue", list(members))
     leases.open(0, [4, 4, 4], "digest")
     store = StoreClient(
-        Channel(ends[3][0], messages.FromStore, "the store"),
+        to_store,
+        Outbox(to_store, loop, unused),
         0,
         idle_cores=unused,
         applied=unused,
@@ -203,3 +206,19 @@ def test_a_reserved_area_is_nobody_else_s_until_it_is_given_up(beginners: Compan
     assert beginners.average(0) == beginners.average(1) != area
     exchange.unreserve(area)
     assert exchange.free() == area
+
+
+def test_what_an_averager_is_told_while_it_does_not_read_reaches_it_when_it_does(company: Company) -> None:
+    """Its socket holds some two hundred messages."""
+    exchange, averager, told = company.exchange, company.averagers[0], 1000
+    for _ in range(told):
+        exchange._tell((0,), messages.Evict([0, 1]))
+    heard = 0
+    while heard < told:
+        company.loop.wait(0.0)
+        assert averager.ready(), f"{told - heard} are lost"
+        order, _ = averager.receive()
+        assert order == messages.Evict([0, 1])
+        heard += 1
+    company.loop.wait(0.0)
+    assert not averager.ready()

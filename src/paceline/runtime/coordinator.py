@@ -27,7 +27,7 @@ from paceline.core.orders import (
     StepReplica,
     SwitchProtocol,
 )
-from paceline.errors import ConfigError, PeerLost
+from paceline.errors import ConfigError, MessageUnreadable, PeerLost
 from paceline.fabric.channel import Channel, pair
 from paceline.fabric.memory import Region, available_bytes
 from paceline.records.journal import Journal
@@ -40,6 +40,7 @@ from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
 from paceline.runtime.offers import dealing, difference, lack_of_work, region_bytes, remarks, unfit, work
+from paceline.runtime.outbox import Outbox
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
 from paceline.runtime.progress import Shower, Watch, shower
@@ -105,7 +106,7 @@ class Coordinator:
         self._versions: StoredVersions | Means
         if self._spec.family == "decentralized":
             self._exchange = replicas = ReplicaExchange(
-                self.members, loop, journal, self._send, self._happened.append, self._at
+                self.members, loop, journal, self._send, self._happened.append, self._at, self._give_up
             )
             self._versions = Means(
                 replicas, self._spec.averages == "gradients", self.members, self.recordings, journal, self._at
@@ -253,8 +254,10 @@ class Coordinator:
             self._region = Region.create(region_bytes(first, slots, self.settings.workers * areas))
         ours, theirs = pair()
         channel = Channel(ours, messages.FromStore, "the store")
+        self._loop.watch(channel, self._hear_store)
         self.store = StoreClient(
             channel,
+            Outbox(channel, self._loop, lambda: self._store_lost("the parameter store does not read what it is sent")),
             slots,
             idle_cores=self._idle_cores,
             applied=self._exchange.applied,
@@ -263,7 +266,6 @@ class Coordinator:
             written=self._versions.written,
             not_finite=self._not_finite,
         )
-        self._loop.watch(channel, self._hear_store)
         self._host = offered[0]
         self._host.wait("the store is being set up")
         self._send(self._host, messages.ForkStore(slots, areas), (self._region.descriptor, theirs.fileno()))
@@ -319,6 +321,9 @@ class Coordinator:
         except PeerLost:
             self._loop.unwatch(member.channel)
             return
+        except MessageUnreadable as error:
+            self._give_up(member, f"it sent a message that can't be read ({error})")
+            return
         member.heard = time.monotonic()
         match message:
             case messages.StepFinished():
@@ -328,7 +333,7 @@ class Coordinator:
             case messages.OrderDrawn():
                 self._order_drawn(member, message)
             case messages.GivenBack(batches=batches):
-                if member.trains:
+                if member.trains and self._holds(member, batches):
                     self.leases.give_back(member.worker, _batches(batches))
             case messages.Logged(step=step, scalars=scalars):
                 member.logged |= scalars
@@ -392,6 +397,8 @@ class Coordinator:
             self._refuse(self._adoption.disagreement(member.worker))
             return
         worker, step, ledger = member.worker, message.step, self.journal.ledger
+        if not self._holds(member, [*message.skipped, *(message.batches or ())]):
+            return
         self.leases.skip(worker, _batches(message.skipped))
         for epoch, index in message.skipped:
             ledger.batch_used(worker, step, epoch, index, "skipped")
@@ -405,6 +412,16 @@ class Coordinator:
         member.step = None
         at = self._at()
         self._happened.append(GradientReady(worker=worker, step=step, version=message.version, samples=samples, at=at))
+
+    def _holds(self, member: Member, batches: list[tuple[int, int]]) -> bool:
+        """Whether these were leased to it, each once. Else what it says can't be true, and it is given up."""
+        held = self.leases.held.get(member.worker, {})
+        strange = [pair for pair in batches if Batch(*pair) not in held]
+        if not strange and len(set(batches)) == len(batches):
+            return True
+        epoch, index = (strange or batches)[0]
+        self._give_up(member, f"it used batch {index} of epoch {epoch}, which it was not leased")
+        return False
 
     def _step_times(self, member: Member, wait: float, pull: float) -> None:
         done, member.finished = member.finished, None
@@ -586,6 +603,14 @@ class Coordinator:
     def _goes_on_without(self, member: Member) -> bool:
         return self.settings.on_loss != "stop"
 
+    def _give_up(self, member: Member, why: str) -> None:
+        """It can't go on, by no fault of the others: end it, and say why."""
+        if self._loop.watches(member.channel):  # what else it may say means nothing
+            self._loop.unwatch(member.channel)
+        if member.here:
+            self._output.say(f"worker {member.worker} is ended: {why}")
+        self._kill(member)
+
     def _kill(self, member: Member) -> None:
         if member.here:
             os.kill(member.process, signal.SIGKILL)
@@ -677,6 +702,9 @@ class Coordinator:
             if self.store_process is None and self._host is not None and self._host.here:
                 self._kill(self._host)  # it could not set it up: another one tries
             return
+        except MessageUnreadable as error:
+            self._store_lost(f"the parameter store sent a message that can't be read ({error})")
+            return
         match message:
             case messages.StoreReady(process=process):
                 self._store_ready(process)
@@ -722,6 +750,8 @@ class Coordinator:
         self._store_lost("the parameter store's process died; what versions/ has is whole")
 
     def _store_lost(self, message: str) -> None:
+        if self._loop.watches(self._store().channel):  # what else it may say comes too late
+            self._loop.unwatch(self._store().channel)
         self._store().lose()
         self._fail(message)
         self._stop(GRACE)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, WorkerLeft
 from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
-from paceline.errors import PeerLost
+from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.channel import Channel, pair
 from paceline.fabric.groups import Kept
 from paceline.records.journal import Journal
@@ -18,6 +17,7 @@ from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
 from paceline.runtime.offers import lack_of_memory_for_replicas
+from paceline.runtime.outbox import Outbox
 from paceline.runtime.store_client import StoreClient
 
 AREAS = 7
@@ -73,8 +73,12 @@ class ReplicaExchange:
         send: Callable[[Member, messages.Message], None],
         happened: Callable[[Fact], None],
         now: Callable[[], float],
+        give_up: Callable[[Member, str], None],
     ) -> None:
-        """`now()` is seconds since the run's start; `happened` takes the facts that come of an order."""
+        """`now()` is seconds since the run's start; `happened` takes the facts that come of an order.
+
+        `give_up(member, why)` ends a worker that can't go on.
+        """
         self.present: float | None = None
         """As in `Exchange`: nothing here asks for it."""
         self.replicas: dict[int, int] = {}
@@ -90,6 +94,7 @@ class ReplicaExchange:
         self._send = send
         self._happened = happened
         self._now = now
+        self._give_up = give_up
         self._store: StoreClient | None = None
         self._leases = Leases("queue", [])
         self._unshared: dict[int, list[int]] = {}
@@ -155,6 +160,7 @@ class ReplicaExchange:
         ours, theirs = pair()
         averager = member.averager = Channel(ours, messages.FromAverager, f"worker {member.worker}'s averager")
         self._loop.watch(averager, lambda: self._hear(member, averager))
+        member.averaged_by = Outbox(averager, self._loop, lambda: self._give_up(member, "its averager does not read"))
         return [theirs]
 
     def begin(self, store: StoreClient, leases: Leases, model_bytes: int) -> None:
@@ -273,10 +279,9 @@ class ReplicaExchange:
     def _tell(self, workers: tuple[int, ...], message: messages.ToAverager) -> None:
         """Those of them who are here."""
         for worker in workers:
-            averager = self._members[worker].averager
-            if averager is not None:
-                with suppress(PeerLost):  # it has died: `gone` is told next
-                    averager.send(message, block=False)
+            averaged_by = self._members[worker].averaged_by
+            if averaged_by is not None:
+                averaged_by.send(message)
 
     # --- workers ------------------------------------------------------------------------------------
 
@@ -303,6 +308,9 @@ class ReplicaExchange:
         except PeerLost:
             self._loop.unwatch(averager)
             return
+        except MessageUnreadable as error:
+            self._give_up(member, f"its averager sent a message that can't be read ({error})")
+            return
         average = self._averages.get(message.group)
         if average is not None:  # else the group was over before: a run that stops awaits no averages
             average.awaited.discard(member.worker)
@@ -318,11 +326,12 @@ class ReplicaExchange:
     def gone(self, member: Member) -> None:
         """Its process has ended: what waited for it goes on without."""
         worker, averager = member.worker, member.averager
-        if averager is not None:
+        if averager is not None and member.averaged_by is not None:
+            member.averaged_by.forget()
             if self._loop.watches(averager):
                 self._loop.unwatch(averager)
             averager.close()
-            member.averager = None
+            member.averager = member.averaged_by = None
         self.let_go_of_slot(member)
         for key in [key for key in self._stepping if key[0] == worker]:
             for area in self._stepping.pop(key):
