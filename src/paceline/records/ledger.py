@@ -12,9 +12,10 @@ import fcntl
 import os
 import sqlite3
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -166,6 +167,8 @@ CREATE VIEW groups AS
 
 GATHER = 0.1  # seconds that a transaction waits for company
 AT_MOST = 10_000  # records in one transaction
+MOST_BEHIND = 200_000
+"""Records that wait to be written, some hundred megabytes: of a disk that is slower than the run, it keeps no more."""
 
 FACTS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Fact)}
 """What decodes the body of a fact of each kind."""
@@ -173,9 +176,10 @@ _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
 
 
 class Ledger:
-    """Writes a run's ledger. Any thread may call any method; none waits, and none fails before `close`.
+    """Writes a run's ledger. Any thread may call any method, and none fails before `close`.
 
-    What is handed over must not be changed afterwards. Nothing is recorded after `close`.
+    None waits, but for `record`, while the disk is too far `behind`. What is handed over must not be changed
+    afterwards. Nothing is recorded after `close`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -186,6 +190,8 @@ class Ledger:
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self._facts = 0
         self._closing = threading.Event()
+        self._writing = threading.Lock()
+        """Held while SQLite is called."""
         self._error: Exception | None = None
         try:
             self._database = sqlite3.connect(path, check_same_thread=False)
@@ -199,8 +205,22 @@ class Ledger:
         self._thread.start()
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
-        """A fact, and the orders that followed from it."""
+        """A fact, and the orders that followed from it. Waits while the disk is too far behind."""
+        while self.behind:
+            time.sleep(GATHER / 10)
         self._queue.put(("facts", fact, orders))
+
+    @property
+    def behind(self) -> int:
+        """How many records wait to be written, if those are too many: whoever records is to wait for the disk."""
+        waiting = self._queue.qsize()
+        return waiting if waiting >= MOST_BEHIND else 0
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Let nothing be written meanwhile: who forks then takes no lock of SQLite's along that nobody would open."""
+        with self._writing:
+            yield
 
     def pushed(self, worker: int, step: int, learning_rates: Sequence[float], batch: int | None) -> None:
         """A step's push: the learning rate of each parameter group, and the samples in it (None: not counted)."""
@@ -289,9 +309,10 @@ class Ledger:
             with closing(self._database):
                 while self._write_batch():
                     pass
-                self._database.execute("PRAGMA busy_timeout = 0")
-                with suppress(sqlite3.OperationalError):  # somebody is reading: the log stays until he has done
-                    self._database.execute("PRAGMA journal_mode = DELETE")
+                with self._writing:
+                    self._database.execute("PRAGMA busy_timeout = 0")
+                    with suppress(sqlite3.OperationalError):  # somebody is reading: the log stays until he has done
+                        self._database.execute("PRAGMA journal_mode = DELETE")
         except Exception as error:
             self._error = error
             while not self._closing.is_set():  # nothing piles up
@@ -315,7 +336,7 @@ class Ledger:
                     rows["run"].append(("end", _json(end)))
                 case (table, *cells):
                     rows[table].append(tuple(_json(cell) if isinstance(cell, list | tuple) else cell for cell in cells))
-        with self._database:
+        with self._writing, self._database:
             for table, values in rows.items():
                 places = ", ".join("?" * len(values[0]))
                 self._database.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({places})", values)

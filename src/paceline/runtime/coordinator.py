@@ -35,6 +35,7 @@ from paceline.records.times import StepTimes
 from paceline.runtime import messages
 from paceline.runtime.adoption import Adoption
 from paceline.runtime.board import Board
+from paceline.runtime.disk import Disk
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
@@ -97,6 +98,7 @@ class Coordinator:
         self._let_go = False
         """Whether the workers were told to exit."""
         self._waits = WaitReports(settings.report_waits)
+        self._disk = Disk(journal.ledger, loop, output.say)
         self._watch = Watch(settings, self.members, journal.tally)
         self._shower: Shower | None = None
         self._board = Board(settings.folder) if settings.tensorboard else None
@@ -143,6 +145,7 @@ class Coordinator:
         self._show_progress()
         while True:
             while (fact := self._next()) is not None:
+                self._disk.wait()
                 self._exchange.present = fact.at
                 self._exchange.tell(fact)
                 yield fact
@@ -174,6 +177,11 @@ class Coordinator:
         self.outcome, self.error = "interrupted", None
         if self._stopping:  # a limit had stopped it more gently
             self._loop.after(GRACE, self._end_stragglers)
+        self._stop(GRACE)
+
+    def fail(self, message: str) -> None:
+        """The run can't go on, by no fault of its user: end it."""
+        self._fail(message)
         self._stop(GRACE)
 
     def close(self) -> None:
@@ -347,6 +355,8 @@ class Coordinator:
                 self._start_if_all_are_here()
             case messages.Refused(message=text):
                 self._refuse(text)
+            case messages.StoreNotForked(error=error):
+                self.fail(f"the parameter store can't be started: {error}")
             case messages.Stepped(step=step, not_finite=not_finite):
                 assert isinstance(self._exchange, ReplicaExchange)
                 self._exchange.stepped(member, step)
@@ -581,8 +591,10 @@ class Coordinator:
         self._go_on_with_adoption()
         if not ended_well and not self._stopping:
             self._died(member, exit_phrase(status), step)
-        if self._evaluations.present is not None and self._evaluations.present[0] is member:
-            self._evaluation_failed(f"worker {member.worker} died ({exit_phrase(status)}) while it evaluated a version")
+        last = all(other.stage != "ended" for other in self.members.values())
+        if self._evaluations.lost(member) and (last or self.outcome != "completed"):
+            what = f"worker {member.worker} died ({exit_phrase(status)}) while it evaluated a version"
+            self._evaluation_failed(f"{what}, and no other worker is left to do so")
         if self._host is member and self.store_process is None:
             assert self.store is not None
             if self._loop.watches(self.store.channel):
@@ -774,7 +786,8 @@ class Coordinator:
 
     def _report_waits(self) -> None:
         store = self.store.busy_with if self.store is not None else None
-        for line in self._waits.lines(self.members.values(), store, time.monotonic()):
+        besides = self._disk.busy_with or (f"the store is {store}" if store else None)
+        for line in self._waits.lines(self.members.values(), besides, time.monotonic()):
             self._output.say(line)
         self._loop.after(self.settings.report_waits, self._report_waits)
 

@@ -29,7 +29,7 @@ from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
 from paceline.runtime.averager import start_averager
-from paceline.runtime.processes import forks_die_with_me, share_without_files
+from paceline.runtime.processes import NoProcess, forks_die_with_me, share_without_files
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
@@ -112,6 +112,8 @@ class WorkerLink:
                     region, end = Region.attach(descriptors[0]), socket.socket(fileno=descriptors[1])
                     try:
                         fork_store(offer.make_store, region, slots, areas, end, self._launcher)
+                    except NoProcess as error:
+                        self._channel.send(messages.StoreNotForked(str(error)))
                     except Exception as error:
                         message = f"no store can be made of this model and optimizer: {type(error).__name__}: {error}"
                         self.refuse(message)
