@@ -71,7 +71,8 @@ def test_who_records_a_fact_waits_while_the_disk_is_too_far_behind_and_nothing_i
     recording.join()
     ledger.close()
     database = connect(tmp_path / "ledger.sqlite")
-    assert database.execute("SELECT (SELECT count(*) FROM undone), (SELECT count(*) FROM facts)").fetchone() == (count, 1)
+    counts = "SELECT (SELECT count(*) FROM undone), (SELECT count(*) FROM facts)"
+    assert database.execute(counts).fetchone() == (count, 1)
     database.close()
 
 

@@ -18,7 +18,9 @@ def evaluate(model):
 
 
 @pytest.mark.parametrize("doomed", [(0, 1), (0, 1, 2)])
-def test_a_version_whose_evaluator_died_is_evaluated_by_the_next_worker(doomed: tuple[int, ...], launch: Launch) -> None:
+def test_a_version_whose_evaluator_died_is_evaluated_by_the_next_worker(
+    doomed: tuple[int, ...], launch: Launch
+) -> None:
     script = training(before=EVALUATE.format(calls=2, doomed=doomed), epochs=1)
     run = launch.run(script, "-n", "3", "-p", "asp")
     for worker in doomed:

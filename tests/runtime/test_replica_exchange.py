@@ -26,7 +26,7 @@ from paceline.runtime.store_client import StoreClient
 
 @dataclass
 class Company:
-    """Three workers of which every replica has made a step, or none; `averagers` are the workers' ends of the channels."""
+    """Three workers, each of whose replicas has made a step, or none; `averagers` are their ends of the channels."""
 
     exchange: ReplicaExchange
     members: dict[int, Member]

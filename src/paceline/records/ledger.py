@@ -99,7 +99,7 @@ CREATE TABLE consensus (     -- where every worker has a replica: how far they a
 CREATE TABLE scalars (worker INTEGER, step INTEGER, at REAL, name TEXT, value REAL);
 
 -- One row for each update in each version. Where every worker has a replica: for each step in its own, without those
--- that were lost with it, and for each gradient in a mean that replicas were stepped with; `version` is a replica's.
+-- that were lost with it or left undone, and for each gradient in a mean that replicas were stepped with; `version` is a replica's.
 -- LIMIT -1 limits nothing: where the view is joined, SQLite then computes it once, and the casts let it be indexed.
 -- Else 60,000 updates take minutes.
 CREATE VIEW applied_updates AS
@@ -128,9 +128,12 @@ CREATE VIEW applied_updates AS
     FROM orders
     LEFT JOIN (SELECT DISTINCT worker, step FROM orders WHERE kind = 'DropUpdate') AS dropped
         ON dropped.worker = orders.worker AND dropped.step = orders.step
+    LEFT JOIN (SELECT DISTINCT worker, step FROM undone) AS left_undone
+        ON left_undone.worker = orders.worker AND left_undone.step = orders.step
     WHERE orders.kind = 'StepReplica'
         AND json_extract(orders.body, '$.group') IS NULL
         AND dropped.step IS NULL
+        AND left_undone.step IS NULL
     LIMIT -1;
 
 -- One row for each time that a sample was applied: exactly one for each, if all went well.

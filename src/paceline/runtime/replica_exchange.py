@@ -225,7 +225,7 @@ class ReplicaExchange:
         worker, step, member = order.worker, order.step, self._members[order.worker]
         trains = member.trains and (worker, step) not in self.undone
         if not trains:
-            self._journal.ledger.undone(worker, step)
+            self._journal.undone(worker, step)
         if order.group is None and not trains:
             return  # it will not be made: that its worker has left is the next that the machine hears of it
         self.steps += 1
