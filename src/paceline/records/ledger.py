@@ -99,7 +99,8 @@ CREATE TABLE consensus (     -- where every worker has a replica: how far they a
 CREATE TABLE scalars (worker INTEGER, step INTEGER, at REAL, name TEXT, value REAL);
 
 -- One row for each update in each version. Where every worker has a replica: for each step in its own, without those
--- that were lost with it or left undone, and for each gradient in a mean that replicas were stepped with; `version` is a replica's.
+-- that were lost with it or left undone, and for each gradient in a mean that replicas were stepped with; `version` is
+-- a replica's.
 -- LIMIT -1 limits nothing: where the view is joined, SQLite then computes it once, and the casts let it be indexed.
 -- Else 60,000 updates take minutes.
 CREATE VIEW applied_updates AS
@@ -384,6 +385,7 @@ def _locked(folder: Path) -> int | None:
 
 def connect(path: Path) -> sqlite3.Connection:
     """A ledger, open for reading, finished or not. Raises ConfigError if there is none that this version reads."""
+    roll_back(path)
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         (schema,) = database.execute("PRAGMA user_version").fetchone()
@@ -393,6 +395,29 @@ def connect(path: Path) -> sqlite3.Connection:
         database.close()
         raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads {SCHEMA}")
     return database
+
+
+def roll_back(path: Path) -> None:
+    """Undo the transaction that a killed process left half written, if one did: reading alone can't.
+
+    SQLite writes without its write-ahead log only as that is switched on and off, at a run's beginning and end.
+    Raises ConfigError if the folder can't be written.
+    """
+    journal = path.with_name(f"{path.name}-journal")
+    try:
+        if not journal.stat().st_size:
+            return
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database:
+            database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except OSError:  # there is none
+        return
+    except sqlite3.DatabaseError as error:
+        if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+            return  # reading it says what is the matter
+        raise ConfigError(
+            f"{path}: the run was killed while this file was written, and what {journal.name} has must be undone in it "
+            "before it can be read; copy the run's folder to where it can be written"
+        ) from error
 
 
 def read_facts(path: Path) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
