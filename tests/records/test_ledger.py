@@ -259,7 +259,6 @@ def test_a_ledger_whose_writer_was_killed_without_the_write_ahead_log_is_read_as
     Ledger(path).close()
     subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, str(path)], check=False)
     assert path.with_name("ledger.sqlite-journal").stat().st_size
-    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
-        with pytest.raises(sqlite3.OperationalError):
-            database.execute("SELECT count(*) FROM facts")
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database, pytest.raises(sqlite3.Error):
+        database.execute("SELECT count(*) FROM facts")
     assert rows(path, "SELECT count(*) FROM facts") == [(0,)]

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from paceline.core.choice import choose
 from paceline.core.facts import StepDeclined
+from paceline.core.scenario import Scenario
+from paceline.protocols import registry
 from paceline.records import ledger as ledgers
+from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, connect
 from paceline.runtime.disk import Disk
 from paceline.runtime.loop import Loop
+from paceline.runtime.run import _write_config
+from paceline.runtime.settings import Settings
 
 FACT = StepDeclined(worker=0, step=0, at=0.0)
 
@@ -20,6 +28,7 @@ FACT = StepDeclined(worker=0, step=0, at=0.0)
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setattr(ledgers, "MOST_BEHIND", 10)
+    monkeypatch.setattr(ledgers, "AT_MOST", 0)  # beside the first in a transaction
     return Ledger(tmp_path / "ledger.sqlite")
 
 
@@ -107,4 +116,48 @@ def test_a_fork_waits_until_the_ledger_s_thread_is_out_of_sqlite(ledger: Ledger)
     go_on.set()
     forking.join()
     assert still.is_set()
+    ledger.close()
+
+
+def test_what_a_run_notes_of_itself_is_whole_or_not_there(ledger: Ledger, tmp_path: Path) -> None:
+    """In the ledger: nothing is written between its first key and its last."""
+    ledger.note_all({"a": 1, "b": [2]})
+    assert ledger._queue.qsize() <= 1
+    ledger.close()
+    database = connect(tmp_path / "ledger.sqlite")
+    assert dict(database.execute("SELECT key, value FROM run")) == {"a": "1", "b": "[2]"}
+    database.close()
+
+
+def test_a_reader_of_config_toml_never_sees_half_of_it(ledger: Ledger, tmp_path: Path) -> None:
+    """It is written anew when the script's part is known; the file that a reader has open stays as it was."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    settings = Settings(
+        script=script,
+        arguments=(),
+        choice=choose("asp", registry()),
+        workers=2,
+        scenario=Scenario(),
+        seed=0,
+        threads=1,
+        folder=tmp_path,
+        shards=None,
+        epochs=None,
+        record=4,
+        targets=(),
+        on_loss="continue",
+        on_divergence="stop",
+        tee="none",
+        max_steps=None,
+        max_seconds=None,
+        report_waits=30.0,
+        json=False,
+    )
+    _write_config(settings, None, Journal(ledger))
+    with (tmp_path / "config.toml").open() as file:
+        _write_config(replace(settings, shards="static"), None, Journal(ledger))
+        assert tomllib.loads(file.read())["shards"] == "dynamic"
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["shards"] == "static"
+    assert {path.name for path in tmp_path.iterdir() if "toml" in path.name} == {"config.toml"}
     ledger.close()

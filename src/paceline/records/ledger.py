@@ -282,7 +282,11 @@ class Ledger:
 
     def note(self, key: str, value: Any) -> None:
         """Something about the run as a whole, any JSON value; a later one replaces an earlier."""
-        self._queue.put(("run", key, _json(value)))
+        self.note_all({key: value})
+
+    def note_all(self, values: Mapping[str, Any]) -> None:
+        """Note all of these, or none if the run is killed meanwhile."""
+        self._queue.put(("notes", [(key, _json(value)) for key, value in values.items()]))
 
     def ended(self, outcome: str, error: str | None, at: float) -> None:
         """The run has come to its end, `at` seconds. How many facts it had is noted with it, under the key `end`."""
@@ -335,6 +339,8 @@ class Ledger:
                     pass
                 case ("facts", fact, orders):
                     self._encode(fact, orders, rows)
+                case ("notes", notes):
+                    rows["run"] += notes
                 case ("end", outcome, error, at):
                     end = {"outcome": outcome, "error": error, "at": at, "facts": self._facts}
                     rows["run"].append(("end", _json(end)))

@@ -282,9 +282,10 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "simulated": settings.simulated is not None,
         "scenario": (settings.simulated or settings.scenario).to_plain(),
     }
-    (settings.folder / "config.toml").write_text(tomli_w.dumps(config))
-    for key, value in config.items():
-        journal.ledger.note(key, value)
+    unfinished = settings.folder / "config.toml.unfinished"
+    unfinished.write_text(tomli_w.dumps(config))
+    unfinished.replace(settings.folder / "config.toml")  # whole at any moment at which the run may be killed
+    journal.ledger.note_all(config)
 
 
 def _conclude(settings: Settings, coordinator: Coordinator) -> Summary:
