@@ -329,8 +329,8 @@ class Coordinator:
         except PeerLost:
             self._loop.unwatch(member.channel)
             return
-        except MessageUnreadable as error:
-            self._give_up(member, f"it sent a message that can't be read ({error})")
+        except MessageUnreadable as why:
+            self._give_up(member, f"it sent a message that can't be read ({why})")
             return
         member.heard = time.monotonic()
         match message:
@@ -714,8 +714,8 @@ class Coordinator:
             if self.store_process is None and self._host is not None and self._host.here:
                 self._kill(self._host)  # it could not set it up: another one tries
             return
-        except MessageUnreadable as error:
-            self._store_lost(f"the parameter store sent a message that can't be read ({error})")
+        except MessageUnreadable as why:
+            self._store_lost(f"the parameter store sent a message that can't be read ({why})")
             return
         match message:
             case messages.StoreReady(process=process):
