@@ -24,7 +24,7 @@ def test_a_version_whose_evaluator_died_is_evaluated_by_the_next_worker(
     script = training(before=EVALUATE.format(calls=2, doomed=doomed), epochs=1)
     run = launch.run(script, "-n", "3", "-p", "asp")
     for worker in doomed:
-        assert f"worker {worker} died (killed by SIGKILL)" in run.err
+        assert f"worker {worker} died (killed by SIGKILL) while it evaluated a version" in run.err
     versions = [version for (version,) in run.rows("SELECT version FROM versions ORDER BY version")]
     evaluated = [(row["version"], row["by"]) for row in run.summary["evaluations"]]
     assert [version for version, _ in evaluated] == versions[: len(evaluated)]

@@ -591,10 +591,15 @@ class Coordinator:
         self._go_on_with_adoption()
         if not ended_well and not self._stopping:
             self._died(member, exit_phrase(status), step)
-        last = all(other.stage != "ended" for other in self.members.values())
-        if self._evaluations.lost(member) and (last or self.outcome != "completed"):
-            what = f"worker {member.worker} died ({exit_phrase(status)}) while it evaluated a version"
-            self._evaluation_failed(f"{what}, and no other worker is left to do so")
+        if self._evaluations.lost(member):
+            left = any(other.stage == "ended" for other in self.members.values())
+            goes_on = left and self.outcome == "completed"
+            how, at = exit_phrase(status), " while it evaluated a version"
+            self._output.died(member, how, at + ("; another one does" if goes_on else ""))
+            if not goes_on:
+                self._evaluation_failed(
+                    f"worker {member.worker} died ({how}){at}, and no other worker is left to do so"
+                )
         if self._host is member and self.store_process is None:
             assert self.store is not None
             if self._loop.watches(self.store.channel):
