@@ -95,6 +95,8 @@ class Coordinator:
         """The one that training began with."""
         self._stopping = False
         self._evaluations = Evaluations(self._send)
+        self._at_once = False
+        """Whether the run is to end without its last version, if that is not written yet."""
         self._let_go = False
         """Whether the workers were told to exit."""
         self._waits = WaitReports(settings.report_waits)
@@ -151,8 +153,8 @@ class Coordinator:
                 yield fact
                 self._exchange.present = None
                 self._end_postponed()
-            self._conclude()
-            if not any(member.here for member in self.members.values()):
+            writing = self._conclude() and not self._at_once
+            if not writing and not any(member.here for member in self.members.values()):
                 break
             if not self._happened:
                 self._loop.wait(self._exchange.due())
@@ -168,7 +170,7 @@ class Coordinator:
         if not times:
             return
         if times > 1 or self.outcome == "interrupted":
-            self.outcome = "interrupted"
+            self.outcome, self._at_once = "interrupted", True
             self._stop(0.0)
             for member in self.members.values():
                 self._kill(member)
@@ -670,14 +672,17 @@ class Coordinator:
         if self.outcome == "completed":
             self.outcome, self.error = "failed", message
 
-    def _conclude(self) -> None:
-        """When nobody trains any more: record the last version, have versions evaluated, let processes go."""
+    def _conclude(self) -> bool:
+        """When nobody trains any more: record the last version, have versions evaluated, let processes go.
+
+        Returns whether the last version is still to be written, though all workers may have gone.
+        """
         members = self.members.values()
         if self._happened or any(member.stage in ("starting", "offered", "training") for member in members):
-            return
+            return False
         if self._offer is not None and not self._store().lost and self.recordings.final is None:
             if not self._store().idle or self._versions.record_last():
-                return
+                return True
             if self.recordings.newest.version in self.recordings.hashes:
                 self.recordings.conclude()
         for member in members:
@@ -686,7 +691,7 @@ class Coordinator:
                 member.wait(None)
                 self._send(member, messages.FinalRecorded(self.recordings.final))
         if any(member.stage not in ("ended", "gone") for member in members) or self._evaluations.present:
-            return
+            return False
         wanted = self.outcome == "completed" and self._offer is not None and self._offer.evaluates
         self._evaluations.begin(self.recordings.files() if wanted else [])
         ended = [member for member in members if member.stage == "ended"]
@@ -694,6 +699,7 @@ class Coordinator:
             self._let_go = True
             for member in ended:
                 self._send(member, messages.Exit())
+        return False
 
     def _evaluation_failed(self, message: str) -> None:
         self._evaluations.give_up()

@@ -203,12 +203,13 @@ class Directed(Coordinator):
         """No more orders will come: record the last version, have versions evaluated, and let all processes go."""
         if any(member.trains for member in self.members.values()):
             self.stop()
-        while self._any_here():
+        while True:
             self._take()
             self._exchange.conclude()
-            self._conclude()
-            if self._any_here():
-                self._loop.wait()
+            writing = self._conclude() and not self._at_once
+            if not writing and not self._any_here():
+                break
+            self._loop.wait()
         self._look_at_ends()
 
     def _at(self) -> float:
