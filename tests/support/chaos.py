@@ -31,7 +31,7 @@ FAULTS = {
     "exit with a code": "sys.exit(5)",
     "end at once": "os._exit(0)",
     "end at once with a code": "os._exit(7)",
-    "stop": "subprocess.Popen(['sh', '-c', f'sleep {seconds}; kill -CONT {os.getpid()}']); "
+    "stop": "subprocess.Popen(['sh', '-c', f'sleep {seconds}; while kill -CONT {os.getpid()}; do sleep 0.2; done']); "
     "os.kill(os.getpid(), signal.SIGSTOP)",
     "terminate": "os.kill(os.getpid(), signal.SIGTERM)",
 }

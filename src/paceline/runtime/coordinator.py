@@ -539,14 +539,15 @@ class Coordinator:
     def _script_ended(self, member: Member) -> None:
         if self._postponed(member, self._script_ended):
             return
-        if member.stage == "starting":
+        prepared = member.stage != "starting"
+        self._leave(member, "finished")
+        member.stage = "ended"
+        if not prepared:
             self._fail(
                 f"{self.settings.script} ended without calling paceline.prepare(); add the line "
                 "model, optimizer, loader = paceline.prepare(model, optimizer, loader) before its loop"
             )
             self._stop(GRACE)
-        self._leave(member, "finished")
-        member.stage = "ended"
         member.wait("its script has ended, the run has not")
         self._start_if_all_are_here()
 
@@ -695,6 +696,8 @@ class Coordinator:
         wanted = self.outcome == "completed" and self._offer is not None and self._offer.evaluates
         self._evaluations.begin(self.recordings.files() if wanted else [])
         ended = [member for member in members if member.stage == "ended"]
+        if self._evaluations.pending and not ended:
+            self._evaluation_failed("no worker is left to evaluate the recorded versions: all processes have ended")
         if not self._evaluations.go_on(ended) and not self._let_go:
             self._let_go = True
             for member in ended:

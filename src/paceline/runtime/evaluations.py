@@ -22,6 +22,11 @@ class Evaluations:
         self._file = ""
         """That version's."""
 
+    @property
+    def pending(self) -> bool:
+        """Whether there are versions that nobody has begun to evaluate."""
+        return bool(self._versions)
+
     def begin(self, versions: Iterable[tuple[int, str]]) -> None:
         """These versions, each with its file, are to be evaluated. Said again, it changes nothing."""
         if self._versions is None:
