@@ -4,7 +4,8 @@
     ├── ConfigError          a value that the user gave is not allowed (exit 2)
     ├── ProtocolViolation    a fact that cannot follow the ones before it
     ├── RunFailed            the run cannot go on (exit 3)
-    └── PeerLost             the other end of a channel has gone
+    ├── PeerLost             the other end of a channel has gone
+    └── MessageUnreadable    what came through a channel is none of the messages that may come there
 
 A message says what was asked, what was given, what is allowed and what to do, in one line.
 """
@@ -38,3 +39,7 @@ class RunFailed(PacelineError):
 
 class PeerLost(PacelineError):
     """The process at the other end of a channel has gone."""
+
+
+class MessageUnreadable(PacelineError):
+    """What came through a channel is none of the messages that may come there; the text says why."""

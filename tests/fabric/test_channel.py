@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
-from paceline.errors import PeerLost
-from paceline.fabric.channel import PACKET, Channel, pair
+from paceline.errors import MessageUnreadable, PeerLost
+from paceline.fabric.channel import ATTACHED, INLINE, PACKET, Channel, pair
 
 
 class Number(msgspec.Struct, tag=True, array_like=True):
@@ -174,3 +175,35 @@ def test_an_executed_program_inherits_no_end() -> None:
     assert not os.get_inheritable(theirs.fileno())
     ours.close()
     theirs.close()
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        INLINE,
+        INLINE + b"rubbish",
+        INLINE + msgspec.msgpack.encode(["Number", "seven"]),
+        INLINE + msgspec.msgpack.encode(["Unknown", 7]),
+        INLINE + b"\x92\xa4Text\xa1\xff",
+        ATTACHED,
+        b"?",
+        INLINE + b"\0" * 2 * PACKET,
+    ],
+    ids=["nothing", "rubbish", "of another type", "of no kind", "no text", "without its file", "no form", "too long"],
+)
+def test_what_is_no_message_is_told_as_such_and_what_follows_is_read(
+    ends: tuple[Channel, Channel], packet: bytes
+) -> None:
+    here, there = ends
+    before = open_descriptors()
+    passed = os.memfd_create("passed")
+    if packet is not ATTACHED:
+        socket.send_fds(here.end, [packet], [passed])
+    else:
+        here.end.send(packet)
+    os.close(passed)
+    here.send(Number(1))
+    with pytest.raises(MessageUnreadable):
+        there.receive()
+    assert there.receive() == (Number(1), [])
+    assert open_descriptors() == before

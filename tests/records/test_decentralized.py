@@ -275,3 +275,33 @@ def test_the_legend_is_of_averages_where_there_are_any(tmp_path: Path) -> None:
     said = [{text.text for text in drawn(draw(one), "text")} for one in (with_, without)]
     assert ["average, and its group's number" in texts for texts in said] == [True, False]
     assert ["push" in texts for texts in said] == [False, True]
+
+
+STOPPED: list[Pair] = [
+    began(0, 1),
+    own(0, 0, on=0, makes=1, at=1.0),
+    (own(1, 0, on=0, makes=1)[0], (*own(1, 0, on=0, makes=1)[1], average(0, 0, 1))),
+    (WorkerLeft(worker=1, reason="stopped", at=1.5), ()),
+    finished(0, at=2.0),
+]
+"""Worker 1 had been stopped when its replica was ordered its step: the average is of the replica without it."""
+
+
+def test_a_step_that_was_left_undone_is_applied_nowhere(tmp_path: Path) -> None:
+    """Told as it happens, or known beforehand from the ledger."""
+    path, live, again = tmp_path / "ledger.sqlite", Tally(), Tally(left_undone=frozenset({(1, 0)}))
+    with closing(Ledger(path)) as ledger:
+        journal = Journal(ledger)
+        journal.tally = live
+        for fact, orders in STOPPED:
+            journal.record(fact, orders)
+            again.record(fact, orders)
+            if fact == STOPPED[2][0]:
+                journal.undone(1, 0)
+        ledger.epoch_opened(0, [[10], [11]], "digest")
+        ledger.batch_used(0, 0, 0, 0, "step")
+        ledger.batch_used(1, 0, 0, 1, "step")
+    assert shares(live) == shares(again) == [(1, 8), (0, 0)]
+    assert summed_up(live) == summed_up(again)
+    assert rows(path, "SELECT worker, step FROM applied_updates") == [(0, 0)]
+    assert rows(path, "SELECT sample FROM applied_samples") == [(10,)]

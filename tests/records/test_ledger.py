@@ -241,3 +241,24 @@ def test_what_is_no_ledger_of_this_schema_is_refused_in_one_line(tmp_path: Path,
     for name in ("missing", "text"):
         with pytest.raises(ConfigError, match=name):
             list(read_facts(tmp_path / name))
+
+
+KILLED_WHILE_WRITING = """
+import os, signal, sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+database.execute("PRAGMA cache_size = 1")
+database.execute("BEGIN")
+database.executemany("INSERT INTO facts (body) VALUES (?)", [("x" * 1000,) for _ in range(1000)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_ledger_whose_writer_was_killed_without_the_write_ahead_log_is_read_as_it_was_before(tmp_path: Path) -> None:
+    """So it may be killed at a run's beginning or end. Opened for reading alone, SQLite can't roll it back."""
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, str(path)], check=False)
+    assert path.with_name("ledger.sqlite-journal").stat().st_size
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database, pytest.raises(sqlite3.Error):
+        database.execute("SELECT count(*) FROM facts")
+    assert rows(path, "SELECT count(*) FROM facts") == [(0,)]

@@ -120,6 +120,19 @@ def test_who_changed_the_same_agrees_and_who_changed_something_else_or_nothing_d
     assert [adoption.agrees(worker) for worker in range(4)] == [True, True, False, False]
 
 
+def test_whoever_is_about_to_train_while_another_one_writes_what_all_begin_with_disagrees() -> None:
+    """It can't have changed the same: it would wait for that."""
+    adoption = Adoption()
+    adoption.wanted(0, "a")
+    adoption.writes(0, 5)
+    assert not adoption.agrees(1)
+    assert adoption.disagreement(1).startswith("worker 0 changed ")
+    assert "worker 1 changed nothing" in adoption.disagreement(1)
+    assert adoption.lost(1) is None
+    assert adoption.lost(0) == 5, "nobody writes there any more"
+    assert adoption.agrees(1)
+
+
 def test_a_disagreement_names_both_workers_and_what_each_did() -> None:
     adoption = Adoption()
     wrote(adoption, 1, "a")

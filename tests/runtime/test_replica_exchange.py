@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from paceline.records.ledger import NoLedger
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
+from paceline.runtime.outbox import Outbox
 from paceline.runtime.replica_exchange import ReplicaExchange
 from paceline.runtime.store_client import StoreClient
 
 
 @dataclass
 class Company:
-    """Three workers of which every replica has made a step; `averagers` are the workers' ends of the channels."""
+    """Three workers, each of whose replicas has made a step, or none; `averagers` are their ends of the channels."""
 
     exchange: ReplicaExchange
     members: dict[int, Member]
@@ -52,8 +54,8 @@ def unused(*_: Any) -> Any:
     raise AssertionError("the store says nothing here")
 
 
-@pytest.fixture
-def company() -> Iterator[Company]:
+@contextmanager
+def company_of_three(stepped: bool) -> Iterator[Company]:
     ends = [pair() for _ in range(4)]
     channels = [Channel(ours, messages.FromWorker, "a worker") for ours, _ in ends[:3]]
     members = {
@@ -63,12 +65,14 @@ def company() -> Iterator[Company]:
         for worker, channel in enumerate(channels)
     }
     loop, facts = Loop(), list[Fact]()
-    exchange = ReplicaExchange(members, loop, Journal(NoLedger()), lambda *_: None, facts.append, lambda: 0.0)
+    to_store = Channel(ends[3][0], messages.FromStore, "the store")
+    exchange = ReplicaExchange(members, loop, Journal(NoLedger()), lambda *_: None, facts.append, lambda: 0.0, unused)
     company = Company(exchange, members, loop, facts)
     leases = Leases("queue", list(members))
     leases.open(0, [4, 4, 4], "digest")
     store = StoreClient(
-        Channel(ends[3][0], messages.FromStore, "the store"),
+        to_store,
+        Outbox(to_store, loop, unused),
         0,
         idle_cores=unused,
         applied=unused,
@@ -81,6 +85,8 @@ def company() -> Iterator[Company]:
     for worker, member in members.items():
         (theirs,) = exchange.connect(member)
         company.averagers[worker] = Channel(theirs, messages.ToAverager, "the coordinator")
+        if not stepped:
+            continue
         batch = leases.take(worker, 0, "digest")
         assert batch is not None
         leases.bind(worker, 0, (batch,))
@@ -94,6 +100,19 @@ def company() -> Iterator[Company]:
     for end in (end for both in ends for end in both):
         end.close()
     loop.close()
+
+
+@pytest.fixture
+def company() -> Iterator[Company]:
+    with company_of_three(stepped=True) as company:
+        yield company
+
+
+@pytest.fixture
+def beginners() -> Iterator[Company]:
+    """Nobody has made a step."""
+    with company_of_three(stepped=False) as company:
+        yield company
 
 
 def test_a_group_whose_member_has_just_died_fails_and_its_other_members_keep_their_replicas(company: Company) -> None:
@@ -120,3 +139,86 @@ def test_a_group_whose_member_has_just_died_fails_and_its_other_members_keep_the
     exchange.tell(company.facts[1])
     assert {exchange.replicas[0], exchange.replicas[2]} == targets
     assert company.evicted == [(0, [0, 1, 2]), (2, [0, 1, 2])], "what was kept for them may be broken"
+
+
+def test_a_share_that_is_made_after_its_group_was_said_to_have_failed_is_awaited_and_counts_for_nothing(
+    company: Company,
+) -> None:
+    """Whoever directs a run says so, and awaits nothing any more once the run stops."""
+    exchange = company.exchange
+    exchange.deaths_are_told = True
+    before = dict(exchange.replicas)
+    exchange.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
+    exchange.tell(ReduceFailed(group=0, lost=(1,), at=0.0))
+    target = company.average(0)
+    assert exchange.free() != target, "two others still write into it"
+    company.average(1)
+    company.average(2)
+    assert exchange.free() == target
+    assert exchange.replicas == before
+    assert not exchange.averaging
+
+
+def test_an_average_comes_about_when_its_last_share_is_made_though_its_end_was_told_before(company: Company) -> None:
+    exchange = company.exchange
+    exchange.deaths_are_told = True
+    before = dict(exchange.replicas)
+    exchange.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
+    exchange.tell(ReduceFinished(group=0, at=0.0))
+    assert exchange.replicas == before, "its area is not written to the end"
+    targets = {company.average(worker) for worker in range(3)}
+    exchange.conclude()
+    assert set(exchange.replicas.values()) == targets
+    assert not exchange.averaging
+
+
+# --- what scripts change before the first step
+
+
+def test_what_is_adopted_is_every_replica_though_some_were_averaged_before(beginners: Company) -> None:
+    """One group has averaged, one has made its shares, one makes them, as the first worker comes with its changes."""
+    exchange = beginners.exchange
+    exchange.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    beginners.average(0)
+    beginners.average(1)
+    exchange.tell(beginners.facts.pop())
+    exchange.carry_out(Reduce(group=1, members=(0, 1), what="parameters"))
+    beginners.average(0)
+    exchange.carry_out(Reduce(group=2, members=(1, 2), what="parameters"))
+    beginners.average(2)
+    area = exchange.reserve()
+    exchange.adopt(area, [])
+    assert exchange.replicas == dict.fromkeys(range(3), area)
+    beginners.average(1)
+    beginners.average(1)
+    for fact in beginners.facts:
+        exchange.tell(fact)
+    assert beginners.facts == [ReduceFinished(group=group, at=0.0) for group in (1, 2)]
+    assert exchange.replicas == dict.fromkeys(range(3), area), "the averages are of what nobody begins with"
+    assert {area, *(exchange.reserve() for _ in range(area))} == set(range(area + 1)), "all others are free"
+
+
+def test_a_reserved_area_is_nobody_else_s_until_it_is_given_up(beginners: Company) -> None:
+    """Averages may be ordered meanwhile."""
+    exchange = beginners.exchange
+    area = exchange.reserve()
+    exchange.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    assert beginners.average(0) == beginners.average(1) != area
+    exchange.unreserve(area)
+    assert exchange.free() == area
+
+
+def test_what_an_averager_is_told_while_it_does_not_read_reaches_it_when_it_does(company: Company) -> None:
+    """Its socket holds some two hundred messages."""
+    exchange, averager, told = company.exchange, company.averagers[0], 1000
+    for _ in range(told):
+        exchange._tell((0,), messages.Evict([0, 1]))
+    heard = 0
+    while heard < told:
+        company.loop.wait(0.0)
+        assert averager.ready(), f"{told - heard} are lost"
+        order, _ = averager.receive()
+        assert order == messages.Evict([0, 1])
+        heard += 1
+    company.loop.wait(0.0)
+    assert not averager.ready()

@@ -437,3 +437,42 @@ def test_ctrl_c_ends_a_run_of_replicas_cleanly(launch: Launch) -> None:
     assert "Traceback" not in run.out + run.err
     assert run.summary["outcome"] == "interrupted"
     assert run.final().keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("protocol", ["ad-psgd", "ripples"])
+def test_what_a_script_fills_in_before_its_first_step_is_what_all_replicas_begin_with(
+    protocol: str, launch: Launch
+) -> None:
+    """Also where groups average before that, and where a worker was killed while it waited in `prepare`."""
+    script = training(
+        before="""
+        import threading
+        doomed = os.path.join(sys.argv[1], "doomed")
+        if me == 2:
+            with open(doomed + ".new", "w") as file:
+                file.write(str(os.getpid()))
+            os.rename(doomed + ".new", doomed)
+            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        else:
+            while not os.path.exists(doomed):
+                time.sleep(0.01)
+            with contextlib.suppress(ProcessLookupError):
+                while True:
+                    os.kill(int(open(doomed).read()), 0)
+                    time.sleep(0.01)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        """,
+        inside="""
+        if step == 0:
+            time.sleep(0.1 * me)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(5.0)
+        """,
+        epochs=1,
+    ).replace("import os,", "import contextlib, os,")
+    run = launch.run(script, "-n", "4", "-p", protocol, args=(str(launch.tmp_path),)).completed()
+    assert "worker 2 died (killed by SIGKILL)" in run.err
+    assert all((value == 5.0).all() for value in run.final().values())
+    assert run.summary["samples"] == 64

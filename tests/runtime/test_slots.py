@@ -104,3 +104,11 @@ def test_with_three_claims_for_each_worker_and_one_recording_there_is_always_a_s
                     assert contents[slots.where[version]] == version
             assert len(set(slots.where.values())) == len(slots.where), "two versions in one slot"
             assert slots.where.keys() == {slots.newest, *(v for v in claims.values() if v <= slots.newest)}
+
+
+def test_a_reserved_slot_is_not_committed_into() -> None:
+    slots = Slots(3)
+    slots.reserved.add(1)
+    assert slots.free() == 2
+    slots.reserved.discard(1)
+    assert slots.free() == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from paceline.training import store as store_module
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed, unpacked
 from paceline.training.parts import ELEMENTWISE, NotFinite
+from paceline.training.prepare import _state_bytes
 from paceline.training.store import Store, scalars_of
 
 SLOTS, WORKERS, STEPS = 3, 2, 30
@@ -40,6 +42,18 @@ MAKERS: dict[str, Make] = {
     "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
     "Adafactor, which is not elementwise": lambda p: torch.optim.Adafactor(p, lr=0.01),
 }
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_estimate_of_an_optimizer_s_state_is_never_less_than_what_it_takes(name: str) -> None:
+    parameter = nn.Parameter(torch.ones(64, 32))
+    optimizer = MAKERS[name]([parameter])
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    state = optimizer.state[parameter].values()
+    taken = sum(value.nbytes for value in state if isinstance(value, Tensor) and value.numel() > 1)
+    estimate = _state_bytes(optimizer, SimpleNamespace(slot_bytes=parameter.nbytes))  # type: ignore[arg-type]
+    assert estimate >= taken, f"{taken / parameter.nbytes} times the parameter"
 
 
 @pytest.fixture(autouse=True)

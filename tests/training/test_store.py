@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -366,6 +367,21 @@ def test_a_recorded_version_is_a_whole_file_under_the_script_s_names_with_its_pa
     assert digest == parameters_sha256(model.parameters()) == parameters_sha256(loaded[n] for n in store.layout.names)
     model.load_state_dict(loaded)
     assert [path.name for path in tmp_path.iterdir()] == ["version.safetensors"]
+
+
+def test_a_version_has_its_name_only_when_its_bytes_are_on_disk_and_the_name_then_is_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, synced = tmp_path / "version.safetensors", list[tuple[str, bool]]()
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), file.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    model = nn.Linear(2, 1)
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    store.record(store.tensors(0, [0], "mean"), file)
+    assert synced == [(str(tmp_path / "version.unfinished"), False), (str(tmp_path), True)]
 
 
 def test_a_version_that_could_not_be_written_leaves_no_file_of_its_name(

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import select
 import socket
+from array import array
 from typing import Any
 
 import msgspec
 
-from paceline.errors import PeerLost
+from paceline.errors import MessageUnreadable, PeerLost
 
 PACKET = 64 * 1024  # bytes; Linux lets a packet have 208 KiB, shared with those still unread
 INLINE, ATTACHED = b"\0", b"\1"
@@ -59,28 +60,32 @@ class Channel:
 
         Raises PeerLost if the peer has gone or, where `block` is false, if it has stopped reading.
         """
-        body = self._encoder.encode(message)
-        flags = 0 if block else socket.MSG_DONTWAIT
-        if len(body) < PACKET:
-            self._put(INLINE + body, descriptors, flags)
-            return
-        long = attachment(body)
-        try:
-            self._put(ATTACHED, (long, *descriptors), flags)
-        finally:
-            os.close(long)
+        if not self._send(message, descriptors, 0 if block else socket.MSG_DONTWAIT):
+            raise PeerLost(f"{self.peer} does not read what is sent to it")
+
+    def try_to_send(self, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> bool:
+        """Send it if there is room for it now; whether there was. Raises PeerLost if the peer has gone."""
+        return self._send(message, descriptors, socket.MSG_DONTWAIT)
 
     def receive(self) -> tuple[Any, list[int]]:
-        """Wait for the next message; returns it with the descriptors that came along. Raises PeerLost."""
+        """Wait for the next message; returns it with the descriptors that came along.
+
+        Raises PeerLost if the peer has gone, and MessageUnreadable, with no descriptor left open, if what came is none
+        of the messages that may come.
+        """
         try:
             packet, descriptors, _, _ = socket.recv_fds(self.end, PACKET + 1, MOST_DESCRIPTORS)
         except ConnectionResetError:
             packet, descriptors = b"", []
         if not packet:
             raise PeerLost(f"{self.peer} has gone")
-        if packet[:1] == INLINE:
-            return self._decoder.decode(packet[1:]), descriptors
-        return self._decoder.decode(attached(descriptors.pop(0))), descriptors
+        try:
+            body = packet[1:] if packet[:1] == INLINE else attached(descriptors.pop(0))
+            return self._decoder.decode(body), descriptors
+        except (msgspec.MsgspecError, ValueError, IndexError, OSError) as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise MessageUnreadable(str(error)) from error
 
     def ready(self, seconds: float | None = 0.0) -> bool:
         """Whether a message, or the peer's end, is there; waits so long for it (None: without end)."""
@@ -92,13 +97,26 @@ class Channel:
         """Close this end; twice is no harm."""
         self.end.close()
 
-    def _put(self, packet: bytes, descriptors: tuple[int, ...], flags: int) -> None:
+    def _send(self, message: msgspec.Struct, descriptors: tuple[int, ...], flags: int) -> bool:
+        body = self._encoder.encode(message)
+        if len(body) < PACKET:
+            return self._put(INLINE + body, descriptors, flags)
+        long = attachment(body)
+        try:
+            return self._put(ATTACHED, (long, *descriptors), flags)
+        finally:
+            os.close(long)
+
+    def _put(self, packet: bytes, descriptors: tuple[int, ...], flags: int) -> bool:
+        """Whether there was room for it."""
         try:
             if descriptors:
-                socket.send_fds(self.end, [packet], list(descriptors), flags)
+                rights = array("i", descriptors)  # `socket.send_fds` leaves its flags out
+                self.end.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], flags)
             else:
                 self.end.send(packet, flags)
         except (BrokenPipeError, ConnectionResetError):
             raise PeerLost(f"{self.peer} has gone") from None
         except BlockingIOError:
-            raise PeerLost(f"{self.peer} does not read what is sent to it") from None
+            return False
+        return True

@@ -24,6 +24,11 @@ class Journal:
         self.ledger.record(fact, orders)
         self.tally.record(fact, orders)
 
+    def undone(self, worker: int, step: int) -> None:
+        """Its replica was just ordered to make that step, and the worker had left already."""
+        self.ledger.undone(worker, step)
+        self.tally.undone(worker, step)
+
     def ended(self, outcome: str, error: str | None, at: float | None = None) -> None:
         """The run has come to its end, `at` seconds since its start (default: at the last fact)."""
         self.ledger.ended(outcome, error, self.tally.latest if at is None else at)

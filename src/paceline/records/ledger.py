@@ -12,9 +12,10 @@ import fcntl
 import os
 import sqlite3
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -98,7 +99,8 @@ CREATE TABLE consensus (     -- where every worker has a replica: how far they a
 CREATE TABLE scalars (worker INTEGER, step INTEGER, at REAL, name TEXT, value REAL);
 
 -- One row for each update in each version. Where every worker has a replica: for each step in its own, without those
--- that were lost with it, and for each gradient in a mean that replicas were stepped with; `version` is a replica's.
+-- that were lost with it or left undone, and for each gradient in a mean that replicas were stepped with; `version` is
+-- a replica's.
 -- LIMIT -1 limits nothing: where the view is joined, SQLite then computes it once, and the casts let it be indexed.
 -- Else 60,000 updates take minutes.
 CREATE VIEW applied_updates AS
@@ -127,9 +129,12 @@ CREATE VIEW applied_updates AS
     FROM orders
     LEFT JOIN (SELECT DISTINCT worker, step FROM orders WHERE kind = 'DropUpdate') AS dropped
         ON dropped.worker = orders.worker AND dropped.step = orders.step
+    LEFT JOIN (SELECT DISTINCT worker, step FROM undone) AS left_undone
+        ON left_undone.worker = orders.worker AND left_undone.step = orders.step
     WHERE orders.kind = 'StepReplica'
         AND json_extract(orders.body, '$.group') IS NULL
         AND dropped.step IS NULL
+        AND left_undone.step IS NULL
     LIMIT -1;
 
 -- One row for each time that a sample was applied: exactly one for each, if all went well.
@@ -166,6 +171,8 @@ CREATE VIEW groups AS
 
 GATHER = 0.1  # seconds that a transaction waits for company
 AT_MOST = 10_000  # records in one transaction
+MOST_BEHIND = 200_000
+"""Records that wait to be written, some hundred megabytes: of a disk that is slower than the run, it keeps no more."""
 
 FACTS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Fact)}
 """What decodes the body of a fact of each kind."""
@@ -173,9 +180,10 @@ _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
 
 
 class Ledger:
-    """Writes a run's ledger. Any thread may call any method; none waits, and none fails before `close`.
+    """Writes a run's ledger. Any thread may call any method, and none fails before `close`.
 
-    What is handed over must not be changed afterwards. Nothing is recorded after `close`.
+    None waits, but for `record`, while the disk is too far `behind`. What is handed over must not be changed
+    afterwards. Nothing is recorded after `close`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -186,6 +194,8 @@ class Ledger:
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self._facts = 0
         self._closing = threading.Event()
+        self._writing = threading.Lock()
+        """Held while SQLite is called."""
         self._error: Exception | None = None
         try:
             self._database = sqlite3.connect(path, check_same_thread=False)
@@ -199,8 +209,22 @@ class Ledger:
         self._thread.start()
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
-        """A fact, and the orders that followed from it."""
+        """A fact, and the orders that followed from it. Waits while the disk is too far behind."""
+        while self.behind:
+            time.sleep(GATHER / 10)
         self._queue.put(("facts", fact, orders))
+
+    @property
+    def behind(self) -> int:
+        """How many records wait to be written, if those are too many: whoever records is to wait for the disk."""
+        waiting = self._queue.qsize()
+        return waiting if waiting >= MOST_BEHIND else 0
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Let nothing be written meanwhile: who forks then takes no lock of SQLite's along that nobody would open."""
+        with self._writing:
+            yield
 
     def pushed(self, worker: int, step: int, learning_rates: Sequence[float], batch: int | None) -> None:
         """A step's push: the learning rate of each parameter group, and the samples in it (None: not counted)."""
@@ -258,7 +282,11 @@ class Ledger:
 
     def note(self, key: str, value: Any) -> None:
         """Something about the run as a whole, any JSON value; a later one replaces an earlier."""
-        self._queue.put(("run", key, _json(value)))
+        self.note_all({key: value})
+
+    def note_all(self, values: Mapping[str, Any]) -> None:
+        """Note all of these, or none if the run is killed meanwhile."""
+        self._queue.put(("notes", [(key, _json(value)) for key, value in values.items()]))
 
     def ended(self, outcome: str, error: str | None, at: float) -> None:
         """The run has come to its end, `at` seconds. How many facts it had is noted with it, under the key `end`."""
@@ -289,9 +317,10 @@ class Ledger:
             with closing(self._database):
                 while self._write_batch():
                     pass
-                self._database.execute("PRAGMA busy_timeout = 0")
-                with suppress(sqlite3.OperationalError):  # somebody is reading: the log stays until he has done
-                    self._database.execute("PRAGMA journal_mode = DELETE")
+                with self._writing:
+                    self._database.execute("PRAGMA busy_timeout = 0")
+                    with suppress(sqlite3.OperationalError):  # somebody is reading: the log stays until he has done
+                        self._database.execute("PRAGMA journal_mode = DELETE")
         except Exception as error:
             self._error = error
             while not self._closing.is_set():  # nothing piles up
@@ -310,12 +339,14 @@ class Ledger:
                     pass
                 case ("facts", fact, orders):
                     self._encode(fact, orders, rows)
+                case ("notes", notes):
+                    rows["run"] += notes
                 case ("end", outcome, error, at):
                     end = {"outcome": outcome, "error": error, "at": at, "facts": self._facts}
                     rows["run"].append(("end", _json(end)))
                 case (table, *cells):
                     rows[table].append(tuple(_json(cell) if isinstance(cell, list | tuple) else cell for cell in cells))
-        with self._database:
+        with self._writing, self._database:
             for table, values in rows.items():
                 places = ", ".join("?" * len(values[0]))
                 self._database.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({places})", values)
@@ -360,6 +391,7 @@ def _locked(folder: Path) -> int | None:
 
 def connect(path: Path) -> sqlite3.Connection:
     """A ledger, open for reading, finished or not. Raises ConfigError if there is none that this version reads."""
+    roll_back(path)
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         (schema,) = database.execute("PRAGMA user_version").fetchone()
@@ -369,6 +401,29 @@ def connect(path: Path) -> sqlite3.Connection:
         database.close()
         raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads {SCHEMA}")
     return database
+
+
+def roll_back(path: Path) -> None:
+    """Undo the transaction that a killed process left half written, if one did: reading alone can't.
+
+    SQLite writes without its write-ahead log only as that is switched on and off, at a run's beginning and end.
+    Raises ConfigError if the folder can't be written.
+    """
+    journal = path.with_name(f"{path.name}-journal")
+    try:
+        if not journal.stat().st_size:
+            return
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database:
+            database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except OSError:  # there is none
+        return
+    except sqlite3.DatabaseError as error:
+        if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+            return  # reading it says what is the matter
+        raise ConfigError(
+            f"{path}: the run was killed while this file was written, and what {journal.name} has must be undone in it "
+            "before it can be read; copy the run's folder to where it can be written"
+        ) from error
 
 
 def read_facts(path: Path) -> Iterator[tuple[Fact, tuple[Order, ...]]]:

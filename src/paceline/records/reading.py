@@ -19,7 +19,7 @@ from paceline.core.orders import Order
 from paceline.core.scenario import Scenario, from_plain
 from paceline.errors import ConfigError
 from paceline.records.comparison import COMPARISON
-from paceline.records.ledger import connect, read_facts
+from paceline.records.ledger import connect, read_facts, roll_back
 from paceline.records.summary import Summary, Tally, read
 from paceline.records.times import StepTimes
 
@@ -173,6 +173,7 @@ def _look_at_head(path: Path) -> None:
             is_database = file.read(16) == b"SQLite format 3\0"
         if not is_database:
             return
+        roll_back(path)
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         try:
             database.execute("PRAGMA user_version").fetchone()

@@ -157,6 +157,8 @@ class Tally:
     distances: list[tuple[int, float, float]] = field(default_factory=list)
     """(version, at, distance), as `consensus` was told."""
     switches: list[Switch] = field(default_factory=list)
+    left_undone: frozenset[tuple[int, int]] = frozenset()
+    """(worker, step) of what replicas were ordered and did not make, where that is known beforehand."""
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
         """A fact, and the orders that followed from it."""
@@ -212,6 +214,10 @@ class Tally:
                 self.switches.append(Switch(order.to, fact.at, order.why, order.since, waiting, fact.at - order.since))
         if stepped:
             self._advance(stepped)
+
+    def undone(self, worker: int, step: int) -> None:
+        """The step that its replica was just ordered to make is not made: the worker had left. It is taken back."""
+        self._take_back(worker, step)
 
     def step_times(self, worker: int, times: StepTimes) -> None:
         """Where a finished step's time went; `other` is worked out anew in the summary."""
@@ -345,6 +351,8 @@ class Tally:
         if order.group is None:
             applied = self._applied(order.worker, order.step, order.version)
             self.alone.setdefault(order.worker, {})[order.step] = applied
+            if (order.worker, order.step) in self.left_undone:
+                self._take_back(order.worker, order.step)
         else:  # once for all members; one whose gradient is in the mean may be gone
             for worker, step, _ in self.gathered.pop(order.group, ()):
                 self._applied(worker, step, order.version)
@@ -360,10 +368,13 @@ class Tally:
     def _drop(self, order: DropUpdate) -> None:
         """It was not applied; or it was, to a replica that died with it, and is taken back."""
         self.ready.pop((order.worker, order.step), None)
-        lost = self.alone.get(order.worker, {}).pop(order.step, None)
+        self._take_back(order.worker, order.step)
+
+    def _take_back(self, worker: int, step: int) -> None:
+        lost = self.alone.get(worker, {}).pop(step, None)
         if lost is not None:
             samples, stale = lost
-            self._count(order.worker, -1, -samples, stale)
+            self._count(worker, -1, -samples, stale)
 
     def _count(self, worker: int, steps: int, samples: int, stale: int) -> None:
         self.steps += steps

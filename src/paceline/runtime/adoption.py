@@ -35,11 +35,12 @@ class Adoption:
         """The worker was told to write into that slot."""
         self._waiting.remove(worker)
         self._writing = worker, slot
+        self._author = worker
 
     def done(self, worker: int) -> int:
         """It has. Returns the slot."""
         assert self._writing is not None
-        self._author, slot = self._writing
+        _, slot = self._writing
         self.adopted, self._writing = self.digests[worker], None
         return slot
 
@@ -50,16 +51,22 @@ class Adoption:
         waited, self._waiting = self._waiting, []
         return waited
 
-    def lost(self, worker: int) -> None:
-        """The worker has gone."""
+    def lost(self, worker: int) -> int | None:
+        """The worker has gone. Returns the slot that it was writing into, if it was."""
         if worker in self._waiting:
             self._waiting.remove(worker)
-        if self._writing is not None and self._writing[0] == worker:
-            self._writing = None
+        if self._writing is None or self._writing[0] != worker:
+            return None
+        (_, slot), self._writing = self._writing, None
+        return slot
 
     def agrees(self, worker: int) -> bool:
-        """Whether this worker began with what all began with."""
-        return self.digests.get(worker, self.adopted if worker in self.shown else None) == self.adopted
+        """Whether this worker, which is about to train, began with what all begin with.
+
+        While one writes that, no other can have: who changed something waits, so this one changed nothing.
+        """
+        own = self.adopted if worker in self.shown else None
+        return self._writing is None and self.digests.get(worker, own) == self.adopted
 
     def disagreement(self, worker: int) -> str:
         """Why it does not, in one line."""

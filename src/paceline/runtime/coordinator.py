@@ -27,7 +27,7 @@ from paceline.core.orders import (
     StepReplica,
     SwitchProtocol,
 )
-from paceline.errors import ConfigError, PeerLost
+from paceline.errors import ConfigError, MessageUnreadable, PeerLost
 from paceline.fabric.channel import Channel, pair
 from paceline.fabric.memory import Region, available_bytes
 from paceline.records.journal import Journal
@@ -36,12 +36,14 @@ from paceline.runtime import messages
 from paceline.runtime.adoption import Adoption
 from paceline.runtime.alike import Alike
 from paceline.runtime.board import Board
+from paceline.runtime.disk import Disk
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
 from paceline.runtime.losses import loss_is_borne, why_it_ends
 from paceline.runtime.member import Member
 from paceline.runtime.offers import dealing, difference, lack_of_work, region_bytes, remarks, unfit, work
+from paceline.runtime.outbox import Outbox
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
 from paceline.runtime.progress import Shower, Watch, shower
@@ -97,9 +99,12 @@ class Coordinator:
         """The one that training began with."""
         self._stopping = False
         self._evaluations = Evaluations(self._send)
+        self._at_once = False
+        """Whether the run is to end without its last version, if that is not written yet."""
         self._let_go = False
         """Whether the workers were told to exit."""
         self._waits = WaitReports(settings.report_waits)
+        self._disk = Disk(journal.ledger, loop, output.say)
         self._watch = Watch(settings, self.members, journal.tally)
         self._shower: Shower | None = None
         self._board = Board(settings.folder) if settings.tensorboard else None
@@ -111,7 +116,7 @@ class Coordinator:
         self._versions: StoredVersions | Means
         if self._spec.family == "decentralized":
             self._exchange = replicas = ReplicaExchange(
-                self.members, loop, journal, self._send, self._happened.append, self._at
+                self.members, loop, journal, self._send, self._happened.append, self._at, self._give_up
             )
             self._versions = Means(
                 replicas, self._spec.averages == "gradients", self.members, self.recordings, journal, self._at
@@ -149,13 +154,14 @@ class Coordinator:
         self._show_progress()
         while True:
             while (fact := self._next()) is not None:
+                self._disk.wait()
                 self._exchange.present = fact.at
                 self._exchange.tell(fact)
                 yield fact
                 self._exchange.present = None
                 self._end_postponed()
-            self._conclude()
-            if not any(member.here for member in self.members.values()):
+            writing = self._conclude() and not self._at_once
+            if not writing and not any(member.here for member in self.members.values()):
                 break
             if not self._happened:
                 self._loop.wait(self._exchange.due())
@@ -171,7 +177,7 @@ class Coordinator:
         if not times:
             return
         if times > 1 or self.outcome == "interrupted":
-            self.outcome = "interrupted"
+            self.outcome, self._at_once = "interrupted", True
             self._stop(0.0)
             for member in self.members.values():
                 self._kill(member)
@@ -180,6 +186,11 @@ class Coordinator:
         self.outcome, self.error = "interrupted", None
         if self._stopping:  # a limit had stopped it more gently
             self._loop.after(GRACE, self._end_stragglers)
+        self._stop(GRACE)
+
+    def fail(self, message: str) -> None:
+        """The run can't go on, by no fault of its user: end it."""
+        self._fail(message)
         self._stop(GRACE)
 
     def close(self) -> None:
@@ -273,8 +284,10 @@ class Coordinator:
             self._region = Region.create(region_bytes(first, slots, self.settings.workers * areas))
         ours, theirs = pair()
         channel = Channel(ours, messages.FromStore, "the store")
+        self._loop.watch(channel, self._hear_store)
         self.store = StoreClient(
             channel,
+            Outbox(channel, self._loop, lambda: self._store_lost("the parameter store does not read what it is sent")),
             slots,
             idle_cores=self._idle_cores,
             applied=self._exchange.applied,
@@ -283,7 +296,6 @@ class Coordinator:
             written=self._versions.written,
             not_finite=self._not_finite,
         )
-        self._loop.watch(channel, self._hear_store)
         self._host = offered[0]
         self._host.wait("the store is being set up")
         self._send(self._host, messages.ForkStore(slots, areas), (self._region.descriptor, theirs.fileno()))
@@ -339,6 +351,9 @@ class Coordinator:
         except PeerLost:
             self._loop.unwatch(member.channel)
             return
+        except MessageUnreadable as why:
+            self._give_up(member, f"it sent a message that can't be read ({why})")
+            return
         member.heard = time.monotonic()
         match message:
             case messages.StepFinished():
@@ -348,7 +363,7 @@ class Coordinator:
             case messages.OrderDrawn():
                 self._order_drawn(member, message)
             case messages.GivenBack(batches=batches):
-                if member.trains:
+                if member.trains and self._holds(member, batches):
                     self.leases.give_back(member.worker, _batches(batches))
             case messages.Logged(step=step, scalars=scalars):
                 member.logged |= scalars
@@ -363,6 +378,8 @@ class Coordinator:
                 self._start_if_all_are_here()
             case messages.Refused(message=text):
                 self._refuse(text)
+            case messages.StoreNotForked(error=error):
+                self.fail(f"the parameter store can't be started: {error}")
             case messages.Stepped(step=step, not_finite=not_finite):
                 assert isinstance(self._exchange, ReplicaExchange)
                 self._exchange.stepped(member, step)
@@ -415,6 +432,8 @@ class Coordinator:
         if message.gradient is not None and (line := self._alike.warning(member.worker, message.gradient)):
             self._output.say(line)
         worker, step, ledger = member.worker, message.step, self.journal.ledger
+        if not self._holds(member, [*message.skipped, *(message.batches or ())]):
+            return
         self.leases.skip(worker, _batches(message.skipped))
         for epoch, index in message.skipped:
             ledger.batch_used(worker, step, epoch, index, "skipped")
@@ -428,6 +447,16 @@ class Coordinator:
         member.step = None
         at = self._at()
         self._happened.append(GradientReady(worker=worker, step=step, version=message.version, samples=samples, at=at))
+
+    def _holds(self, member: Member, batches: list[tuple[int, int]]) -> bool:
+        """Whether these were leased to it, each once. Else what it says can't be true, and it is given up."""
+        held = self.leases.held.get(member.worker, {})
+        strange = [pair for pair in batches if Batch(*pair) not in held]
+        if not strange and len(set(batches)) == len(batches):
+            return True
+        epoch, index = (strange or batches)[0]
+        self._give_up(member, f"it used batch {index} of epoch {epoch}, which it was not leased")
+        return False
 
     def _step_times(self, member: Member, wait: float, pull: float) -> None:
         done, member.finished = member.finished, None
@@ -497,7 +526,7 @@ class Coordinator:
             if self._adoption.pushed:
                 self._refuse(self._adoption.too_late(worker))
                 return
-            slot = self._exchange.free()
+            slot = self._exchange.reserve()
             self._adoption.writes(worker, slot)
             self._send(self.members[worker], messages.AdoptInto(slot))
         for worker in self._adoption.to_let_on():
@@ -534,14 +563,15 @@ class Coordinator:
     def _script_ended(self, member: Member) -> None:
         if self._postponed(member, self._script_ended):
             return
-        if member.stage == "starting":
+        prepared = member.stage != "starting"
+        self._leave(member, "finished")
+        member.stage = "ended"
+        if not prepared:
             self._fail(
                 f"{self.settings.script} ended without calling paceline.prepare(); add the line "
                 "model, optimizer, loader = paceline.prepare(model, optimizer, loader) before its loop"
             )
             self._stop(GRACE)
-        self._leave(member, "finished")
-        member.stage = "ended"
         member.wait("its script has ended, the run has not")
         self._start_if_all_are_here()
 
@@ -582,12 +612,21 @@ class Coordinator:
         member.stage, member.finishing = "gone", False
         self._exchange.gone(member)
         self._end_look(member)
-        self._adoption.lost(member.worker)
+        unwritten = self._adoption.lost(member.worker)
+        if unwritten is not None:
+            self._exchange.unreserve(unwritten)
         self._go_on_with_adoption()
         if not ended_well and not self._stopping:
             self._died(member, status, step)
-        if self._evaluations.present is not None and self._evaluations.present[0] is member:
-            self._evaluation_failed(f"worker {member.worker} died ({exit_phrase(status)}) while it evaluated a version")
+        if self._evaluations.lost(member):
+            left = any(other.stage == "ended" for other in self.members.values())
+            goes_on = left and self.outcome == "completed"
+            how, at = exit_phrase(status), " while it evaluated a version"
+            self._output.died(member, how, at + ("; another one does" if goes_on else ""))
+            if not goes_on:
+                self._evaluation_failed(
+                    f"worker {member.worker} died ({how}){at}, and no other worker is left to do so"
+                )
         if self._host is member and self.store_process is None:
             assert self.store is not None
             if self._loop.watches(self.store.channel):
@@ -610,6 +649,14 @@ class Coordinator:
 
     def _goes_on_without(self, member: Member, status: int) -> bool:
         return loss_is_borne(self.settings.on_loss, status)
+
+    def _give_up(self, member: Member, why: str) -> None:
+        """It can't go on, by no fault of the others: end it, and say why."""
+        if self._loop.watches(member.channel):  # what else it may say means nothing
+            self._loop.unwatch(member.channel)
+        if member.here:
+            self._output.say(f"worker {member.worker} is ended: {why}")
+        self._kill(member)
 
     def _kill(self, member: Member) -> None:
         if member.here:
@@ -653,14 +700,17 @@ class Coordinator:
         if self.outcome == "completed":
             self.outcome, self.error = "failed", message
 
-    def _conclude(self) -> None:
-        """When nobody trains any more: record the last version, have versions evaluated, let processes go."""
+    def _conclude(self) -> bool:
+        """When nobody trains any more: record the last version, have versions evaluated, let processes go.
+
+        Returns whether the last version is still to be written, though all workers may have gone.
+        """
         members = self.members.values()
         if self._happened or any(member.stage in ("starting", "offered", "training") for member in members):
-            return
+            return False
         if self._offer is not None and not self._store().lost and self.recordings.final is None:
             if not self._store().idle or self._versions.record_last():
-                return
+                return True
             if self.recordings.newest.version in self.recordings.hashes:
                 self.recordings.conclude()
         for member in members:
@@ -669,14 +719,17 @@ class Coordinator:
                 member.wait(None)
                 self._send(member, messages.FinalRecorded(self.recordings.final))
         if any(member.stage not in ("ended", "gone") for member in members) or self._evaluations.present:
-            return
+            return False
         wanted = self.outcome == "completed" and self._offer is not None and self._offer.evaluates
         self._evaluations.begin(self.recordings.files() if wanted else [])
         ended = [member for member in members if member.stage == "ended"]
+        if self._evaluations.pending and not ended:
+            self._evaluation_failed("no worker is left to evaluate the recorded versions: all processes have ended")
         if not self._evaluations.go_on(ended) and not self._let_go:
             self._let_go = True
             for member in ended:
                 self._send(member, messages.Exit())
+        return False
 
     def _evaluation_failed(self, message: str) -> None:
         self._evaluations.give_up()
@@ -701,6 +754,9 @@ class Coordinator:
             self._loop.unwatch(store.channel)
             if self.store_process is None and self._host is not None and self._host.here:
                 self._kill(self._host)  # it could not set it up: another one tries
+            return
+        except MessageUnreadable as why:
+            self._store_lost(f"the parameter store sent a message that can't be read ({why})")
             return
         match message:
             case messages.StoreReady(process=process, beginning=beginning):
@@ -748,6 +804,8 @@ class Coordinator:
         self._store_lost("the parameter store's process died; what versions/ has is whole")
 
     def _store_lost(self, message: str) -> None:
+        if self._loop.watches(self._store().channel):  # what else it may say comes too late
+            self._loop.unwatch(self._store().channel)
         self._store().lose()
         self._fail(message)
         self._stop(GRACE)
@@ -770,7 +828,8 @@ class Coordinator:
 
     def _report_waits(self) -> None:
         store = self.store.busy_with if self.store is not None else None
-        for line in self._waits.lines(self.members.values(), store, time.monotonic()):
+        besides = self._disk.busy_with or (f"the store is {store}" if store else None)
+        for line in self._waits.lines(self.members.values(), besides, time.monotonic()):
             self._output.say(line)
         self._loop.after(self.settings.report_waits, self._report_waits)
 

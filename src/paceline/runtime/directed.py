@@ -205,12 +205,13 @@ class Directed(Coordinator):
         """No more orders will come: record the last version, have versions evaluated, and let all processes go."""
         if any(member.trains for member in self.members.values()):
             self.stop()
-        self._exchange.conclude()
-        while self._any_here():
+        while True:
             self._take()
-            self._conclude()
-            if self._any_here():
-                self._loop.wait()
+            self._exchange.conclude()
+            writing = self._conclude() and not self._at_once
+            if not writing and not self._any_here():
+                break
+            self._loop.wait()
         self._look_at_ends()
 
     def _at(self) -> float:

@@ -19,6 +19,13 @@ class Evaluations:
         self._versions: deque[tuple[int, str]] | None = None
         self.present: tuple[Member, int] | None = None
         """Who evaluates which version now."""
+        self._file = ""
+        """That version's."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are versions that nobody has begun to evaluate."""
+        return bool(self._versions)
 
     def begin(self, versions: Iterable[tuple[int, str]]) -> None:
         """These versions, each with its file, are to be evaluated. Said again, it changes nothing."""
@@ -30,7 +37,7 @@ class Evaluations:
         if not self._versions or not ended:
             return False
         version, file = self._versions.popleft()
-        self.present = ended[0], version
+        self.present, self._file = (ended[0], version), file
         ended[0].wait(f"version {version} is being evaluated")
         self._send(ended[0], messages.Evaluate(version, file))
         return True
@@ -38,6 +45,15 @@ class Evaluations:
     def done(self) -> None:
         """The present one is."""
         self.present = None
+
+    def lost(self, member: Member) -> bool:
+        """This worker has gone; whether it was evaluating a version, which is then to be evaluated by another one."""
+        if self.present is None or self.present[0] is not member:
+            return False
+        assert self._versions is not None
+        self._versions.appendleft((self.present[1], self._file))
+        self.present = None
+        return True
 
     def give_up(self) -> None:
         """One has failed: do no others."""

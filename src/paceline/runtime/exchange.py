@@ -115,15 +115,21 @@ class Exchange:
         if self._size is None:
             self._size = model_bytes
 
-    def free(self) -> int:
-        """A slot that nobody needs, before the first step."""
+    def reserve(self) -> int:
+        """As in `ReplicaExchange`: a slot."""
         slot = self._stored().slots.free()
         assert slot is not None  # no version but the first is there yet
+        self._stored().slots.reserved.add(slot)
         return slot
+
+    def unreserve(self, slot: int) -> None:
+        """As in `ReplicaExchange`."""
+        self._stored().slots.reserved.discard(slot)
 
     def adopt(self, slot: int, descriptors: list[int]) -> None:
         """The first version is in that slot from now on; the optimizer's state may come along."""
         self._stored().adopt(slot, descriptors)
+        self.unreserve(slot)
 
     # --- orders -------------------------------------------------------------------------------------
 

@@ -20,7 +20,13 @@ class Loop:
 
     def watch(self, source: Any, call: Callable[[], object]) -> None:
         """Call whenever there is something to read (or its end)."""
-        self._selector.register(source, selectors.EVENT_READ, call)
+        self._selector.register(source, selectors.EVENT_READ, (call, None))
+
+    def await_room(self, source: Any, call: Callable[[], object] | None) -> None:
+        """Of a source that is watched: call also whenever there is room to write; None: no more."""
+        key = self._selector.get_key(source)
+        events = selectors.EVENT_READ | (0 if call is None else selectors.EVENT_WRITE)
+        self._selector.modify(source, events, (key.data[0], call))
 
     def unwatch(self, source: Any) -> None:
         """Do so no more. To be called before the source is closed."""
@@ -39,9 +45,10 @@ class Loop:
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
         if most is not None:
             timeout = most if timeout is None else min(most, timeout)
-        for key, _ in self._selector.select(timeout):
-            if self._selector.get_map().get(key.fd) is key:  # else an earlier call has let go of it
-                key.data()
+        for key, events in self._selector.select(timeout):
+            for event, call in zip((selectors.EVENT_READ, selectors.EVENT_WRITE), key.data, strict=True):
+                if events & event and call is not None and self._selector.get_map().get(key.fd) is key:
+                    call()  # unless an earlier call has let go of it, or awaits something else of it now
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()

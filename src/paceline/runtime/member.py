@@ -11,6 +11,7 @@ from typing import Any, Literal
 from paceline.fabric.channel import Channel
 from paceline.records.times import exposed
 from paceline.runtime import messages
+from paceline.runtime.outbox import Outbox
 
 Stage = Literal["starting", "offered", "training", "closing", "ended", "gone"]
 
@@ -60,6 +61,8 @@ class Member:
     """The step that it was released for last, until its gradient is ready."""
     averager: Channel | None = None
     """To its thread that averages, where replicas are averaged."""
+    averaged_by: Outbox | None = None
+    """What is sent there."""
     reading: int | None = None
     """The version whose slot is kept for it; the area that it computes on, where it owns a replica."""
     ahead: int | None = None

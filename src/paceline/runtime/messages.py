@@ -39,6 +39,12 @@ class Refused(Message):
     message: str
 
 
+class StoreNotForked(Message):
+    """The machine has no process to give for the store; the text says so."""
+
+    error: str
+
+
 class StepFinished(Message):
     """A step's gradient lies in the push area. See `training.link.Finished`."""
 
@@ -148,6 +154,7 @@ class EvaluationFailed(Message):
 FromWorker = (
     Offered
     | Refused
+    | StoreNotForked
     | StepFinished
     | LeaseWanted
     | OrderDrawn

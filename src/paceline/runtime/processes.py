@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import resource
 import secrets
 import signal
 import traceback
 from collections.abc import Callable
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any, NoReturn
 
+from paceline.errors import RunFailed
+from paceline.fabric.memory import available_bytes
+
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
+
+
+class NoProcess(RunFailed):
+    """The machine lets no further process be forked. The message says why, and what there is."""
+
+    def __init__(self, error: OSError) -> None:
+        most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        limits = [f"{available_bytes():,} bytes of memory are to be had"]
+        if most != resource.RLIM_INFINITY:
+            limits.append(f"this user may have {most:,} processes (ulimit -u)")
+        with contextlib.suppress(OSError, ValueError):
+            group, most = pids_of_group()
+            limits.append(f"this control group has {group:,} of {most:,} processes")
+        super().__init__(f"no further process can be started: {error.strerror}; {', '.join(limits)}")
+
+
+def pids_of_group() -> tuple[int, int]:
+    """How many processes and threads the control group has, and may have. Raises OSError or ValueError: no limit."""
+    line = Path("/proc/self/cgroup").read_text().splitlines()[-1]
+    group = Path("/sys/fs/cgroup") / line.split(":", 2)[2].lstrip("/")
+    return int((group / "pids.current").read_text()), int((group / "pids.max").read_text())
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -39,10 +66,13 @@ def fork_child(body: Callable[[], int]) -> int:
 
     The child leads a process group of its own: a terminal's Ctrl-C reaches only the launcher, and the
     child can be ended together with whatever it starts. To be called from the main thread, because
-    the kernel's death signal follows the thread that forked.
+    the kernel's death signal follows the thread that forked. Raises NoProcess if the machine has none to give.
     """
     parent = os.getpid()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        raise NoProcess(error) from error
     if not child:
         _run_child(parent, body)
     with contextlib.suppress(PermissionError, ProcessLookupError):  # it did so itself, or has ended
@@ -90,25 +120,43 @@ def _die_with_parent() -> None:
 
 
 def fork_orphan(body: Callable[[], int], parent: int) -> None:
-    """Fork a process whose parent is to be `parent`, an ancestor that adopts orphans; it dies with that one."""
+    """Fork a process whose parent is to be `parent`, an ancestor that adopts orphans; it dies with that one.
+
+    Raises NoProcess if the machine has none to give.
+    """
     global _orphaning
     passed, told = os.pipe()
     _orphaning = True
-    between = os.fork()
+    try:
+        between = os.fork()
+    except OSError as error:
+        os.close(told)
+        os.close(passed)
+        raise NoProcess(error) from error
+    finally:
+        _orphaning = False  # of who was forked, too: it forks nothing but the orphan, which has a parent to die with
     if not between:
-        if os.fork():
+        _orphaning = True
+        try:
+            child = os.fork()
+        except OSError as error:
+            os._exit(error.errno or errno.EAGAIN)
+        if child:
             os._exit(0)
+        _orphaning = False
         os.close(told)
         adopted = os.read(passed, 1)  # sent when the process in between is gone; nothing if the sender is
         os.close(passed)
         if not adopted:
             os._exit(1)
         _run_child(parent, body)
-    _orphaning = False
-    os.waitpid(between, 0)
-    os.write(told, b"!")
+    code = os.waitstatus_to_exitcode(os.waitpid(between, 0)[1])
+    if not code:
+        os.write(told, b"!")
     os.close(told)
     os.close(passed)
+    if code:
+        raise NoProcess(OSError(abs(code), os.strerror(abs(code))))
 
 
 def _run_child(parent: int, body: Callable[[], int]) -> NoReturn:

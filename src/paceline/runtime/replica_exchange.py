@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, WorkerLeft
 from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
-from paceline.errors import PeerLost
+from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.channel import Channel, pair
 from paceline.fabric.groups import Kept
 from paceline.records.journal import Journal
@@ -18,6 +17,7 @@ from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
 from paceline.runtime.offers import lack_of_memory_for_replicas
+from paceline.runtime.outbox import Outbox
 from paceline.runtime.store_client import StoreClient
 
 AREAS = 7
@@ -37,6 +37,10 @@ class _Average:
     began: float = 0.0
     made: bool = False
     """It comes about when the machine is told."""
+    failed: bool = False
+    """Somebody else said so while its shares were made: its area is kept until the last of them."""
+    void: bool = False
+    """It is of replicas as they were before a script's changes were adopted: its members keep what they have now."""
 
 
 @dataclass(slots=True)
@@ -69,8 +73,12 @@ class ReplicaExchange:
         send: Callable[[Member, messages.Message], None],
         happened: Callable[[Fact], None],
         now: Callable[[], float],
+        give_up: Callable[[Member, str], None],
     ) -> None:
-        """`now()` is seconds since the run's start; `happened` takes the facts that come of an order."""
+        """`now()` is seconds since the run's start; `happened` takes the facts that come of an order.
+
+        `give_up(member, why)` ends a worker that can't go on.
+        """
         self.present: float | None = None
         """As in `Exchange`: nothing here asks for it."""
         self.replicas: dict[int, int] = {}
@@ -86,6 +94,7 @@ class ReplicaExchange:
         self._send = send
         self._happened = happened
         self._now = now
+        self._give_up = give_up
         self._store: StoreClient | None = None
         self._leases = Leases("queue", [])
         self._unshared: dict[int, list[int]] = {}
@@ -130,8 +139,9 @@ class ReplicaExchange:
         match fact:
             case ReduceFinished(group=group):
                 self._come_about(group)
-            case ReduceFailed(group=group) if group in self._averages:  # somebody else says so: the average is made
-                self._unclaim(self._averages.pop(group).target)
+            case ReduceFailed(group=group) if group in self._averages:  # somebody else says so
+                self._averages[group].failed = True
+                self._end(self._averages[group])
             case WorkerLeft(worker=worker, reason="died"):
                 self.lost[worker] = None
 
@@ -150,6 +160,7 @@ class ReplicaExchange:
         ours, theirs = pair()
         averager = member.averager = Channel(ours, messages.FromAverager, f"worker {member.worker}'s averager")
         self._loop.watch(averager, lambda: self._hear(member, averager))
+        member.averaged_by = Outbox(averager, self._loop, lambda: self._give_up(member, "its averager does not read"))
         return [theirs]
 
     def begin(self, store: StoreClient, leases: Leases, model_bytes: int) -> None:
@@ -160,13 +171,28 @@ class ReplicaExchange:
                 self.replicas[worker] = 0
                 self._claim(0)
 
+    def reserve(self) -> int:
+        """A free area for what a script begins with, kept until `adopt` or `unreserve`."""
+        area = self.free()
+        self._claim(area)
+        return area
+
+    def unreserve(self, area: int) -> None:
+        """Nobody writes into that area any more, and nobody adopts it."""
+        self._unclaim(area)
+
     def adopt(self, area: int, descriptors: list[int]) -> None:
-        """The first version is in that area from now on; no replica has made a step."""
+        """The first version is in that reserved area from now on; no replica has made a step.
+
+        Replicas may have been averaged before: all were alike, and so are they now. So the averages under way are void.
+        """
         assert self._store is not None  # training has begun
         self._store.adopt(area, descriptors)
-        for worker, before in self.replicas.items():
+        for worker in self.replicas:
             self._place(worker, area)
-            assert before == 0
+        self._unclaim(area)
+        for average in self._averages.values():
+            average.void = average.order.what == "parameters"
 
     # --- orders -------------------------------------------------------------------------------------
 
@@ -199,7 +225,7 @@ class ReplicaExchange:
         worker, step, member = order.worker, order.step, self._members[order.worker]
         trains = member.trains and (worker, step) not in self.undone
         if not trains:
-            self._journal.ledger.undone(worker, step)
+            self._journal.undone(worker, step)
         if order.group is None and not trains:
             return  # it will not be made: that its worker has left is the next that the machine hears of it
         self.steps += 1
@@ -235,6 +261,8 @@ class ReplicaExchange:
             sources, weights = [self.replicas[worker] for worker in order.members], None
 
         def go() -> None:
+            if average.failed:
+                return
             average.began = self._now()
             here = [w for w in order.members if self._members[w].here and self._members[w].averager]
             if not here or (len(here) < len(order.members) and not self.deaths_are_told):
@@ -251,10 +279,9 @@ class ReplicaExchange:
     def _tell(self, workers: tuple[int, ...], message: messages.ToAverager) -> None:
         """Those of them who are here."""
         for worker in workers:
-            averager = self._members[worker].averager
-            if averager is not None:
-                with suppress(PeerLost):  # it has died: `gone` is told next
-                    averager.send(message, block=False)
+            averaged_by = self._members[worker].averaged_by
+            if averaged_by is not None:
+                averaged_by.send(message)
 
     # --- workers ------------------------------------------------------------------------------------
 
@@ -281,9 +308,13 @@ class ReplicaExchange:
         except PeerLost:
             self._loop.unwatch(averager)
             return
-        average = self._averages[message.group]
-        average.awaited.discard(member.worker)
-        self._end(average)
+        except MessageUnreadable as error:
+            self._give_up(member, f"its averager sent a message that can't be read ({error})")
+            return
+        average = self._averages.get(message.group)
+        if average is not None:  # else the group was over before: a run that stops awaits no averages
+            average.awaited.discard(member.worker)
+            self._end(average)
 
     def left(self, member: Member) -> None:
         """It trains no more. Its process may still be there, and make the shares that it owes."""
@@ -295,11 +326,12 @@ class ReplicaExchange:
     def gone(self, member: Member) -> None:
         """Its process has ended: what waited for it goes on without."""
         worker, averager = member.worker, member.averager
-        if averager is not None:
+        if averager is not None and member.averaged_by is not None:
+            member.averaged_by.forget()
             if self._loop.watches(averager):
                 self._loop.unwatch(averager)
             averager.close()
-            member.averager = None
+            member.averager = member.averaged_by = None
         self.let_go_of_slot(member)
         for key in [key for key in self._stepping if key[0] == worker]:
             for area in self._stepping.pop(key):
@@ -371,9 +403,15 @@ class ReplicaExchange:
 
     def _end(self, average: _Average) -> None:
         """When nobody writes into its area any more: it is made, unless somebody was lost."""
-        if average.awaited or average.made:
-            return
         order = average.order
+        if average.awaited:
+            return
+        if average.failed:
+            del self._averages[order.group]
+            self._unclaim(average.target)
+            return
+        if average.made:
+            return
         if not self.deaths_are_told and not all(self._members[worker].here for worker in order.members):
             self._fail(average)
             return
@@ -384,12 +422,16 @@ class ReplicaExchange:
         self._happened(ReduceFinished(group=order.group, at=ended))
 
     def _come_about(self, group: int) -> None:
-        average = self._averages.pop(group)
+        average = self._averages.get(group)
+        if average is None or not average.made:  # a run that stops awaits no averages: `conclude` sees to it
+            return
+        del self._averages[group]
         order = average.order
         if order.what == "parameters":
             self.averages += 1
             for worker in order.members:
-                self._place(worker, average.target)
+                if not average.void:
+                    self._place(worker, average.target)
                 self._share(worker)
             self._unclaim(average.target)
             return

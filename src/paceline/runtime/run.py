@@ -33,7 +33,7 @@ from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
 from paceline.runtime.offers import too_many
 from paceline.runtime.output import Output
-from paceline.runtime.processes import adopt_orphans, end_group, fork_child, reap_all
+from paceline.runtime.processes import NoProcess, adopt_orphans, end_group, fork_child, reap_all
 from paceline.runtime.settings import Settings
 from paceline.version import __version__
 
@@ -135,11 +135,16 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
     loop = Loop()
     _write_config(settings, None, journal)
     members: list[Member] = []
-    coordinator = None
+    coordinator, failure = None, ""
     try:
         for worker in range(settings.workers):
-            if not interrupts.pending:  # forking hundreds takes a while
-                members.append(_fork(worker, settings, members))
+            if interrupts.pending or failure:  # forking hundreds takes a while
+                break
+            try:
+                with journal.ledger.still():
+                    members.append(_fork(worker, settings, members))
+            except NoProcess as error:
+                failure = f"worker {worker} can't be started: {error}"
 
         def on_begin(offer: messages.Offered) -> None:
             _write_config(settings, offer, journal)
@@ -148,6 +153,8 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
         coordinator = directed or Coordinator(settings, members, journal, output, loop, on_begin)
         loop.watch(interrupts, lambda: coordinator.interrupt(interrupts.take()))
         coordinator.interrupt(interrupts.take())  # what came while the workers were forked
+        if failure:
+            coordinator.fail(failure)
         try:
             if direct is not None and directed is not None:
                 direct(directed, journal)
@@ -175,7 +182,6 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
 
 
 def _fork(worker: int, settings: Settings, before: list[Member]) -> Member:
-    # the ledger's thread writes nothing yet, so the fork takes no lock of it along
     from paceline.runtime.worker import work
 
     ours, theirs = pair()
@@ -277,9 +283,10 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "simulated": settings.simulated is not None,
         "scenario": (settings.simulated or settings.scenario).to_plain(),
     }
-    (settings.folder / "config.toml").write_text(tomli_w.dumps(config))
-    for key, value in config.items():
-        journal.ledger.note(key, value)
+    unfinished = settings.folder / "config.toml.unfinished"
+    unfinished.write_text(tomli_w.dumps(config))
+    unfinished.replace(settings.folder / "config.toml")  # whole at any moment at which the run may be killed
+    journal.ledger.note_all(config)
 
 
 def _conclude(settings: Settings, coordinator: Coordinator) -> Summary:

@@ -21,13 +21,15 @@ class Slots:
     claims: dict[int, int] = field(default_factory=dict)
     aside: dict[int, int] = field(default_factory=dict)
     """The slot where a version was before it was moved, until nobody claims it any more."""
+    reserved: set[int] = field(default_factory=set)
+    """Slots that a worker writes what it begins with into."""
 
     def __post_init__(self) -> None:
         self.where.setdefault(self.newest, 0)
 
     def free(self) -> int | None:
         """A slot to commit into, or None while every one is needed."""
-        used = {*self.where.values(), *self.aside.values()}
+        used = {*self.where.values(), *self.aside.values(), *self.reserved}
         return next((slot for slot in range(self.count) if slot not in used), None)
 
     def committed(self, version: int, slot: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.orders import ApplyUpdate
-from paceline.errors import PeerLost
 from paceline.fabric.channel import Channel
 from paceline.runtime import messages
+from paceline.runtime.outbox import Outbox
 from paceline.runtime.slots import Slots
 
 MOST_THREADS = 2  # one core gets 75 % of this memory's bandwidth (docs/performance.md)
@@ -37,6 +36,7 @@ class StoreClient:
     def __init__(
         self,
         channel: Channel,
+        outbox: Outbox,
         slots: int,
         *,
         idle_cores: Callable[[], int],
@@ -54,6 +54,7 @@ class StoreClient:
         `not_finite(order, parameter, worker)`, which says whether to go on looking.
         """
         self.channel = channel
+        self._outbox = outbox
         self.slots = Slots(slots)
         self._idle_cores = idle_cores
         self._applied = applied
@@ -165,6 +166,7 @@ class StoreClient:
     def end(self) -> None:
         """Tell the store to end, and close the channel."""
         self._send(messages.Quit())
+        self._outbox.forget()  # it ends as well when it finds the channel closed
         self.channel.close()
 
     def _go_on(self) -> None:
@@ -192,5 +194,4 @@ class StoreClient:
         self._known_scalars = ordered.scalars
 
     def _send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        with contextlib.suppress(PeerLost):  # its death shows by itself
-            self.channel.send(message, descriptors, block=False)
+        self._outbox.send(message, descriptors)

@@ -162,10 +162,10 @@ class Means(_Versions):
         return self._replicas.steps, self._replicas.averages, self._survivors()
 
     def _survivors(self) -> list[int]:
-        """Those whose replicas count: whoever has not died.
+        """Those whose replicas count: whoever began to train and has not died.
 
         Where gradients are averaged all replicas are the same, but those of whom the last steps went without.
         """
         lost = self._replicas.lost
-        workers = [worker for worker, member in self._members.items() if worker not in lost and member.offer]
+        workers = [worker for worker in self._replicas.replicas if worker not in lost]
         return self._replicas.foremost(workers) if self._averages_gradients else workers

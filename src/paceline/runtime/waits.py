@@ -16,11 +16,11 @@ class WaitReports:
         self._next: dict[tuple[int, float], float] = {}
         """When a wait, by worker and beginning, is due again."""
 
-    def lines(self, members: Iterable[Member], store: str | None, now: float) -> list[str]:
-        """What is to be said now. `store` is what the store is busy with."""
+    def lines(self, members: Iterable[Member], besides: str | None, now: float) -> list[str]:
+        """What is to be said now. `besides` is what the run itself is busy with."""
         members = list(members)
         busy = [member for member in members if member.waits is None and member.here]
-        doing = [member.doing(now) for member in busy] + ([f"the store is {store}"] if store else [])
+        doing = [member.doing(now) for member in busy] + ([besides] if besides else [])
         due = [member for member in members if member.waits is not None and self._due(member, now)]
         return [
             f"{who} waited for {now - first.since:.0f} s: " + "; ".join([first.waits or "", *doing])

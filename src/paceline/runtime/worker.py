@@ -28,7 +28,8 @@ from paceline.fabric.channel import Channel, attached, attachment
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
-from paceline.runtime.processes import forks_die_with_me, share_without_files
+from paceline.runtime.averager import start_averager
+from paceline.runtime.processes import NoProcess, forks_die_with_me, share_without_files
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
@@ -119,6 +120,8 @@ class WorkerLink:
                     region, end = Region.attach(descriptors[0]), socket.socket(fileno=descriptors[1])
                     try:
                         fork_store(offer.make_store, region, slots, areas, end, self._launcher)
+                    except NoProcess as error:
+                        self._channel.send(messages.StoreNotForked(str(error)))
                     except Exception as error:
                         message = f"no store can be made of this model and optimizer: {type(error).__name__}: {error}"
                         self.refuse(message)
@@ -190,7 +193,7 @@ class WorkerLink:
         """See `training.link.Link`."""
         end = socket.socket(fileno=self._descriptors.pop())
         channel = Channel(end, messages.ToAverager, "the coordinator")
-        threading.Thread(target=_average, args=(channel, groups), name="averager", daemon=True).start()
+        start_averager(channel, groups)
 
     def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
         """See `training.link.Link`."""
@@ -302,22 +305,6 @@ class WorkerLink:
                 raise SystemExit(0)  # loops without batches would only confuse what the script prints of them
         elif not self._stopped:
             raise RunFailed(f"worker {self.worker} was sent {type(message).__name__} out of turn")
-
-
-def _average(channel: Channel, groups: GroupAverage) -> None:
-    """Do this worker's part of its groups' averages until the run ends, whatever its script is at."""
-    torch.set_num_threads(1)
-    try:
-        while True:
-            order, _ = channel.receive()
-            if isinstance(order, messages.Evict):
-                groups.evict(order.members)
-                continue
-            began = time.perf_counter()
-            groups.average(order.group, order.members, order.sources, order.target, order.weights)
-            channel.send(messages.Averaged(order.group, time.perf_counter() - began))
-    except PeerLost:
-        pass
 
 
 def _pairs(batches: tuple[Batch, ...]) -> list[tuple[int, int]]:

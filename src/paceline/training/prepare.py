@@ -266,10 +266,12 @@ def _holds_one_of(value: Any, parameters: Any) -> bool:
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer, layout: Layout) -> int:
-    """What the optimizer's state will take: two tensors a parameter at most, for those that torch has."""
+    """What the optimizer's state will take: three tensors a parameter at most, for those that torch has."""
     stateless = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups)
     one = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad)
-    return layout.slot_bytes * (0 if stateless else 1 if one else 2)
+    # Adam's largest second moments; RMSprop's mean gradient and momentum, beside its mean square
+    three = any(g.get("amsgrad") or (g.get("centered") and g.get("momentum")) for g in optimizer.param_groups)
+    return layout.slot_bytes * (0 if stateless else 1 if one else 3 if three else 2)
 
 
 def _newest_version(model: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:

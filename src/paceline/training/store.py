@@ -6,7 +6,9 @@ optimizer, of whatever class, without a byte of it being sent.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -176,14 +178,19 @@ class Store:
         return {**self.places.fixed(self.adopted), **parameters, **buffers}, distance
 
     def record(self, tensors: dict[str, Tensor], file: Path) -> str:
-        """Write them as safetensors, whole or not at all; returns the SHA-256 of the parameters."""
+        """Write them as safetensors, whole or not at all, even if the machine fails: on disk when this returns.
+
+        Returns the SHA-256 of the parameters.
+        """
         saved = {name: tensors[name] for name in self.layout.names}
         saved |= {name: tensors[name] for name in tensors if name in self.layout.saved_buffers}
         saved |= {alias: tensors[name].clone() for alias, name in self.layout.aliases.items()}
         unfinished = file.with_suffix(".unfinished")
         whole = {name: value.contiguous() for name, value in saved.items()}
         safetensors.torch.save_file(whole, unfinished, {ORDER: json.dumps(self.layout.names)})
+        _to_disk(unfinished)
         unfinished.rename(file)
+        _to_disk(file.parent)  # else the new name may be lost
         return parameters_sha256(tensors[name] for name in self.layout.names)
 
     @torch.no_grad()
@@ -206,6 +213,18 @@ class Store:
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, initializer=_one_thread_each)
         return self._helper
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until the file's bytes, or the folder's names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no such thing
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _one_thread_each() -> None:

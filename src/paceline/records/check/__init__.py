@@ -62,7 +62,8 @@ def check(run: RecordedRun, again: Again | None = None) -> Checked:
 def _everything(checking: Checking, again: Again | None) -> None:
     tables(checking)
     configuration(checking)
-    checking.made.undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
+    undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
+    checking.made.undone = checking.rules.undone = checking.tally.left_undone = undone
     history(checking)
     data(checking)
     scalars(checking)

@@ -96,6 +96,8 @@ class Rules:
     """By worker here: steps that its replica was to make and may not have made, with the numbers of their orders."""
     may_be_undone: set[tuple[int, int]] = field(default_factory=set)
     """The same, of workers that left."""
+    undone: frozenset[tuple[int, int]] = frozenset()
+    """Those that the ledger says were not made."""
     own: set[tuple[int, int]] = field(default_factory=set)
     """Steps that a replica was to make with its worker's own gradient."""
     left: Counter[int] = field(default_factory=Counter)
@@ -176,6 +178,8 @@ class Rules:
                 if group is None:
                     self.own.add((worker, step))
                     self._apply(worker, step, version, self.ready)
+                    if (worker, step) in self.undone:
+                        self.staleness[self.applied[worker, step]] -= 1
                 else:
                     for other, other_step, _ in self.gathered.pop(group, ()):
                         self._apply(other, other_step, version, self.ready)
@@ -211,7 +215,7 @@ class Rules:
             if self.spec.family == "parameter-server":
                 raise Broken(NOT_BOTH, "an update that is in no version", f"{what}, which was applied")
             stale = self.applied.pop(key)  # to a replica that is gone
-            self.staleness[stale] -= 1
+            self.staleness[stale] -= key not in self.undone
         self.ready.pop(key, None)
         self.arrived.discard(key)
         self.dropped.add(key)

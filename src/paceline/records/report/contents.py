@@ -90,7 +90,7 @@ def summary_of(run: RecordedRun, history: History) -> Summary:
     """The run's own summary; if it has none, what its history and ledger amount to, up to where they end."""
     if run.summary is not None:
         return run.summary
-    tally = Tally()
+    tally = Tally(left_undone=frozenset(run.ledger.execute("SELECT worker, step FROM undone")))
     for fact, orders in history:
         tally.record(fact, orders)
     measure(run.ledger, tally)

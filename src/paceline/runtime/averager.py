@@ -1,0 +1,49 @@
+"""The thread in which a worker makes its shares of its groups' averages, beside whatever its script is at."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+
+import torch
+
+from paceline.errors import PeerLost
+from paceline.fabric.channel import Channel
+from paceline.fabric.groups import GroupAverage
+from paceline.runtime import messages
+
+
+def start_averager(channel: Channel, groups: GroupAverage) -> None:
+    """Start the thread. It computes with one thread of torch's, and the script's threads with as many as before."""
+    threads = torch.get_num_threads()
+    started = threading.Event()
+    threading.Thread(target=_average, args=(channel, groups, started), name="averager", daemon=True).start()
+    started.wait()
+    torch.set_num_threads(threads)  # a thread takes over what was set last, in whichever one, as it first computes
+
+
+def _average(channel: Channel, groups: GroupAverage, started: threading.Event) -> None:
+    """Do this worker's part of its groups' averages until the run ends. An exception ends the worker."""
+    try:
+        torch.get_num_threads()  # torch asks once in each thread for what was set last: not after the next line
+        torch.set_num_threads(1)
+    finally:
+        started.set()
+    try:
+        while True:
+            order, _ = channel.receive()
+            if isinstance(order, messages.Evict):
+                groups.evict(order.members)
+                continue
+            began = time.perf_counter()
+            groups.average(order.group, order.members, order.sources, order.target, order.weights)
+            channel.send(messages.Averaged(order.group, time.perf_counter() - began))
+    except PeerLost:
+        pass
+    except BaseException:  # the group would wait for this share for ever, and its members with it
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

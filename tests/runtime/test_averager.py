@@ -1,0 +1,80 @@
+"""The thread that makes a worker's shares of averages, without a run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.fabric.channel import Channel, pair
+from paceline.runtime import messages
+from paceline.runtime.averager import start_averager
+from support.launch import Launch
+from support.scripts import training
+
+
+class Groups:
+    """Calls `then` for each average."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self.then = then
+        self.evicted: list[Any] = []
+
+    def average(self, *_: Any) -> None:
+        self.then()
+
+    def evict(self, members: Any) -> None:
+        self.evicted.append(members)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_averager_computes_with_one_thread_and_later_threads_of_the_script_with_theirs(threads: None) -> None:
+    seen: list[int] = []
+
+    def compute() -> None:
+        torch.ones(100_000).add_(1)
+        seen.append(torch.get_num_threads())
+
+    ours, theirs = pair()
+    coordinator = Channel(ours, messages.FromAverager, "the averager")
+    start_averager(Channel(theirs, messages.ToAverager, "the coordinator"), Groups(compute))
+    coordinator.send(messages.Average(0, [0], [0], 1, None))
+    answer, _ = coordinator.receive()
+    assert answer.group == 0
+    later = threading.Thread(target=compute)
+    later.start()
+    later.join()
+    assert seen == [1, 3]
+    assert torch.get_num_threads() == 3
+    coordinator.close()
+
+
+def test_an_exception_in_the_averager_fails_its_worker_and_shows_it(launch: Launch) -> None:
+    """Its group would wait for its share for ever."""
+    script = training(
+        before="""
+        from paceline.training.averages import SharedMemoryGroups
+
+        def average(self, *arguments, **more):
+            raise MemoryError("no memory for a share of the average")
+
+        if me == 1:
+            SharedMemoryGroups.average = average
+        """,
+        epochs=1,
+    )
+    run = launch.run(script, "-n", "3", "-p", "ad-psgd").completed()
+    assert "worker 1 died (exit code 1)" in run.err
+    assert "MemoryError: no memory for a share of the average" in run.err
+    assert run.summary["per_worker"][1]["left"]["reason"] == "died"
+    assert run.summary["samples"] == 64

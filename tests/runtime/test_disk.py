@@ -1,0 +1,163 @@
+"""A disk that is slower than the run is waited for, and that is said."""
+
+from __future__ import annotations
+
+import threading
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.core.choice import choose
+from paceline.core.facts import StepDeclined
+from paceline.core.scenario import Scenario
+from paceline.protocols import registry
+from paceline.records import ledger as ledgers
+from paceline.records.journal import Journal
+from paceline.records.ledger import Ledger, connect
+from paceline.runtime.disk import Disk
+from paceline.runtime.loop import Loop
+from paceline.runtime.run import _write_config
+from paceline.runtime.settings import Settings
+
+FACT = StepDeclined(worker=0, step=0, at=0.0)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    monkeypatch.setattr(ledgers, "MOST_BEHIND", 10)
+    monkeypatch.setattr(ledgers, "AT_MOST", 0)  # beside the first in a transaction
+    return Ledger(tmp_path / "ledger.sqlite")
+
+
+def fill(ledger: Ledger) -> int:
+    """Put as much in as it keeps, beside what its thread has taken out to write. How many records those are in all."""
+    ledger.undone(0, 0)
+    while ledger._queue.qsize():
+        time.sleep(0.001)
+    count = 1
+    while not ledger.behind:
+        ledger.undone(0, count)
+        count += 1
+    return count
+
+
+def test_a_run_waits_for_the_disk_in_its_loop_and_says_so_once(ledger: Ledger, tmp_path: Path) -> None:
+    loop, said, heard = Loop(), list[str](), list[str | None]()
+    disk = Disk(ledger, loop, said.append)
+    disk.wait()
+    for _ in range(2):
+        still = ledger.still()
+        still.__enter__()
+        fill(ledger)
+
+        def go_on(still=still) -> None:
+            heard.append(disk.busy_with)
+            still.__exit__(None, None, None)
+
+        loop.after(0.0, go_on)
+        disk.wait()
+        assert not ledger.behind
+        assert disk.busy_with is None
+    assert heard == ["the disk is slower than the ledger"] * 2
+    assert said == ["the disk is slower than the run: waiting for it, with 10 records still to be written"]
+    ledger.close()
+    loop.close()
+
+
+def test_who_records_a_fact_waits_while_the_disk_is_too_far_behind_and_nothing_is_lost(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    """A simulation has no loop."""
+    with ledger.still():
+        count = fill(ledger)
+        recording = threading.Thread(target=ledger.record, args=(FACT, ()))
+        recording.start()
+        recording.join(0.1)
+        assert recording.is_alive()
+    recording.join()
+    ledger.close()
+    database = connect(tmp_path / "ledger.sqlite")
+    counts = "SELECT (SELECT count(*) FROM undone), (SELECT count(*) FROM facts)"
+    assert database.execute(counts).fetchone() == (count, 1)
+    database.close()
+
+
+def test_a_fork_waits_until_the_ledger_s_thread_is_out_of_sqlite(ledger: Ledger) -> None:
+    """Else the child has a lock of SQLite's that nobody opens."""
+    writing, go_on, still = threading.Event(), threading.Event(), threading.Event()
+    real = ledger._database
+
+    class Slow:
+        def __enter__(self) -> object:
+            writing.set()
+            go_on.wait()
+            return real.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            real.__exit__(*error)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(real, name)
+
+    ledger._database = Slow()  # type: ignore[assignment]
+
+    def fork() -> None:
+        with ledger.still():
+            still.set()
+
+    ledger.undone(0, 0)
+    writing.wait()
+    forking = threading.Thread(target=fork)
+    forking.start()
+    assert not still.wait(0.1)
+    go_on.set()
+    forking.join()
+    assert still.is_set()
+    ledger.close()
+
+
+def test_what_a_run_notes_of_itself_is_whole_or_not_there(ledger: Ledger, tmp_path: Path) -> None:
+    """In the ledger: nothing is written between its first key and its last."""
+    ledger.note_all({"a": 1, "b": [2]})
+    assert ledger._queue.qsize() <= 1
+    ledger.close()
+    database = connect(tmp_path / "ledger.sqlite")
+    assert dict(database.execute("SELECT key, value FROM run")) == {"a": "1", "b": "[2]"}
+    database.close()
+
+
+def test_a_reader_of_config_toml_never_sees_half_of_it(ledger: Ledger, tmp_path: Path) -> None:
+    """It is written anew when the script's part is known; the file that a reader has open stays as it was."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    settings = Settings(
+        script=script,
+        arguments=(),
+        choice=choose("asp", registry()),
+        workers=2,
+        scenario=Scenario(),
+        seed=0,
+        threads=1,
+        folder=tmp_path,
+        shards=None,
+        epochs=None,
+        record=4,
+        targets=(),
+        on_loss="continue",
+        on_divergence="stop",
+        tee="none",
+        max_steps=None,
+        max_seconds=None,
+        report_waits=30.0,
+        json=False,
+    )
+    _write_config(settings, None, Journal(ledger))
+    with (tmp_path / "config.toml").open() as file:
+        _write_config(replace(settings, shards="static"), None, Journal(ledger))
+        assert tomllib.loads(file.read())["shards"] == "dynamic"
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["shards"] == "static"
+    assert {path.name for path in tmp_path.iterdir() if "toml" in path.name} == {"config.toml"}
+    ledger.close()

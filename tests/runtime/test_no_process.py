@@ -1,0 +1,91 @@
+"""A machine that has no process to give is to blame, not its user: the run fails with 3 and says what there is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from paceline.runtime import processes
+from paceline.runtime.processes import NoProcess, fork_child, fork_orphan
+from support.launch import Launch
+from support.leftovers import Traces
+from support.runs import run
+from support.scripts import training
+
+FULL = "no further process can be started: Resource temporarily unavailable; "
+
+
+def failing(real: Callable[[], int], after: int) -> Callable[[], int]:
+    """A fork that fails when it was called so often, in this process or those that it forks."""
+    calls = [0]
+
+    def fork() -> int:
+        calls[0] += 1
+        if calls[0] > after:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return real()
+
+    return fork
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_an_orphan_that_cannot_be_forked_is_told_and_leaves_nothing(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether this process's fork fails, or that of the process in between."""
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "fork", failing(os.fork, after))
+    with pytest.raises(NoProcess, match=f"^{FULL}[0-9,]+ bytes of memory are to be had"):
+        fork_orphan(lambda: 0, os.getpid())
+    assert not processes._orphaning
+    assert set(os.listdir("/proc/self/fd")) == before
+    with suppress(ChildProcessError):  # no child at all
+        assert os.waitpid(-1, os.WNOHANG) == (0, 0), "none that has ended"
+
+
+def test_a_child_that_cannot_be_forked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", failing(os.fork, 0))
+    with pytest.raises(NoProcess, match=f"^{FULL}"):
+        fork_child(lambda: 0)
+
+
+def test_a_store_that_cannot_be_forked_fails_the_run_with_3_and_a_summary(launch: Launch) -> None:
+    before = """
+    import errno
+    def fork():
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    os.fork = fork
+    """
+    ended = launch.run(training(before=before), "-n", "2", "-p", "asp")
+    assert ended.code == 3
+    assert ended.summary["outcome"] == "failed"
+    assert ended.summary["error"].startswith(f"the parameter store can't be started: {FULL}")
+    assert ended.summary["error"] in ended.out + ended.err
+    assert "Traceback" not in ended.out + ended.err
+
+
+def test_workers_that_cannot_be_forked_fail_the_run_with_3_and_a_summary_and_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import errno, os\n"
+        "real, calls = os.fork, []\n"
+        "def fork():\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 2:\n"
+        "        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n"
+        "    return real()\n"
+        "os.fork = fork\n"
+    )
+    traces = Traces(tmp_path / "temporary")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**traces.environment, "PYTHONPATH": path}
+    ended = run(training(), "-n", "4", tmp_path=tmp_path, env=env, fresh=True)
+    assert ended.code == 3
+    assert ended.summary["outcome"] == "failed"
+    assert ended.summary["error"].startswith(f"worker 2 can't be started: {FULL}")
+    assert "Traceback" not in ended.out + ended.err
+    traces.assert_nothing_left()
