@@ -125,8 +125,7 @@ class Session:
             if self.link.pushes:
                 self._push.fill()
         else:
-            self._own.step(self._push.area)
-            self._push.flag([True] * len(self.parameters))
+            self._push.flag(self._own.step(self._push.area))
         scalars = scalars_of(self.optimizer)
         pushed = time.monotonic()
         self.link.pushed(
