@@ -17,6 +17,7 @@ from paceline.training.layout import Layout, Places
 from paceline.training.link import Evaluate, Link, Offer
 from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples
 from paceline.training.optimizer import pace
+from paceline.training.plain import hook_state_dict
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session
 from paceline.training.store import Store, scalars_of
@@ -122,7 +123,7 @@ def prepare(
     session = _Process.session = Session(link, model, optimizer, layout)
     session.loads, session.epochs = leased, epochs
     pace(optimizer, session)
-    model.register_state_dict_post_hook(_newest_version)  # type: ignore[no-untyped-call]
+    hook_state_dict(model, _newest_version)
     session.begin(started)
     if checked_loader is None:
         return model, optimizer
