@@ -39,6 +39,7 @@ AS_REAL: dict[str, Any] = {
     "record": 0,
     "on_loss": "continue",
     "on_divergence": "stop",
+    "saves": "first",
     "learning_rate_scale": 1.0,
     "targets": [],
     "limits": {},

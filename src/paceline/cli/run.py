@@ -47,6 +47,8 @@ def add_to(commands: Any) -> None:
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
     add("--on-loss", choices=("continue", "stop"), default="continue", help="when a worker dies (default: continue)")
     add("--on-divergence", choices=("stop", "continue"), default="stop", help="at NaN or infinity (default: stop)")
+    one = "whose torch.save writes to its path; the others' go to the run's folder (default: first)"
+    add("--saves", choices=("first", "all"), default="first", help=one)
     add("--tee", choices=("first", "all", "none"), default="first", help="whose output is shown (default: first)")
     add("--max-steps", type=whole("--max-steps", 1), metavar="N", help="end once so many updates are applied")
     add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after so many seconds")
@@ -134,6 +136,7 @@ def call(options: argparse.Namespace) -> int:
             targets=targets,
             on_loss=options.on_loss,
             on_divergence=options.on_divergence,
+            saves=options.saves,
             tee=options.tee,
             max_steps=options.max_steps,
             max_seconds=options.max_seconds,

@@ -46,5 +46,7 @@ class Settings:
     """Whether what is logged and evaluated is written for TensorBoard, too."""
     learning_rate_scale: float = 1.0
     """What the script's learning rates are multiplied by, wherever the optimizer runs."""
+    saves: Literal["first", "all"] = "first"
+    """Whose `torch.save` writes to the path that it is given: worker 0's, or every worker's. See `runtime.saves`."""
     simulated: Scenario | None = None
     """The cluster whose times are virtual; None: time is real."""

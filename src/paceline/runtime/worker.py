@@ -29,6 +29,7 @@ from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
 from paceline.runtime.processes import forks_die_with_me, share_without_files
+from paceline.runtime.saves import guard
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
@@ -48,6 +49,8 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, launc
     torch.set_num_threads(settings.threads)
     link = WorkerLink(worker, settings, Channel(end, messages.ToWorker, "the coordinator"), launcher)
     prepare.attach(link)
+    if settings.saves == "first":
+        guard(None if worker == 0 else settings.folder / f"worker-{worker}" / "saved")
     code = _run_script(settings.script, settings.arguments)
     if code == 0:
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
@@ -152,7 +152,7 @@ def finish() -> None:
 
 def _install(held: dict[str, Tensor], file: Path) -> None:
     """Copy what a recorded version has of these, in place."""
-    with torch.no_grad(), safetensors.safe_open(file, framework="pt") as recorded:
+    with torch.no_grad(), safe_open(file, framework="pt") as recorded:
         for name in recorded.keys() & held.keys():  # a further name of a tied parameter is not among them
             held[name].copy_(recorded.get_tensor(name))
 
@@ -184,6 +184,11 @@ def log(**scalars: float) -> None:
 def worker() -> int:
     """This worker's index, from 0; 0 alone."""
     return _Process.link.worker if _Process.link else 0
+
+
+def is_main() -> bool:
+    """Whether this worker is the one that prints, downloads and saves for all: worker 0, and a script alone."""
+    return worker() == 0
 
 
 def workers() -> int:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import safetensors.torch
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.training.averages import Averages
@@ -177,7 +177,7 @@ class Store:
         saved |= {alias: tensors[name].clone() for alias, name in self.layout.aliases.items()}
         unfinished = file.with_suffix(".unfinished")
         whole = {name: value.contiguous() for name, value in saved.items()}
-        safetensors.torch.save_file(whole, unfinished, {ORDER: json.dumps(self.layout.names)})
+        save_file(whole, unfinished, {ORDER: json.dumps(self.layout.names)})
         unfinished.rename(file)
         return parameters_sha256(tensors[name] for name in self.layout.names)
 
