@@ -117,7 +117,7 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
         history = History(protocol, seed, on_record=record, on_batch=use)
         history.run()
         for number, order in enumerate(history.epochs):
-            ledger.epoch_opened(number, order, order_digest(order))
+            ledger.epoch_opened(number, order, order_digest(order), 0, sum(map(len, order)))
         version, samples = journal.tally.versions, sum(share.samples for share in journal.tally.shares.values())
         sha256, file = "5" * 64, f"versions/{version:08d}.safetensors"
         journal.recorded(version, journal.tally.latest, samples, sha256, file)

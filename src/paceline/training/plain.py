@@ -18,7 +18,7 @@ OURS = ("paceline_session", "_step_supports_amp_scaling")
 class Hooks(OrderedDict[int, Callable[..., Any]]):
     """A module's hooks, one of which is ours. A copy or a pickle is an ordinary dictionary of the script's own."""
 
-    def __init__(self, hooks: OrderedDict[int, Callable[..., Any]], ours: Callable[..., Any]) -> None:
+    def __init__(self, hooks: dict[int, Callable[..., Any]], ours: Callable[..., Any]) -> None:
         super().__init__(hooks)
         self.ours = ours
 
