@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
+from paceline.cli.check import WRONG
 from paceline.cli.main import main
 from paceline.core.leases import Batch
 from paceline.protocols import registry
@@ -73,7 +74,7 @@ def test_what_an_endless_sampler_gave_is_replayed_to_the_bit_and_a_forged_block_
     capsys.readouterr()
     with closing(sqlite3.connect(ended.folder / "ledger.sqlite")) as database, database:
         database.execute("DELETE FROM epochs WHERE first = 16")
-    assert main(["check", str(ended.folder)]) == 1
+    assert main(["check", str(ended.folder)]) == WRONG
     assert rules.BLOCKS in capsys.readouterr().out
 
 
