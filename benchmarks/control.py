@@ -25,7 +25,7 @@ def ask(channel: Channel, count: int) -> list[float]:
     seconds = []
     for number in range(count):
         began = time.perf_counter()
-        channel.send(messages.LeaseWanted(number, "digest"))
+        channel.send(messages.LeaseWanted(number, 1, "digest"))
         channel.receive()
         seconds.append(time.perf_counter() - began)
     return seconds

@@ -79,5 +79,6 @@ def test_neither_the_package_nor_its_pure_folders_load_torch() -> None:
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    assert sorted(paceline.__all__) == ["__version__", "finish", "log", "prepare", "simulate", "worker", "workers"]
+    names = ["__version__", "finish", "is_main", "log", "prepare", "simulate", "worker", "workers"]
+    assert sorted(paceline.__all__) == names
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)

@@ -17,9 +17,9 @@ from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.api import simulate
-    from paceline.training.prepare import finish, log, prepare, worker, workers
+    from paceline.training.prepare import finish, is_main, log, prepare, worker, workers
 
-__all__ = ["__version__", "finish", "log", "prepare", "simulate", "worker", "workers"]
+__all__ = ["__version__", "finish", "is_main", "log", "prepare", "simulate", "worker", "workers"]
 
 
 def __dir__() -> list[str]:

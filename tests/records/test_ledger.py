@@ -138,7 +138,7 @@ def test_every_measurement_has_its_row(path: Path, ledger: Ledger) -> None:
     ledger.note("threads", [2, {"a": None}])
     ledger.close()
     assert rows(path, "SELECT * FROM pushes") == [(1, 2, "[0.1,0.01]", 32), (1, 3, "[0.1,0.01]", None)]
-    assert rows(path, "SELECT * FROM epochs") == [(0, 2, 3, "digest", "[[3,1],[2]]")]
+    assert rows(path, "SELECT * FROM epochs") == [(0, 2, 3, "digest", "[[3,1],[2]]", 0, None)]
     assert rows(path, "SELECT * FROM batches") == [(1, 2, 0, 1, "skipped")]
     assert rows(path, "SELECT * FROM step_times") == [(1, 2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0)]
     assert rows(path, "SELECT * FROM versions") == [(9, 1.5, 288, "hash", "versions/9.safetensors")]

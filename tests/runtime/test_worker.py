@@ -16,6 +16,8 @@ from paceline.protocols import registry
 from paceline.runtime import messages
 from paceline.runtime.settings import Settings
 from paceline.runtime.worker import WorkerLink
+from paceline.training.orders import Orders
+from paceline.training.seeding import order_digest
 
 SETTINGS: dict[str, Any] = {
     "script": Path("train.py"), "arguments": (), "workers": 2, "seed": 0, "threads": 1, "folder": Path("run"),
@@ -38,9 +40,10 @@ def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:
     """Each would be answered, nobody would read the answers, and `finish` would miss its own in a full channel."""
     link, coordinator = ends
     coordinator.send(messages.Stop(at_once=False))
-    assert link.lease(0, "digest", list) is None
-    assert coordinator.receive()[0] == messages.LeaseWanted(0, "digest")
-    assert link.lease(1, "digest", list) is None
+    orders = Orders([[4, 5], [6]], seed=0)
+    assert link.lease(0, orders) is None
+    assert coordinator.receive()[0] == messages.LeaseWanted(0, *orders.known(0))
+    assert link.lease(1, orders) is None
     assert not coordinator.ready()
 
 
@@ -56,11 +59,14 @@ def test_a_stopped_worker_still_gets_the_final_parameters(ends: Any) -> None:
 
 def test_a_lease_of_a_new_epoch_is_given_after_its_order_is_told(ends: Any) -> None:
     link, coordinator = ends
-    coordinator.send(messages.OrderWanted())
+    orders = Orders([[4, 5], [6]], seed=0)
+    coordinator.send(messages.OrderWanted(3, 0))
     coordinator.send(messages.Leased(3, 1))
-    assert link.lease(3, "digest", lambda: [[4, 5], [6]]) == Batch(3, 1)
-    told = [coordinator.receive()[0] for _ in range(2)]
-    assert told == [messages.LeaseWanted(3, "digest"), messages.OrderDrawn(3, "digest", [[4, 5], [6]])]
+    assert link.lease(3, orders) == Batch(3, 1)
+    digest = order_digest([[4, 5], [6]])
+    told = [coordinator.receive()[0] for _ in range(3)]
+    wanted = messages.LeaseWanted(3, 1, digest)
+    assert told == [wanted, messages.OrderDrawn(3, 0, digest, [[4, 5], [6]], True, 3), wanted]
 
 
 def test_an_answer_out_of_turn_ends_the_worker_rather_than_being_passed_over(ends: Any) -> None:

@@ -40,6 +40,7 @@ AS_REAL: dict[str, Any] = {
     "record": 0,
     "on_loss": "auto",
     "on_divergence": "stop",
+    "saves": "first",
     "learning_rate_scale": 1.0,
     "targets": [],
     "limits": {},
@@ -118,7 +119,7 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
         history.run()
         ledger.note("deaths", {str(worker): "killed by SIGKILL" for worker in range(4)})
         for number, order in enumerate(history.epochs):
-            ledger.epoch_opened(number, order, order_digest(order))
+            ledger.epoch_opened(number, order, order_digest(order), 0, sum(map(len, order)))
         version, samples = journal.tally.versions, sum(share.samples for share in journal.tally.shares.values())
         sha256, file = "5" * 64, f"versions/{version:08d}.safetensors"
         journal.recorded(version, journal.tally.latest, samples, sha256, file)

@@ -239,3 +239,21 @@ def test_the_consensus_distance_is_the_root_mean_square_of_the_distances_from_th
     bound = apart(torch.float32, summands=3, largest=most)
     torch.testing.assert_close(places.push_area(TARGET).buffers["running"], running, rtol=0.0, atol=bound)
     assert places.push_area(TARGET).buffers["count"] == 9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_what_all_replicas_have_alike_is_in_their_mean_even_if_it_is_no_number(dtype: torch.dtype) -> None:
+    places = places_of(Model(dtype))
+    replicas = [places.push_area(area).gradients[0] for area in range(3)]
+    for number, replica in enumerate(replicas):
+        replica.fill_(number)
+        replica[0], replica[1] = float("-inf"), float("nan")
+    for others in (places.push_area(area).gradients[1:] for area in range(3)):
+        for view in others:
+            view.zero_()
+    distance = Averages(places).mean([0, 1, 2], TARGET)
+    mean = places.push_area(TARGET).gradients[0]
+    assert mean[0].eq(float("-inf")).all()
+    assert mean[1].isnan().all()
+    assert mean[2:].eq(1).all()
+    assert distance == pytest.approx(math.sqrt(2 * mean[2:].numel() / 3))

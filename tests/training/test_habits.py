@@ -878,9 +878,9 @@ def runs(folder: Path) -> Iterator[Runs]:
     add("compiled after", COMPILED, *ONE, *quiet, args=("after", "aot_eager"), file="")
     add("processes", LOADERS, *ONE, *quiet, args=("processes",))
     add("samplers", LOADERS, *ONE, *quiet, args=("samplers",))
-    add("pair", PAIR, "-n", "2", "-p", "bsp", *quiet)
+    add("pair", PAIR, "-n", "2", "-p", "bsp", "--saves", "all", *quiet)
     add("one cycle", ONE_CYCLE, "-n", "2", "-p", "asp", "--scenario", str(folder / "uneven.toml"), *quiet, file="")
-    add("stream", STREAM, "-n", "2", "-p", "asp")
+    add("stream", STREAM, "-n", "2", "-p", "asp", "--saves", "all")
     for name, habit in REFUSALS.items():
         add(name, REFUSED.replace("{habit}", habit), *ONE, file="")
     with side_by_side(calls) as futures:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.fabric.memory import PAGE
+from paceline.training import store as store_module
 from paceline.training.buffers import merged
 from paceline.training.layout import ALIGNMENT, Layout, Places, parameters_sha256
 from paceline.training.store import Store, scalars_of, set_scalars
@@ -392,7 +393,7 @@ def test_a_version_that_could_not_be_written_leaves_no_file_of_its_name(
         raise OSError("no space left on device")
 
     store = store_of(*small())
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    monkeypatch.setattr(store_module, "save_file", full)
     with pytest.raises(OSError, match="no space left"):
         store.record(store.tensors(0, [0], "mean"), tmp_path / "version.safetensors")
     assert not (tmp_path / "version.safetensors").exists()

@@ -207,6 +207,7 @@ def replay(
         targets=(),
         on_loss="continue",
         on_divergence="continue",
+        saves=config.get("saves", "first"),
         tee="none",
         max_steps=None,
         max_seconds=None,

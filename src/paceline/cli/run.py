@@ -51,6 +51,8 @@ def add_to(commands: Any) -> None:
     loss = "when a worker dies; auto: stop if its script failed, continue if it was killed (default: auto)"
     add("--on-loss", choices=("auto", "continue", "stop"), default="auto", help=loss)
     add("--on-divergence", choices=("stop", "continue"), default="stop", help="at NaN or infinity (default: stop)")
+    one = "whose torch.save writes to its path; the others' go to the run's folder (default: first)"
+    add("--saves", choices=("first", "all"), default="first", help=one)
     add("--tee", choices=("first", "all", "none"), default="first", help="whose output is shown (default: first)")
     add("--max-steps", type=whole("--max-steps", 1), metavar="N", help="end once so many updates are applied")
     add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after so many seconds")
@@ -145,6 +147,7 @@ def call(options: argparse.Namespace) -> int:
             targets=targets,
             on_loss=options.on_loss,
             on_divergence=options.on_divergence,
+            saves=options.saves,
             tee=options.tee,
             max_steps=options.max_steps,
             max_seconds=options.max_seconds,

@@ -38,12 +38,20 @@ class Epoch:
 
     sizes: list[int]
     """Samples in each batch."""
-    digest: str
-    """Of the order of samples that the first worker here drew; the others must draw the same."""
+    digests: list[str]
+    """Of the order of samples up to each block's end, as its first worker drew it; the others must draw the same."""
+    start: int
+    """Where it begins in the stream of epochs, as far as its dealing depends on that."""
+    whole: bool
+    """Whether the last block of its order is known."""
     shares: dict[int, deque[int]] = field(default_factory=dict)
     """Batches set aside for each worker (`rounds` and `static`)."""
     queue: deque[int] = field(default_factory=deque)
     """Batches for whoever asks (`queue`)."""
+
+    def differs(self, digest: str, blocks: int) -> bool:
+        """Whether somebody drew another order in so many blocks, as far as it is known here."""
+        return blocks <= len(self.digests) and digest != self.digests[blocks - 1]
 
 
 @dataclass(slots=True)
@@ -69,25 +77,39 @@ class Leases:
     dealt: int = 0
     """Batches in the epochs opened so far: where the next one begins in the stream of epochs."""
 
-    def open(self, epoch: int, sizes: list[int], digest: str) -> None:
-        """Open an epoch with these batch sizes, in the order whose digest is given."""
-        self.epochs[epoch] = opened = Epoch(sizes=sizes, digest=digest)
-        count, workers = len(sizes), self.members
+    def open(self, epoch: int, sizes: list[int], digest: str, last: bool = True) -> None:
+        """Open an epoch with these batch sizes, in the order whose digest is given; or go on with its next block."""
+        if epoch not in self.epochs:
+            self.epochs[epoch] = Epoch([], [], self.dealt if self.dealing == "rounds" else 0, False)
+        opened, workers = self.epochs[epoch], self.members
+        first, stop = len(opened.sizes), len(opened.sizes) + len(sizes)
+        opened.sizes.extend(sizes)
+        opened.digests.append(digest)
+        opened.whole = last
         if self.dealing == "queue" or not workers:
-            opened.queue.extend(range(count))
+            opened.queue.extend(range(first, stop))
         else:
-            start = self.dealt if self.dealing == "rounds" else 0
             for rank, worker in enumerate(workers):
-                opened.shares[worker] = deque(range((rank - start) % len(workers), count, len(workers)))
-        self.dealt += count
+                begin = first + (rank - opened.start - first) % len(workers)
+                opened.shares.setdefault(worker, deque()).extend(range(begin, stop, len(workers)))
+        self.dealt += len(sizes)
 
-    def take(self, worker: int, epoch: int, digest: str) -> Batch | None:
+    def undrawn(self, worker: int, epoch: int) -> tuple[int, int] | None:
+        """The (epoch, block) of samples' order that has to be known before this worker is dealt its next batch."""
+        if epoch not in self.epochs:
+            return epoch, 0
+        opened = self.epochs[epoch]
+        if opened.whole or opened.shares.get(worker) or opened.queue or self.pool:
+            return None
+        return epoch, len(opened.digests)
+
+    def take(self, worker: int, epoch: int, digest: str, blocks: int = 1) -> Batch | None:
         """Lease the worker its next batch; None when nothing is left for it in this epoch.
 
-        Raises ConfigError if the worker drew another order of the epoch's samples than the others.
+        Raises ConfigError if the worker drew another order of the epoch's samples than the others, in its first blocks.
         """
         opened = self.epochs[epoch]
-        if digest != opened.digest:
+        if opened.differs(digest, blocks):
             raise ConfigError(
                 f"worker {worker} drew another order of samples for epoch {epoch} than the worker that "
                 "opened it; a sampler must depend on nothing but torch's, numpy's and Python's global seeds"
@@ -116,6 +138,28 @@ class Leases:
         """The worker fetched them and will not use them."""
         self._release(worker, batches)
         self.pool.extend(batches)
+
+    def put_back(self, worker: int, epoch: int, batches: tuple[Batch, ...]) -> list[Batch]:
+        """The worker only looked at them, or fetched them ahead meanwhile, and begins that epoch anew.
+
+        Returns those that are now as if they had never been leased: neither leased again since, nor of another epoch.
+        """
+        undone: list[Batch] = []
+        held = self.held.get(worker, {})
+        for batch in reversed(batches):
+            if batch in held:
+                del held[batch]
+            elif batch in self.pool:
+                self.pool.remove(batch)
+            else:
+                continue
+            if batch.epoch != epoch:
+                self.pool.appendleft(batch)
+                continue
+            opened = self.epochs[epoch]
+            opened.shares.get(worker, opened.queue).appendleft(batch.index)
+            undone.insert(0, batch)
+        return undone
 
     def samples(self, worker: int, step: int) -> int:
         """Samples in the step's update, as long as it is neither settled nor dropped."""

@@ -29,7 +29,7 @@ from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import StepTimes, TransferTimes
 
-SCHEMA = 5
+SCHEMA = 6
 """The schema's number, in `PRAGMA user_version`."""
 
 TABLES = """
@@ -56,11 +56,13 @@ CREATE TABLE pushes (
 );
 CREATE TABLE epochs (
     epoch INTEGER, batches INTEGER, samples INTEGER, digest TEXT,
-    batch_order TEXT         -- JSON: for each batch its sample ids
+    batch_order TEXT,        -- JSON: for each batch its sample ids
+    first INTEGER,           -- the index of the first of these batches: a very long epoch has a row for each block
+    expected INTEGER         -- samples in the whole epoch; NULL where nobody knows
 );
 CREATE TABLE batches (
     worker INTEGER, step INTEGER, epoch INTEGER,
-    batch INTEGER,           -- an index into that epoch's batch_order
+    batch INTEGER,           -- an index into that epoch's batch_order, counted from its first
     used TEXT                -- step: in that step's update; skipped: consumed, never pushed
 );
 CREATE INDEX uses_of_batch ON batches (epoch, batch);
@@ -78,6 +80,9 @@ CREATE TABLE leases (        -- each time that a worker's loader asked for a bat
     worker INTEGER,
     during INTEGER,          -- the epoch that it was in
     epoch INTEGER, batch INTEGER  -- what it got; NULL: nothing was left for it in that epoch
+);
+CREATE TABLE looks (         -- of these, batches that a loop only looked at, and gave back with its epoch
+    worker INTEGER, epoch INTEGER, batch INTEGER
 );
 CREATE TABLE undone (        -- steps that a replica was ordered and did not make: its worker had left
     worker INTEGER, step INTEGER
@@ -144,7 +149,7 @@ CREATE VIEW applied_samples AS
     FROM epochs
     CROSS JOIN json_each(epochs.batch_order) AS batch
     CROSS JOIN batches AS uses
-        ON uses.epoch = epochs.epoch AND uses.batch = batch.key AND uses.used = 'step'
+        ON uses.epoch = epochs.epoch AND uses.batch = batch.key + epochs.first AND uses.used = 'step'
     CROSS JOIN applied_updates AS applied
         ON applied.worker = uses.worker AND applied.step = uses.step
     CROSS JOIN json_each(batch.value) AS sample;
@@ -230,9 +235,15 @@ class Ledger:
         """A step's push: the learning rate of each parameter group, and the samples in it (None: not counted)."""
         self._queue.put(("pushes", worker, step, learning_rates, batch))
 
-    def epoch_opened(self, epoch: int, order: Sequence[Sequence[int]], digest: str) -> None:
-        """An epoch: the sample ids of each of its batches, and the digest of that order."""
-        self._queue.put(("epochs", epoch, len(order), sum(map(len, order)), digest, order))
+    def epoch_opened(
+        self, epoch: int, order: Sequence[Sequence[int]], digest: str, first: int = 0, expected: int | None = None
+    ) -> None:
+        """An epoch, or a block of it from batch `first` on: its batches' sample ids, and the digest up to there.
+
+        `expected`: samples in the whole epoch, if that is known.
+        """
+        samples = sum(map(len, order))
+        self._queue.put(("epochs", epoch, len(order), samples, digest, order, first, expected))
 
     def batch_used(self, worker: int, step: int, epoch: int, batch: int, used: Literal["step", "skipped"]) -> None:
         """A batch went into this step's update, or was consumed before it and skipped."""
@@ -242,6 +253,10 @@ class Ledger:
         """What the worker got when it asked for a batch in that epoch: (epoch, batch), or nothing."""
         epoch, index = batch or (None, None)
         self._queue.put(("leases", worker, during, epoch, index))
+
+    def looked_at(self, worker: int, epoch: int, batch: int) -> None:
+        """The worker's loop only looked at that batch, or fetched it ahead meanwhile: it is as if never leased."""
+        self._queue.put(("looks", worker, epoch, batch))
 
     def undone(self, worker: int, step: int) -> None:
         """Its replica was to make that step, and the worker had left already."""

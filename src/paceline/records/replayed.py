@@ -192,29 +192,31 @@ def _beginning(sides: _Sides, tell: Tell) -> None:
 
 
 def _epochs(sides: _Sides, tell: Tell) -> int:
-    rows = sides.both("SELECT epoch, batches, samples, digest, batch_order FROM epochs ORDER BY epoch")
-    then, now = ({row[0]: row[1:] for row in side} for side in rows)
-    leased = "SELECT DISTINCT worker, during, epoch FROM leases"
-    needed = {
-        epoch
-        for side in sides.both(leased)
-        for worker, *epochs in side
-        if worker in sides.finished
-        for epoch in epochs
-        if epoch is not None
-    }
+    rows = sides.both("SELECT epoch, first, batches, samples, digest, batch_order FROM epochs ORDER BY epoch, first")
+    then, now = ({row[:2]: row[2:] for row in side} for side in rows)
+    leased = "SELECT worker, during, epoch, max(batch) FROM leases GROUP BY worker, during, epoch"
+    needed: dict[int, int] = {}
+    """By epoch: the last batch that somebody had to be told of."""
+    for side in sides.both(leased):
+        for worker, during, epoch, batch in side:
+            if worker in sides.finished:
+                needed.setdefault(during, 0)
+                if epoch is not None:
+                    needed[epoch] = max(needed.get(epoch, 0), batch)
     both = 0
-    for epoch in sorted(then.keys() | now.keys()):
-        one, other = then.get(epoch), now.get(epoch)
-        both += one is not None and other is not None
-        if one == other or ((one is None or other is None) and not (epoch in needed or sides.all_finished)):
+    for epoch, first in sorted(then.keys() | now.keys()):
+        one, other = then.get((epoch, first)), now.get((epoch, first))
+        both += one is not None and other is not None and not first
+        needs = first <= needed.get(epoch, -1)
+        if one == other or ((one is None or other is None) and not (needs or sides.all_finished)):
             continue
-        row, key = f"epoch {epoch}", {"epoch": epoch}
+        row = f"epoch {epoch}, from batch {first} on" if first else f"epoch {epoch}"
+        key = {"epoch": epoch}
         if one is None or other is None:
             tell("epochs", row, key, "digest", ABSENT if one is None else one[2], ABSENT if other is None else other[2])
             continue
         orders = _listed(one[3]), _listed(other[3])
-        for batch, (before, after) in enumerate(_beside(*orders)):
+        for batch, (before, after) in enumerate(_beside(*orders), first):
             if before != after:
                 tell("epochs", row, {**key, "batch": batch}, f"batch {batch}", before, after)
         for name, before, after in zip(("batches", "samples", "digest"), one, other, strict=False):

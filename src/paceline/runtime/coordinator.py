@@ -358,13 +358,17 @@ class Coordinator:
         match message:
             case messages.StepFinished():
                 self._step_finished(member, message)
-            case messages.LeaseWanted(epoch=epoch, digest=digest):
-                self._lease(member, epoch, digest)
+            case messages.LeaseWanted():
+                self._lease(member, message)
             case messages.OrderDrawn():
-                self._order_drawn(member, message)
+                self._order_drawn(message)
             case messages.GivenBack(batches=batches):
                 if member.trains and self._holds(member, batches):
                     self.leases.give_back(member.worker, _batches(batches))
+            case messages.LookedAt(epoch=epoch, batches=batches):
+                if member.trains:
+                    for batch in self.leases.put_back(member.worker, epoch, _batches(batches)):
+                        self.journal.ledger.looked_at(member.worker, batch.epoch, batch.index)
             case messages.Logged(step=step, scalars=scalars):
                 member.logged |= scalars
                 if self._board is not None:
@@ -467,28 +471,32 @@ class Coordinator:
         times = StepTimes(began, done.compute, done.push + pushing, wait, pull + pulling, done.other)
         self.journal.step_times(member.worker, done.step, times)
 
-    def _lease(self, member: Member, epoch: int, digest: str) -> None:
+    def _lease(self, member: Member, wanted: messages.LeaseWanted) -> None:
         if not member.trains:
             self._send(member, messages.EpochOver())
-        elif epoch not in self.leases.epochs:
-            self._send(member, messages.OrderWanted())
+        elif (undrawn := self.leases.undrawn(member.worker, wanted.epoch)) is not None:
+            self._send(member, messages.OrderWanted(*undrawn))
         else:
             try:
-                batch = self.leases.take(member.worker, epoch, digest)
+                batch = self.leases.take(member.worker, wanted.epoch, wanted.digest, wanted.blocks)
             except ConfigError as error:
                 self._refuse(str(error))
                 return
-            self.journal.ledger.leased(member.worker, epoch, None if batch is None else (batch.epoch, batch.index))
+            leased = None if batch is None else (batch.epoch, batch.index)
+            self.journal.ledger.leased(member.worker, wanted.epoch, leased)
             self._send(member, messages.EpochOver() if batch is None else messages.Leased(batch.epoch, batch.index))
 
-    def _order_drawn(self, member: Member, message: messages.OrderDrawn) -> None:
-        if message.epoch not in self.leases.epochs:
-            sizes = [len(batch) for batch in message.order]
-            self.leases.open(message.epoch, sizes, message.digest)
-            self.journal.ledger.epoch_opened(message.epoch, message.order, message.digest)
-            self.recordings.epoch_opened(sum(sizes))
-            self._watch.epoch_opened(sum(sizes), self._offer.epochs if self._offer else None)
-        self._lease(member, message.epoch, message.digest)
+    def _order_drawn(self, drawn: messages.OrderDrawn) -> None:
+        """It asks for its batch once more. Another worker may have drawn the same block meanwhile."""
+        opened = self.leases.epochs.get(drawn.epoch)
+        if drawn.block != (0 if opened is None else len(opened.digests)):
+            return
+        first = 0 if opened is None else len(opened.sizes)
+        self.leases.open(drawn.epoch, [len(batch) for batch in drawn.order], drawn.digest, drawn.last)
+        self.journal.ledger.epoch_opened(drawn.epoch, drawn.order, drawn.digest, first, drawn.samples)
+        if drawn.block == 0 and drawn.samples is not None:
+            self.recordings.epoch_opened(drawn.samples)
+            self._watch.epoch_opened(drawn.samples, self._offer.epochs if self._offer else None)
 
     def _snapshot(self, member: Member, hold: bool) -> None:
         store = self._store()

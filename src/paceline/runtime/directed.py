@@ -23,6 +23,7 @@ from paceline.core.facts import (
 from paceline.core.leases import Batch, Dealing, Leases
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
 from paceline.errors import ConfigError, RunFailed
+from paceline.runtime import messages
 from paceline.runtime.coordinator import GRACE_AT_LIMIT, Coordinator
 from paceline.runtime.member import Member
 from paceline.runtime.progress import shower
@@ -44,9 +45,18 @@ class PrescribedLeases(Leases):
     accounted: set[Batch] = field(default_factory=set)
     """Applied, skipped or missed. A batch that returned may be taken here before it has, so the pool doesn't tell."""
 
-    def take(self, worker: int, epoch: int, digest: str) -> Batch | None:
+    def undrawn(self, worker: int, epoch: int) -> tuple[int, int] | None:
         """See `Leases`."""
-        if digest != self.epochs[epoch].digest:
+        if epoch not in self.epochs:
+            return epoch, 0
+        _, batch = self.prescribed[worker][0]
+        if batch is None or batch.index < len(self.epochs[batch.epoch].sizes):
+            return None
+        return batch.epoch, len(self.epochs[batch.epoch].digests)
+
+    def take(self, worker: int, epoch: int, digest: str, blocks: int = 1) -> Batch | None:
+        """See `Leases`."""
+        if self.epochs[epoch].differs(digest, blocks):
             raise ConfigError(f"worker {worker} draws another order of samples for epoch {epoch} than in the recording")
         _, batch = self.prescribed[worker].popleft()
         return None if batch is None else self._lease(worker, batch)
@@ -233,7 +243,8 @@ class Directed(Coordinator):
         leaving = worker in self._asks_in_vain or any(one is member for one, _ in self._leaving)
         return (worker, step) in self._results or worker in self._gone or leaving or worker in self._astray
 
-    def _lease(self, member: Member, epoch: int, digest: str) -> None:
+    def _lease(self, member: Member, wanted: messages.LeaseWanted) -> None:
+        epoch = wanted.epoch
         if self.prescribed is not None and member.trains and not self.prescribed[member.worker]:
             self._asks_in_vain[member.worker] = None
             return
@@ -247,7 +258,7 @@ class Directed(Coordinator):
             if what is not None:
                 self._astray[member.worker] = f"worker {member.worker} {what}"
                 return
-        super()._lease(member, epoch, digest)
+        super()._lease(member, wanted)
 
     def _new_leases(self, dealing: Dealing, workers: list[int]) -> Leases:
         if self.prescribed is None:

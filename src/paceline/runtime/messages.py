@@ -66,20 +66,35 @@ class LeaseWanted(Message):
     """The loader wants its next batch."""
 
     epoch: int
+    blocks: int
+    """Of the epoch's order, drawn here so far."""
     digest: str
+    """Of them all."""
 
 
 class OrderDrawn(Message):
-    """The epoch's batches of sample ids, in order; the wanted lease is still awaited."""
+    """A block of the epoch's batches of sample ids, in order. See `training.orders`."""
 
     epoch: int
+    block: int
     digest: str
+    """Of the order to its end."""
     order: list[list[Any]]
+    last: bool
+    samples: int | None
+    """In the whole epoch; None if nobody knows."""
 
 
 class GivenBack(Message):
     """These leases will not be used."""
 
+    batches: list[tuple[int, int]]
+
+
+class LookedAt(Message):
+    """The script only looked at these and begins the epoch anew: they are as if never leased."""
+
+    epoch: int
     batches: list[tuple[int, int]]
 
 
@@ -159,6 +174,7 @@ FromWorker = (
     | LeaseWanted
     | OrderDrawn
     | GivenBack
+    | LookedAt
     | Declined
     | SnapshotWanted
     | SnapshotTaken
@@ -233,7 +249,10 @@ class EpochOver(Message):
 
 
 class OrderWanted(Message):
-    """You are the first in this epoch: say its order."""
+    """You are the first who needs this block of the epoch's order: say it, and ask once more."""
+
+    epoch: int
+    block: int
 
 
 class Snapshot(Message):

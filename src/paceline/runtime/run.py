@@ -261,6 +261,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "evaluates": bool(offer and offer.evaluates),
         "on_loss": settings.on_loss,
         "on_divergence": settings.on_divergence,
+        "saves": settings.saves,
         "learning_rate_scale": settings.learning_rate_scale,
         "targets": [target.text for target in settings.targets],
         "limits": {

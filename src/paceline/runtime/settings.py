@@ -49,5 +49,7 @@ class Settings:
     """What the script's learning rates are multiplied by, wherever the optimizer runs."""
     start: Literal["staggered", "together"] = "staggered"
     """When scripts begin: the others when the lowest worker's has come to `prepare`, or all at once."""
+    saves: Literal["first", "all"] = "first"
+    """Whose `torch.save` writes to the path that it is given: worker 0's, or every worker's. See `runtime.saves`."""
     simulated: Scenario | None = None
     """The cluster whose times are virtual; None: time is real."""

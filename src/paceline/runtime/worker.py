@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -30,10 +29,12 @@ from paceline.fabric.memory import Region
 from paceline.runtime import messages
 from paceline.runtime.averager import start_averager
 from paceline.runtime.processes import NoProcess, forks_die_with_me, share_without_files
+from paceline.runtime.saves import guard
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
 from paceline.training.link import Evaluate, Finished, Go, Offer, Started, Step
+from paceline.training.orders import Orders
 from paceline.training.seeding import seed_script
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
@@ -50,6 +51,8 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, launc
     torch.set_num_threads(settings.threads)
     link = WorkerLink(worker, settings, Channel(end, messages.ToWorker, "the coordinator"), launcher)
     prepare.attach(link)
+    if settings.saves == "first":
+        guard(None if worker == 0 else settings.folder / f"worker-{worker}" / "saved")
     try:
         begins = settings.start == "together" or link.begins()
         seed_script(settings.seed)
@@ -195,16 +198,23 @@ class WorkerLink:
         channel = Channel(end, messages.ToAverager, "the coordinator")
         start_averager(channel, groups)
 
-    def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
+    def lease(self, epoch: int, orders: Orders) -> Batch | None:
         """See `training.link.Link`."""
-        if self._stopped:
-            return None  # answers that nobody reads would fill the channel, and `finish` would miss its own
-        self._channel.send(messages.LeaseWanted(epoch, digest))
-        message = self._await(messages.Leased, messages.EpochOver, messages.OrderWanted)
-        if isinstance(message, messages.OrderWanted):
-            self._channel.send(messages.OrderDrawn(epoch, digest, order()))
-            message = self._await(messages.Leased, messages.EpochOver)
-        return Batch(message.epoch, message.index) if isinstance(message, messages.Leased) else None
+        while not self._stopped:  # answers that nobody reads would fill the channel, and `finish` would miss its own
+            self._channel.send(messages.LeaseWanted(epoch, *orders.known(epoch)))
+            message = self._await(messages.Leased, messages.EpochOver, messages.OrderWanted)
+            if not isinstance(message, messages.OrderWanted):
+                return Batch(message.epoch, message.index) if isinstance(message, messages.Leased) else None
+            block = orders.block(message.epoch, message.block)
+            samples = orders.expected(message.epoch)
+            self._channel.send(
+                messages.OrderDrawn(message.epoch, message.block, block.digest, block.order, block.last, samples)
+            )
+        return None
+
+    def looked_at(self, epoch: int, batches: tuple[Batch, ...]) -> None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.LookedAt(epoch, _pairs(batches)))
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
         """See `training.link.Link`."""

@@ -139,12 +139,19 @@ class Averages:
         for value in values[1:]:
             mean.add_(self._less(value, values[0], apart))
         mean.div_(len(values)).add_(values[0])
+        squares = sum(_square(self._less(value, mean, apart)) for value in values)
+        if not math.isfinite(squares):  # a frozen mask, say: infinity less itself is no number, and neither is NaN
+            return self._centre_where_apart(values, target, mean)
         target.copy_(mean)
-        squares = 0.0
-        for value in values:
-            distance = self._less(value, mean, apart)
-            squares += _square(distance)
         return squares
+
+    def _centre_where_apart(self, values: list[Tensor], target: Tensor, mean: Tensor) -> float:
+        """The same, where elements of which all have the same are that."""
+        same = torch.ones(target.shape, dtype=torch.bool)
+        for value in values[1:]:
+            same &= (value == values[0]) | (value.isnan() & values[0].isnan())
+        target.copy_(torch.where(same, values[0], mean))
+        return sum(_square(torch.where(same, 0, value - mean)) for value in values)
 
     def _less(self, value: Tensor, centre: Tensor, out: Tensor) -> Tensor:
         return out.copy_(value).sub_(centre) if value.dtype in NARROW else torch.sub(value, centre, out=out)

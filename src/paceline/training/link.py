@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import nn
 
@@ -13,6 +13,7 @@ from paceline.core.leases import Batch
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.training.layout import Layout
+from paceline.training.orders import Orders
 from paceline.training.store import Scalars, Store
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
@@ -141,8 +142,11 @@ class Link(Protocol):
     def begin_to_average(self, groups: GroupAverage) -> None:
         """From now on make this worker's shares of the averages of its groups, beside everything else."""
 
-    def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
-        """The next batch of this epoch; None when nothing is left of it. `order` is asked for if it is new."""
+    def lease(self, epoch: int, orders: Orders) -> Batch | None:
+        """The next batch of this epoch; None when nothing is left of it. `orders` draws what is not known yet."""
+
+    def looked_at(self, epoch: int, batches: tuple[Batch, ...]) -> None:
+        """The script only looked at these and begins this epoch anew: they are as if they had never been leased."""
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
         """These were fetched and will not be used."""

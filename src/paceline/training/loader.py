@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
-from paceline.training.seeding import epoch_order, order_digest, seed_fetch, seed_stream
+from paceline.training.orders import Orders
+from paceline.training.seeding import seed_fetch, seed_stream
 from paceline.training.session import Session
 
 
@@ -28,10 +29,9 @@ def checked(loader: Any) -> DataLoader[Any]:
     return loader
 
 
-def epoch_samples(loader: DataLoader[Any], seed: int) -> int:
-    """Samples in the first epoch, as they will be drawn."""
-    assert loader.batch_sampler is not None  # `checked` saw to it
-    return sum(map(len, epoch_order(loader.batch_sampler, seed, 0)))
+def epoch_samples(loader: DataLoader[Any], seed: int) -> int | None:
+    """Samples in the first epoch, as they will be drawn; None if its sampler does not say how many it has."""
+    return Orders(loader.batch_sampler, seed).samples()
 
 
 class _Paced:
@@ -62,15 +62,16 @@ class PacedLoader(_Paced):
 
     def __init__(self, loader: DataLoader[Any], session: Session) -> None:
         super().__init__(loader, session)
-        self._orders: dict[int, tuple[list[list[Any]], str]] = {}
-        """The last two that were needed."""
-        self._leased: deque[Batch] = deque()
+        self._orders = Orders(loader.batch_sampler, session.link.seed)
+        self._loop = _Loop(-1)
         self._paced = _rebuilt(loader, _Leased(self))
 
     def __iter__(self) -> Iterator[Any]:
-        self._epoch += 1
-        self._session.loop_begins()
-        steps, handed_out = self._session.steps, 0
+        last = self._loop
+        if not self._session.loop_begins(last.epoch, last.handed_out, last.fetched_ahead):
+            self._epoch += 1  # else the last loop was for a look at the data: its epoch begins anew
+        loop = self._loop = _Loop(self._epoch)
+        steps = self._session.steps
         inner = iter(self._paced)
         try:
             while True:
@@ -79,40 +80,43 @@ class PacedLoader(_Paced):
                     data = next(inner)
                 except StopIteration:
                     break
-                self._session.handed_out(self._leased.popleft(), time.monotonic() - asked)
-                handed_out += 1
+                batch = loop.leased.popleft()
+                self._session.handed_out(batch, time.monotonic() - asked)
+                loop.handed_out.append(batch)
                 yield data
         finally:
-            if self._leased:
-                self._session.link.give_back(tuple(self._leased))
-                self._leased.clear()
+            if loop.leased:
+                self._session.link.give_back(tuple(loop.leased))
+                loop.fetched_ahead.extend(loop.leased)
+                loop.leased.clear()
         self._session.loop_ended()
-        if self._session.steps > steps or not handed_out:  # else it was for a look at the data
+        if self._session.steps > steps or not loop.handed_out:  # else it was for a look at all the data
             self._trained += 1
         epochs = self._session.epochs
         if epochs is not None and self._trained >= epochs and not self._session.fetched:
             self._session.done_computing()
 
-    def lease(self) -> list[Any] | None:
-        """The next batch's tag and sample ids; None at the end of this worker's part of the epoch."""
-        if self._session.go is None:
-            return None
-        order, digest = self._drawn(self._epoch)
-        batch = self._session.link.lease(self._epoch, digest, lambda: order)
-        if batch is None:
-            return None
-        self._leased.append(batch)
-        tag = _Tag(self._session.link.seed, batch.epoch, batch.index)
-        return [tag, *self._drawn(batch.epoch)[0][batch.index]]
+    def leases(self) -> Iterator[list[Any]]:
+        """Each next batch's tag and sample ids, to the end of this worker's part of the epoch."""
+        loop, link = self._loop, self._session.link
+        while self._session.go is not None:
+            batch = link.lease(loop.epoch, self._orders)
+            if batch is None:
+                return
+            loop.leased.append(batch)
+            yield [_Tag(link.seed, batch.epoch, batch.index), *self._orders.ids(batch)]
 
-    def _drawn(self, epoch: int) -> tuple[list[list[Any]], str]:
-        """An epoch's order and its digest. An earlier epoch's is drawn again when a batch of it returned."""
-        if epoch not in self._orders:
-            sampler = self._loader.batch_sampler
-            assert sampler is not None  # `checked` saw to it
-            order = epoch_order(sampler, self._session.link.seed, epoch)
-            self._orders = {epoch: (order, order_digest(order)), **dict(list(self._orders.items())[:1])}
-        return self._orders[epoch]
+
+@dataclass(slots=True)
+class _Loop:
+    """One iteration over the loader."""
+
+    epoch: int
+    leased: deque[Batch] = field(default_factory=deque)
+    """And not handed out yet."""
+    handed_out: list[Batch] = field(default_factory=list)
+    fetched_ahead: list[Batch] = field(default_factory=list)
+    """Given back when the loop was left."""
 
 
 class PacedStream(_Paced):
@@ -147,7 +151,7 @@ class _Leased:
         self._loader = loader
 
     def __iter__(self) -> Iterator[list[Any]]:
-        return iter(self._loader.lease, None)
+        return self._loader.leases()
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.training.parts import user_class
+from paceline.training.plain import plain_optimizer
 
 if TYPE_CHECKING:
     from paceline.training.session import Session
@@ -50,12 +50,10 @@ class PacedOptimizer(_Base):
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch: the state, which lies with the store, of the newest version."""
-        session = self.paceline_session
-        if session.has_state:
+        if self.paceline_session.has_state:
             return super().state_dict()
-        state = session.optimizer_state()
         try:
-            self.state = defaultdict(dict, {session.parameters[number]: state[number] for number in state})
+            self.state = self._newest_state()
             return super().state_dict()
         finally:
             self.state = defaultdict(dict)
@@ -65,9 +63,19 @@ class PacedOptimizer(_Base):
         super().load_state_dict(state_dict)
         self.paceline_session.state_loaded = True
 
+    def _newest_state(self) -> defaultdict[torch.Tensor, Any]:
+        session = self.paceline_session
+        if session.has_state:
+            return self.state
+        state = session.optimizer_state()
+        return defaultdict(dict, {session.parameters[number]: state[number] for number in state})
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy, or what is pickled, is of the script's own class, without the state, which lies with the store."""
-        return _plain, (user_class(self), self.__getstate__())
+        """A copy, or what is pickled, is of the script's own class, with the state of the newest version.
+
+        As the oldest pickle protocols have it, which name the class as an argument: it is not that of this object.
+        """
+        return plain_optimizer(self, self._newest_state()).__reduce_ex__(min(protocol, 1))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """An error: add it before `prepare`, where the store is laid out."""
@@ -75,12 +83,6 @@ class PacedOptimizer(_Base):
             "add_param_group() came after paceline.prepare(), where the store is laid out; add parameter groups "
             "before it (a group whose parameters get no gradient costs nothing until they do)"
         )
-
-
-def _plain(kind: type[torch.optim.Optimizer], state: dict[str, Any]) -> torch.optim.Optimizer:
-    optimizer = object.__new__(kind)
-    optimizer.__setstate__(state)
-    return optimizer
 
 
 def pace(optimizer: torch.optim.Optimizer, session: Session) -> None:

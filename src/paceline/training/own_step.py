@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.fabric.memory import Region
 from paceline.training.layout import Places, PushArea
 from paceline.training.parts import user_class
+from paceline.training.shown import same_bytes
 
 
 class OwnStep:
@@ -42,8 +43,12 @@ class OwnStep:
             torch._foreach_copy_(self._values, version)
         source = version
         for pushed, scale in lacking:
-            for value, from_here, update in zip(self._values, source, pushed.gradients, strict=True):
-                torch.sub(from_here, update, alpha=scale, out=value)
+            updates = zip(pushed.gradients, pushed.present.tolist(), strict=True)
+            for value, from_here, (update, moved) in zip(self._values, source, updates, strict=True):
+                if moved:
+                    torch.sub(from_here, update, alpha=scale, out=value)
+                elif value is not from_here:
+                    value.copy_(from_here)
             source = self._values
 
     @torch.no_grad()
@@ -51,8 +56,12 @@ class OwnStep:
         """Take what the script wrote into the parameters."""
         torch._foreach_copy_(self._values, self._parameters)
 
-    def step(self, pushed: PushArea) -> None:
-        """Step the script's own optimizer. What it has subtracted, in all, goes into the push area."""
+    def step(self, pushed: PushArea) -> list[bool]:
+        """Step the script's own optimizer. What it has subtracted, in all, goes into the push area.
+
+        Returns which parameters have something there. One without a gradient has nothing unless it moved: a frozen
+        one may be whole numbers, or NaN, of which there is no difference.
+        """
         with torch.no_grad():
             torch._foreach_copy_(pushed.gradients, self._values)
         shown = [parameter.data for parameter in self._parameters]  # pages that the script must not write into
@@ -67,8 +76,16 @@ class OwnStep:
         finally:
             for parameter, view in zip(self._parameters, shown, strict=True):
                 parameter.data = view
+        moved = [
+            parameter.grad is not None or not same_bytes(before, value)
+            for parameter, before, value in zip(self._parameters, pushed.gradients, self._values, strict=True)
+        ]
         with torch.no_grad():
-            torch._foreach_sub_(pushed.gradients, self._values)
+            torch._foreach_sub_(
+                [update for update, there in zip(pushed.gradients, moved, strict=True) if there],
+                [value for value, there in zip(self._values, moved, strict=True) if there],
+            )
+        return moved
 
 
 def bare_step(kind: type[torch.optim.Optimizer], rate_scale: float = 1.0) -> Callable[[torch.optim.Optimizer], Any]:

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
@@ -20,6 +20,7 @@ from paceline.training.layout import Layout, Places
 from paceline.training.link import Evaluate, Link, Offer
 from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples
 from paceline.training.optimizer import pace
+from paceline.training.plain import hook_state_dict
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session
 from paceline.training.store import Store, scalars_of
@@ -127,7 +128,7 @@ def prepare(
     session = _Process.session = Session(link, model, optimizer, layout)
     session.loads, session.epochs = leased, epochs
     pace(optimizer, session)
-    model.register_state_dict_post_hook(_newest_version)  # type: ignore[no-untyped-call]
+    hook_state_dict(model, _newest_version)
     session.begin(started)
     if checked_loader is None:
         return model, optimizer
@@ -156,7 +157,7 @@ def finish() -> None:
 
 def _install(held: dict[str, Tensor], file: Path) -> None:
     """Copy what a recorded version has of these, in place."""
-    with torch.no_grad(), safetensors.safe_open(file, framework="pt") as recorded:
+    with torch.no_grad(), safe_open(file, framework="pt") as recorded:
         for name in recorded.keys() & held.keys():  # a further name of a tied parameter is not among them
             held[name].copy_(recorded.get_tensor(name))
 
@@ -188,6 +189,11 @@ def log(**scalars: float) -> None:
 def worker() -> int:
     """This worker's index, from 0; 0 alone."""
     return _Process.link.worker if _Process.link else 0
+
+
+def is_main() -> bool:
+    """Whether this worker is the one that prints, downloads and saves for all: worker 0, and a script alone."""
+    return worker() == 0
 
 
 def workers() -> int:

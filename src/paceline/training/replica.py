@@ -33,7 +33,8 @@ class Replica:
         """Step the script's own optimizer on the replica, from `source` into `target`, which may be the same area.
 
         With the mean gradients in that area, if there is one; else with the gradients that the script has, which it
-        keeps in any case. Returns the name of a parameter that is NaN or infinite after it, if there is one.
+        keeps in any case. Returns the name of a parameter that is NaN or infinite after it, if there is one: of those
+        that have a gradient, as in a commit. A frozen mask may be infinite.
         """
         values = self._area(target).gradients
         with torch.no_grad():
@@ -48,6 +49,7 @@ class Replica:
             every = zip(self._parameters, mean.gradients, mean.present.tolist(), strict=True)
             for parameter, of_mean, present in every:
                 parameter.grad = of_mean if present else None
+        stepped = [parameter.grad is not None for parameter in self._parameters]
         try:
             with torch.no_grad():
                 self._step(self._optimizer)
@@ -57,16 +59,16 @@ class Replica:
         finally:
             for parameter, view, gradient in zip(self._parameters, shown, own, strict=True):
                 parameter.data, parameter.grad = view, gradient
-        return self._finish(self._area(target))
+        return self._finish(self._area(target), stepped)
 
     @torch.no_grad()
-    def _finish(self, area: PushArea) -> str | None:
+    def _finish(self, area: PushArea, stepped: list[bool]) -> str | None:
         if area.buffers:
             buffers = dict(self._model.named_buffers())  # afresh: a forward may put new tensors in their places
             for name, view in area.buffers.items():
                 view.copy_(buffers[name])
-        for entry, value in zip(self._places.layout.moving, area.gradients, strict=True):
-            if not finite(value) and not value.isfinite().all():
+        for entry, value, looked_at in zip(self._places.layout.moving, area.gradients, stepped, strict=True):
+            if looked_at and not finite(value) and not value.isfinite().all():
                 return entry.name
         return None
 

@@ -60,7 +60,13 @@ def seed_stream(seed: int, worker: int, epoch: int) -> None:
 
 
 def epoch_order(batches: Iterable[list[Any]], seed: int, epoch: int) -> list[list[Any]]:
-    """The batches of sample ids of an epoch, as drawn from a batch sampler under (seed, epoch).
+    """The batches of sample ids of an epoch, as drawn from a batch sampler under (seed, epoch)."""
+    seed_epoch(batches, seed, epoch)
+    return [plain_ids(batch) for batch in batches]
+
+
+def seed_epoch(batches: Iterable[list[Any]], seed: int, epoch: int) -> None:
+    """Seed what a batch sampler draws as an epoch begins.
 
     A generator of the sampler's own is seeded too, or the order would depend on what it drew before.
     """
@@ -69,7 +75,16 @@ def epoch_order(batches: Iterable[list[Any]], seed: int, epoch: int) -> list[lis
         generator = getattr(holder, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(mixed("epoch", seed, epoch))
-    return [[_plain(one) for one in batch] for batch in batches]
+
+
+def seed_block(seed: int, epoch: int, block: int) -> None:
+    """Seed what a sampler draws for a further block of an epoch's batches: steps have drawn meanwhile."""
+    seed_all(mixed("epoch", seed, epoch, block))
+
+
+def plain_ids(batch: Iterable[Any]) -> list[Any]:
+    """A batch's sample ids as they are compared and sent."""
+    return [_plain(one) for one in batch]
 
 
 def _plain(one: Any) -> Any:
@@ -77,6 +92,6 @@ def _plain(one: Any) -> Any:
     return one.item() if isinstance(one, numpy.generic | torch.Tensor) else one
 
 
-def order_digest(order: list[list[Any]]) -> str:
-    """A short digest by which workers tell that they drew the same order."""
-    return hashlib.blake2b(repr(order).encode(), digest_size=8).hexdigest()
+def order_digest(order: list[list[Any]], before: str = "") -> str:
+    """A short digest by which workers tell that they drew the same order, after what has the digest `before`."""
+    return hashlib.blake2b(f"{before}{order!r}".encode(), digest_size=8).hexdigest()

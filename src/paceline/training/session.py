@@ -127,8 +127,7 @@ class Session:
             if self.link.pushes:
                 self._push.fill()
         else:
-            self._own.step(self._push.area)
-            self._push.flag([True] * len(self.parameters))
+            self._push.flag(self._own.step(self._push.area))
         scalars = scalars_of(self.optimizer)
         pushed = time.monotonic()
         self.link.pushed(
@@ -169,13 +168,26 @@ class Session:
         seed_step(self.link.seed, self.link.worker, self.go.step, self.batches_in_step)
         self.batches_in_step += 1
 
-    def loop_begins(self) -> None:
-        """The script begins another loop. If it left the last one before it used what it was handed, that goes back."""
+    def loop_begins(self, epoch: int, handed_out: list[Batch], ahead: list[Batch]) -> bool:
+        """The script begins another loop. If it left the last one before it used what it was handed, that goes back.
+
+        Whether it only looked at that loop's data, and made no gradient of any: then all of it goes back, as if the
+        loop had never been, with what had been fetched ahead for it.
+        """
+        if handed_out and handed_out == self.untouched and all(batch in self.fetched for batch in handed_out):
+            for batch in handed_out:
+                self.fetched.remove(batch)
+            self.untouched.clear()
+            if not self.fetched:
+                self.batches_in_step, self._fetching = 0, 0.0  # what it draws, and its times, are as without the look
+            self.link.looked_at(epoch, (*handed_out, *ahead))
+            return True
         if self.untouched and self.untouched[-1] in self.fetched:
             last = self.untouched.pop()
             self.fetched.remove(last)
             self.link.give_back((last,))
         self.loop_ended()
+        return False
 
     def loop_ended(self) -> None:
         """The loop is through. What it was handed and made no gradient of, it only looked at: it is used up."""

@@ -84,7 +84,12 @@ class Shown:
 
     def _differs(self, entry: Entry) -> bool:
         there = entry.over(self._region.memory, self._start)
-        return not torch.equal(_flat_bytes(entry.over(self._window.memory)), _flat_bytes(there))
+        return not same_bytes(entry.over(self._window.memory), there)
+
+
+def same_bytes(one: Tensor, other: Tensor) -> bool:
+    """Whether two dense tensors of one form are equal bit for bit."""
+    return torch.equal(_flat_bytes(one), _flat_bytes(other))
 
 
 def _flat_bytes(tensor: Tensor) -> Tensor:

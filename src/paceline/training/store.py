@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import safetensors.torch
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.training.averages import Averages
@@ -187,7 +187,7 @@ class Store:
         saved |= {alias: tensors[name].clone() for alias, name in self.layout.aliases.items()}
         unfinished = file.with_suffix(".unfinished")
         whole = {name: value.contiguous() for name, value in saved.items()}
-        safetensors.torch.save_file(whole, unfinished, {ORDER: json.dumps(self.layout.names)})
+        save_file(whole, unfinished, {ORDER: json.dumps(self.layout.names)})
         _to_disk(unfinished)
         unfinished.rename(file)
         _to_disk(file.parent)  # else the new name may be lost

@@ -22,6 +22,7 @@ OF_A_SCRIPT: dict[str, type | tuple[type, ...]] = {
     "record": int,
     "on_loss": str,
     "on_divergence": str,
+    "saves": str,
     "learning_rate_scale": (float, int),
     "targets": list,
     "environment": dict,

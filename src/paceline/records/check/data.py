@@ -15,10 +15,12 @@ from paceline.records.check.checking import Checking
 from paceline.records.check.rules import (
     ACCOUNTED,
     BATCHES,
+    BLOCKS,
     DIGEST,
     IN_ORDER,
     LEASED,
     LEASED_ONCE,
+    LOOKED_AT,
     MISSED,
     ONCE,
     OPENED,
@@ -41,6 +43,8 @@ def data(checking: Checking) -> None:
     # ordered of a worker that had been stopped: its replica never had it, and the samples are missed
     undone = checking.rules.own.intersection(checking.run.ledger.execute("SELECT worker, step FROM undone"))
     leases = _leases(checking)
+    looks = _looks(checking, leases)
+    leases -= looks
     left = Counter(leases)
     returned: Counter[tuple[int, int, int]] = Counter()
     checking.table = "batches"
@@ -74,7 +78,7 @@ def data(checking: Checking) -> None:
     if sizes:
         _gradients(checking, in_steps)
     _pushes(checking)
-    _leased_once(checking, sizes, returned)
+    _leased_once(checking, sizes, returned + looks)
     _missing(checking, sizes, set(users), {(epoch, batch) for _, epoch, batch in leases}, skipped)
 
 
@@ -89,6 +93,8 @@ def _in_order(checking: Checking) -> None:
     leases = "SELECT worker, epoch, batch FROM leases WHERE batch IS NOT NULL ORDER BY rowid"
     for number, lease in enumerate(checking.run.ledger.execute(leases)):
         places.setdefault(lease, deque()).append(number)
+    for look in checking.run.ledger.execute("SELECT worker, epoch, batch FROM looks"):
+        places[look].popleft()
     checking.table = "batches"
     before: dict[int, int] = {}
     """By worker: the number of the last lease that its last step used."""
@@ -116,6 +122,19 @@ def _leases(checking: Checking) -> Counter[tuple[int, int, int]]:
     return Counter(checking.run.ledger.execute("SELECT worker, epoch, batch FROM leases WHERE batch IS NOT NULL"))
 
 
+def _looks(checking: Checking, leases: Mapping[tuple[int, int, int], int]) -> Counter[tuple[int, int, int]]:
+    """How often each (worker, epoch, batch) was only looked at: as if that lease had never been."""
+    checking.table = "looks"
+    looks: Counter[tuple[int, int, int]] = Counter()
+    rows = checking.run.ledger.execute("SELECT rowid, worker, epoch, batch FROM looks ORDER BY rowid")
+    for checking.row, worker, epoch, batch in rows:
+        looks[worker, epoch, batch] += 1
+        if looks[worker, epoch, batch] > leases.get((worker, epoch, batch), 0):
+            raise Broken(LOOKED_AT, f"a batch leased to worker {worker}", f"batch {batch} of epoch {epoch}")
+    checking.row = None
+    return looks
+
+
 def _leased_once(
     checking: Checking, sizes: Mapping[tuple[int, int], int], returned: Mapping[tuple[int, int, int], int]
 ) -> None:
@@ -139,17 +158,26 @@ def _leased_once(
 def _epochs(checking: Checking) -> dict[tuple[int, int], int]:
     checking.table = "epochs"
     sizes: dict[tuple[int, int], int] = {}
-    rows = checking.run.ledger.execute("SELECT rowid, epoch, batches, samples, digest, batch_order FROM epochs")
-    for checking.row, epoch, batches, samples, digest, text in rows:
-        if (epoch, 0) in sizes:
+    digests: dict[int, str] = {}
+    """By epoch: of its order so far."""
+    repeating: set[int] = set()
+    columns = "rowid, epoch, batches, samples, digest, batch_order, first"
+    rows = checking.run.ledger.execute(f"SELECT {columns} FROM epochs ORDER BY rowid")
+    for checking.row, epoch, batches, samples, digest, text, first in rows:
+        if (epoch, first) in sizes or (first == 0 and epoch in digests):
             raise Broken(OPENED_ONCE, "another one", f"epoch {epoch} once more")
+        if first and (epoch, first - 1) not in sizes:
+            raise Broken(BLOCKS, f"the block of epoch {epoch} before it", f"one from batch {first} on")
         order = msgspec.json.decode(text)
-        found = len(order), sum(map(len, order)), _digest(order) or digest
+        found = len(order), sum(map(len, order)), _digest(order, digests.get(epoch, "")) or digest
         if found != (batches, samples, digest):
             raise Broken(DIGEST, f"{batches} batches, {samples} samples, digest {digest}", found)
-        sizes.update({(epoch, index): len(batch) for index, batch in enumerate(order)})
-        checking.repeating += len({str(sample) for batch in order for sample in batch}) < samples
+        digests[epoch] = digest
+        sizes.update({(epoch, index): len(batch) for index, batch in enumerate(order, first)})
+        if len({str(sample) for batch in order for sample in batch}) < samples:
+            repeating.add(epoch)
     checking.row = None
+    checking.repeating += len(repeating)
     return sizes
 
 
@@ -255,8 +283,8 @@ def _ran_out(checking: Checking) -> list[int]:
     return [epoch for epoch in enough if epoch in opened]
 
 
-def _digest(order: Sequence[Sequence[Any]]) -> str | None:
-    """As workers compute it; None where JSON has not kept what the sample ids were."""
+def _digest(order: Sequence[Sequence[Any]], before: str) -> str | None:
+    """As workers compute it, after that digest; None where JSON has not kept what the sample ids were."""
     if not all(isinstance(sample, int | str) for batch in order for sample in batch):
         return None
-    return hashlib.blake2b(repr(order).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(f"{before}{order!r}".encode(), digest_size=8).hexdigest()

@@ -214,7 +214,7 @@ def _due(checking: Checking) -> Due | None:
     if not _whole(times):
         return None
     due = Due(times)
-    for (samples,) in checking.run.ledger.execute("SELECT samples FROM epochs ORDER BY rowid LIMIT 1"):
+    for (samples,) in checking.run.ledger.execute("SELECT expected FROM epochs WHERE expected > 0 AND first = 0"):
         due.epoch_opened(samples)
     return due
 

@@ -1,0 +1,143 @@
+"""The order of an epoch's samples: drawn whole, or block by block where that would take too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+from paceline.core.leases import Batch
+from paceline.training.seeding import epoch_order, order_digest, plain_ids, seed_block, seed_epoch
+
+AT_ONCE = 10_000_000
+"""Samples: an epoch of more, or of an unknown length, is drawn block by block."""
+BLOCK = 1024
+"""Batches in a block."""
+KEPT = 64
+"""Blocks of an epoch that are kept; an earlier one is drawn again if a batch of it returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Batches of sample ids that follow one another in an epoch."""
+
+    order: list[list[Any]]
+    digest: str
+    """Of this block and all before it."""
+    last: bool
+    """Whether the epoch ends with it."""
+
+
+@dataclass(slots=True)
+class _Epoch:
+    number: int
+    rest: Iterator[Any] | None = None
+    """What the sampler has not given yet; None if it was never asked, or was asked for another epoch since."""
+    ahead: list[Any] = field(default_factory=list)
+    """The first batch of the next block: so it is known whether there is one."""
+    drawn: int = 0
+    """Blocks, since `rest` began."""
+    digests: list[str] = field(default_factory=list)
+    blocks: dict[int, Block] = field(default_factory=dict)
+    samples: int | None = None
+    """In the whole epoch, if that is known; from the first block on."""
+
+
+class Orders:
+    """The orders of a batch sampler under a seed. Equal for every worker that has the same sampler."""
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self._sampler = sampler
+        self._seed = seed
+        self._by_block = in_blocks(sampler)
+        self._epochs: dict[int, _Epoch] = {}
+        """The last two that were needed."""
+
+    def known(self, epoch: int) -> tuple[int, str]:
+        """How many blocks of that epoch are drawn, of which the first is now; and the digest of them all."""
+        found = self._epoch(epoch)
+        if not found.digests:
+            self.block(epoch, 0)
+        return len(found.digests), found.digests[-1]
+
+    def block(self, epoch: int, number: int) -> Block:
+        """That block of the epoch."""
+        found = self._epoch(epoch)
+        if number not in found.blocks:
+            if found.rest is None or number < found.drawn:
+                self._begin(found)
+            while found.drawn <= number:
+                self._draw(found)
+        return found.blocks[number]
+
+    def ids(self, batch: Batch) -> list[Any]:
+        """The samples in that batch."""
+        number, place = divmod(batch.index, BLOCK) if self._by_block else (0, batch.index)
+        return self.block(batch.epoch, number).order[place]
+
+    def samples(self) -> int | None:
+        """Samples in the first epoch; None if its length is not known."""
+        return expected(self._sampler) if self._by_block else sum(map(len, self.block(0, 0).order))
+
+    def expected(self, epoch: int) -> int | None:
+        """Samples in that epoch; None if nobody knows."""
+        self.known(epoch)
+        return self._epoch(epoch).samples
+
+    def _epoch(self, number: int) -> _Epoch:
+        if number not in self._epochs:
+            self._epochs = {number: _Epoch(number), **dict(list(self._epochs.items())[:1])}
+        return self._epochs[number]
+
+    def _begin(self, epoch: _Epoch) -> None:
+        for other in self._epochs.values():
+            other.rest = None  # the sampler's generator is another epoch's now
+        epoch.drawn, epoch.ahead = 0, []
+        if not self._by_block:
+            epoch.rest = iter(epoch_order(self._sampler, self._seed, epoch.number))
+            return
+        seed_epoch(self._sampler, self._seed, epoch.number)
+        epoch.rest = iter(self._sampler)
+
+    def _draw(self, epoch: _Epoch) -> None:
+        assert epoch.rest is not None  # it has begun
+        if self._by_block:
+            if epoch.drawn:
+                seed_block(self._seed, epoch.number, epoch.drawn)
+            drawn = [*epoch.ahead, *map(plain_ids, islice(epoch.rest, BLOCK + 1 - len(epoch.ahead)))]
+            order, epoch.ahead = drawn[:BLOCK], drawn[BLOCK:]
+        else:
+            order = list(epoch.rest)
+        digest = order_digest(order, epoch.digests[epoch.drawn - 1] if epoch.drawn else "")
+        if epoch.drawn == len(epoch.digests):
+            epoch.digests.append(digest)
+        if not epoch.digests[1:]:
+            epoch.samples = expected(self._sampler) if epoch.ahead else sum(map(len, order))
+        epoch.blocks[epoch.drawn] = Block(order, digest, not epoch.ahead)
+        epoch.blocks = dict(list(epoch.blocks.items())[-KEPT:])
+        epoch.drawn += 1
+
+
+def in_blocks(sampler: Any) -> bool:
+    """Whether its epochs are drawn block by block."""
+    batches = _length(sampler)
+    return batches is None or max(batches, expected(sampler) or 0) > AT_ONCE
+
+
+def expected(sampler: Any) -> int | None:
+    """How many samples a batch sampler says that it has; None if it doesn't say."""
+    batches = _length(sampler)
+    if type(sampler) is not BatchSampler or batches is None:
+        return None
+    samples = _length(sampler.sampler)
+    return batches * sampler.batch_size if sampler.drop_last else samples
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError, OverflowError, ValueError):  # it has none, or one beyond what `len` gives
+        return None

@@ -1,0 +1,134 @@
+"""Scripts that save as if they were alone: one writer for each path, whole files, and everybody finds its own again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.launch import Launch
+
+SCRIPT = """
+import json, os, shutil, sys
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+ROUNDS = 6
+folder = sys.argv[1]
+me = paceline.worker()
+torch.manual_seed(0)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(96, 4), torch.randn(96, 2)), batch_size=4, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=ROUNDS)
+path = f"{folder}/checkpoint.pt"
+wrong = []
+
+
+def look(saved, number, what):
+    "Whose it is, which round's, and whether all of it is of one save."
+    whole = saved["ballast"].eq(saved["mark"]).all()
+    if not (saved["worker"] == me == saved["mark"] // 1000 and saved["mark"] % 1000 == number and whole):
+        wrong.append([what, number, int(saved["worker"]), int(saved["mark"])])
+
+
+for number in range(ROUNDS):
+    for x, y in loader:
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    mark = 1000 * me + number
+    ballast = torch.full((60_000,), mark)
+    state = {"worker": me, "mark": mark, "ballast": ballast, "model": model.state_dict()}
+    torch.save({**state, "optimizer": optimizer.state_dict()}, path)
+    look(torch.load(path), number, "checkpoint")
+    # as careful scripts do it, and as those that keep the best
+    torch.save(state, f"{folder}/partial.tmp")
+    os.replace(f"{folder}/partial.tmp", f"{folder}/last.pt")
+    look(torch.load(Path(folder, "last.pt")), number, "replaced")
+    shutil.copyfile(path, f"{folder}/best.pt")
+    look(torch.load(f=f"{folder}/best.pt"), number, "copied")
+    torch.save(state, f=f"{folder}/round-{number}.pt")
+    if number > 1:
+        os.remove(f"{folder}/round-{number - 2}.pt")
+        assert not Path(folder, f"round-{number - 2}.pt").exists() or me > 0
+    assert Path(folder, f"round-{number}.pt").exists()
+    tensors = {"ballast": ballast, "mark": torch.tensor(mark), "worker": torch.tensor(me)}
+    safetensors.torch.save_file(tensors, f"{folder}/weights.safetensors")
+    look(safetensors.torch.load_file(f"{folder}/weights.safetensors"), number, "safetensors")
+assert paceline.is_main() == (me == 0)
+try:
+    torch.load(f"{folder}/nowhere.pt")
+except FileNotFoundError as error:
+    assert "worker-" not in str(error), error
+else:
+    wrong.append("nowhere.pt was there")
+try:
+    torch.save({}, f"{folder}/missing/nowhere.pt")
+except RuntimeError as error:
+    assert "missing does not exist" in str(error), error
+else:
+    wrong.append("missing/nowhere.pt was saved")
+torch.load(f"{folder}/given.pt", weights_only=True)["given"]
+with open(f"{folder}/opened-{me}.pt", "wb") as file:
+    torch.save({"worker": me}, file)
+torch.save({"worker": me}, os.devnull)
+print("wrong", json.dumps(wrong))
+"""
+
+FILES = ["best.pt", "checkpoint.pt", "last.pt", "weights.safetensors"]
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "ps-plus", "ad-psgd"])
+def test_four_workers_that_save_to_one_path_each_read_what_they_saved_and_worker_0_s_file_is_whole(
+    protocol: str, launch: Launch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    torch.save({"given": 1}, folder / "given.pt")
+    ended = launch.run(SCRIPT, "-n", "4", "-p", protocol, "--threads", "1", args=(str(folder),)).completed()
+    for worker in range(4):
+        (line,) = [line for line in ended.log(worker).splitlines() if line.startswith("wrong")]
+        assert json.loads(line.removeprefix("wrong")) == []
+    opened = [f"opened-{worker}.pt" for worker in range(4)]
+    assert sorted(file.name for file in folder.iterdir()) == sorted(
+        [*FILES, "given.pt", "round-4.pt", "round-5.pt", *opened]
+    )
+    for name in ("best.pt", "checkpoint.pt", "last.pt"):
+        found = torch.load(folder / name)
+        assert (found["worker"], found["mark"]) == (0, 5)
+    for worker in range(1, 4):
+        own = ended.folder / f"worker-{worker}" / "saved" / folder.resolve().relative_to("/")
+        assert sorted(file.name for file in own.iterdir()) == sorted([*FILES, "round-4.pt", "round-5.pt"])
+
+
+ALL = """
+import sys
+import torch
+from torch import nn
+import paceline
+
+model = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+model, optimizer = paceline.prepare(model, optimizer)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
+"""
+
+
+def test_with_saves_all_every_worker_writes_to_the_path_that_its_script_says(launch: Launch, tmp_path: Path) -> None:
+    ended = launch.run(ALL, "-n", "2", "-p", "asp", "--saves", "all", args=(str(tmp_path),)).completed()
+    assert (tmp_path / "0.pt").exists()
+    assert (tmp_path / "1.pt").exists()
+    assert not (ended.folder / "worker-1").exists()
+    assert ended.rows("SELECT value FROM run WHERE key = 'saves'") == [('"all"',)]
