@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import secrets
 import signal
+import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing import connection
@@ -56,19 +56,32 @@ def forks_die_with_me() -> None:
 
 
 def share_without_files() -> None:
-    """Let processes that hand each other tensors (a loader's do) listen on sockets that are no files.
+    """Let processes that hand each other tensors (a loader's do) listen on sockets that leave no file.
 
-    multiprocessing makes a file for each, which stays when its process is killed. A name that is none needs
-    no clean-up; and because it has no permissions either, it is given only to listeners that ask for a key.
+    multiprocessing makes a file for each, which stays when its process is killed; and a name without a file (an
+    abstract one) is open to every user of the machine, who can connect, say nothing, and stall the run. Here the file
+    is made in a private folder, and both are gone at once: what is left is this process's descriptor of the file,
+    which only its own user can come by, below /proc.
     """
 
     class Listener(connection.Listener):
         def __init__(
             self, address: Any = None, family: str | None = None, backlog: int = 1, authkey: bytes | None = None
         ) -> None:
-            if address is None and family is None and authkey is not None:
-                address = f"\0paceline-{secrets.token_hex(16)}"
-            super().__init__(address, family, backlog, authkey)
+            if address is not None or family is not None or authkey is None:
+                super().__init__(address, family, backlog, authkey)
+                return
+            with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+                directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+                try:
+                    path = f"/proc/self/fd/{directory}/listener"  # a folder's own path may be too long for a socket
+                    super().__init__(path, "AF_UNIX", backlog, authkey)
+                    self._file = os.open(path, os.O_PATH)
+                    inner: Any = self._listener  # type: ignore[attr-defined]
+                    inner._unlink()
+                    inner._address = f"/proc/{os.getpid()}/fd/{self._file}"
+                finally:
+                    os.close(directory)
 
     connection.Listener = Listener  # type: ignore[misc]
 
