@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing import connection
@@ -51,7 +53,11 @@ def fork_child(body: Callable[[], int]) -> int:
 
 
 def forks_die_with_me() -> None:
-    """Whatever this process forks from now on (a loader's processes, say) is killed when it ends."""
+    """Whatever this process forks from now on (a loader's processes, say) is killed when it ends.
+
+    The kernel's death signal follows the thread that forked. So a process that another thread than the main one forks
+    has a thread that waits for this process's end.
+    """
     os.register_at_fork(before=_note_parent, after_in_child=_die_with_parent)
 
 
@@ -89,17 +95,39 @@ def share_without_files() -> None:
 _orphaning = False
 
 
-_parent = 0
+class _Forking(threading.local):
+    """What a thread notes before it forks, and finds in the child."""
+
+    parent = 0
+    main = True
+
+
+_forking = _Forking()
 
 
 def _note_parent() -> None:
-    global _parent
-    _parent = os.getpid()
+    _forking.parent = os.getpid()
+    _forking.main = threading.get_native_id() == _forking.parent
 
 
 def _die_with_parent() -> None:
-    if not _orphaning:
-        die_with(_parent)
+    if _orphaning:
+        return
+    if _forking.main:
+        die_with(_forking.parent)
+        return
+    watch = os.pidfd_open(_forking.parent)
+    if os.getppid() != _forking.parent:
+        os._exit(1)
+    threading.Thread(target=_die_at_end, args=(watch,), daemon=True).start()
+
+
+def _die_at_end(watch: int) -> None:
+    """Kill this process when the one that this descriptor is of has ended."""
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fork_orphan(body: Callable[[], int], parent: int) -> None:
@@ -136,7 +164,7 @@ def _run_child(parent: int, body: Callable[[], int]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)
+        os._exit(code & 0xFF)  # a number that is no exit code would raise here, and the child be another launcher
 
 
 def end_group(leader: int) -> None:
@@ -145,13 +173,29 @@ def end_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def reap_all() -> None:
-    """Collect every child that has ended, the adopted ones too."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
+def end_adopted(before: frozenset[int]) -> None:
+    """Kill and collect whatever has been adopted, and what that leaves behind in turn.
+
+    `before` are the children that this process had when it began to adopt: they are not the run's.
+    """
+    spared = set(before)
+    while adopted := children() - spared:
+        for process in adopted:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except PermissionError:  # another user's by now
+                spared.add(process)
+        for process in adopted - spared:
+            os.waitpid(process, 0)
+
+
+def children() -> frozenset[int]:
+    """This process's children, of whichever of its threads the kernel counts them."""
+    found: list[str] = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
+            found += file.read().split()
+    return frozenset(map(int, found))
 
 
 def exit_phrase(status: int) -> str:

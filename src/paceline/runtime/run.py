@@ -33,7 +33,7 @@ from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
 from paceline.runtime.offers import too_many
 from paceline.runtime.output import Output
-from paceline.runtime.processes import adopt_orphans, end_group, fork_child, reap_all
+from paceline.runtime.processes import adopt_orphans, children, end_adopted, end_group, fork_child
 from paceline.runtime.settings import Settings
 from paceline.version import __version__
 
@@ -130,6 +130,7 @@ def _journal(folder: Path) -> Iterator[Journal]:
 
 
 def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, direct: Direct | None) -> Coordinator:
+    strangers = children()
     adopt_orphans()
     output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
     loop = Loop()
@@ -169,7 +170,7 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
         for member in members:
             if member.here:
                 os.waitpid(member.process, 0)
-        reap_all()
+        end_adopted(strangers)  # programs in sessions of their own, which no process group's end reaches
         output.close()
         loop.close()
 

@@ -35,6 +35,7 @@ from paceline.training import prepare
 from paceline.training.link import Evaluate, Finished, Go, Offer, Started, Step
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
+GRACE = 2.0  # seconds that threads of a script which has failed have to end
 
 
 def work(worker: int, settings: Settings, end: socket.socket, output: int, launcher: int) -> int:
@@ -54,7 +55,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, launc
             link.serve_until_exit()
         except PeerLost:
             code = 1
-    _end_quietly()
+    _end_quietly(code)
     return code
 
 
@@ -339,7 +340,7 @@ def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
         exec(compile(script.read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
-            return int(end.code or 0)
+            return (int(end.code) & 0xFF or 1) if end.code else 0  # what the system keeps of it; an error stays one
         print(end.code, file=sys.stderr)
         return 1
     except PeerLost:
@@ -375,8 +376,14 @@ def _without_ours(frames: TracebackType | None) -> TracebackType | None:
     return rest
 
 
-def _end_quietly() -> None:
-    """What the interpreter does at its end, which `os._exit` leaves out."""
+def _end_quietly(code: int) -> None:
+    """What the interpreter does at its end, which `os._exit` leaves out.
+
+    It waits for the script's threads and processes. If the script has failed, they may wait for it in turn, and the
+    run for all of them: then that is given a while and no more.
+    """
+    if code:
+        threading.Thread(target=_end_anyway, args=(code,), daemon=True).start()
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -386,3 +393,11 @@ def _end_quietly() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+
+
+def _end_anyway(code: int) -> None:
+    time.sleep(GRACE)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
