@@ -35,6 +35,9 @@ from paceline.training import prepare
 from paceline.training.link import Evaluate, Finished, Go, Offer, Started, Step
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
+Kinds = tuple[type[messages.Message], ...]
+RELEASES: Kinds = (messages.Compute, messages.Step)
+LEASES: Kinds = (messages.Leased, messages.EpochOver)
 GRACE = 2.0  # seconds that threads of a script which has failed have to end
 
 
@@ -81,7 +84,16 @@ class WorkerLink:
         self._began = 0.0
         self._thread = threading.get_ident()
         self._descriptors: list[int] = []
-        """What came along with the last answer."""
+        """What came along with the last answer to the thread that prepared."""
+        self._turn = threading.Condition()
+        """Of the three below. Whichever thread waits for an answer first receives for all."""
+        self._receiving = False
+        self._awaited: list[Kinds] = []
+        self._answers: list[tuple[messages.Message, list[int]]] = []
+        """Those that another thread has received and nobody has taken yet."""
+        self._ends_at_once = False
+        """Whether the script is to be left, and has not been."""
+        self._leasing = threading.Lock()
 
     def start(self, offer: Offer) -> Started:
         """See `training.link.Link`."""
@@ -119,6 +131,7 @@ class WorkerLink:
                 case messages.Begin(slots=slots, areas=areas):
                     self._began = time.monotonic()
                     self._descriptors = descriptors[1:]
+                    self._expect(RELEASES)
                     return Started(region=Region.attach(descriptors[0]), slots=slots, areas=areas)
                 case messages.Stop() | messages.Exit():
                     raise SystemExit(0)
@@ -137,12 +150,15 @@ class WorkerLink:
     def pause(self, seconds: float) -> None:
         """See `training.link.Link`."""
         until = time.monotonic() + seconds
-        while not self._stopped and self._channel.ready(until - time.monotonic()):
-            self._only_stop()
+        with self._turn:
+            while not self._stopped and (left := until - time.monotonic()) > 0:
+                self._hear(left)
+            self._leave_if_told()
 
     def pushed(self, finished: Finished) -> None:
         """See `training.link.Link`."""
         batches = None if finished.batches is None else _pairs(finished.batches)
+        self._expect(RELEASES)
         self._channel.send(
             messages.StepFinished(
                 step=finished.step,
@@ -161,7 +177,7 @@ class WorkerLink:
 
     def released(self) -> Go | Step | None:
         """See `training.link.Link`."""
-        message = self._await(messages.Compute, messages.Step)
+        message = self._await(*RELEASES)
         if message is None:
             return None
         if isinstance(message, messages.Step):
@@ -176,6 +192,7 @@ class WorkerLink:
 
     def stepped(self, step: int, not_finite: str | None) -> None:
         """See `training.link.Link`."""
+        self._expect(RELEASES)
         self._channel.send(messages.Stepped(step, not_finite))
 
     def begin_to_average(self, groups: GroupAverage) -> None:
@@ -186,13 +203,12 @@ class WorkerLink:
 
     def lease(self, epoch: int, digest: str, order: Callable[[], list[list[Any]]]) -> Batch | None:
         """See `training.link.Link`."""
-        if self._stopped:
-            return None  # answers that nobody reads would fill the channel, and `finish` would miss its own
-        self._channel.send(messages.LeaseWanted(epoch, digest))
-        message = self._await(messages.Leased, messages.EpochOver, messages.OrderWanted)
-        if isinstance(message, messages.OrderWanted):
-            self._channel.send(messages.OrderDrawn(epoch, digest, order()))
-            message = self._await(messages.Leased, messages.EpochOver)
+        with self._leasing:  # each of several threads is to get its own answer
+            if self._stopped:
+                return None  # answers that nobody reads would fill the channel, and `finish` would miss its own
+            message = self._ask(messages.LeaseWanted(epoch, digest), *LEASES, messages.OrderWanted)
+            if isinstance(message, messages.OrderWanted):
+                message = self._ask(messages.OrderDrawn(epoch, digest, order()), *LEASES)
         return Batch(message.epoch, message.index) if isinstance(message, messages.Leased) else None
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
@@ -205,8 +221,7 @@ class WorkerLink:
 
     def adopt(self, digest: str) -> int | None:
         """See `training.link.Link`."""
-        self._channel.send(messages.AdoptionWanted(digest))
-        message = self._await(messages.AdoptInto, messages.AdoptedAlready)
+        message = self._ask(messages.AdoptionWanted(digest), messages.AdoptInto, messages.AdoptedAlready)
         return message.slot if isinstance(message, messages.AdoptInto) else None
 
     def adopted(self, state: bytes) -> None:
@@ -218,22 +233,19 @@ class WorkerLink:
 
     def hold(self) -> int:
         """See `training.link.Link`."""
-        self._channel.send(messages.SnapshotWanted(hold=True))
-        slot: int = self._await(messages.Snapshot, even_stopped=True).slot
+        slot: int = self._ask(messages.SnapshotWanted(hold=True), messages.Snapshot, even_stopped=True).slot
         return slot
 
     def optimizer_state(self) -> bytes:
         """See `training.link.Link`."""
         self._only_here()
-        self._channel.send(messages.StateWanted())
-        self._await(messages.OptimizerState, even_stopped=True)
+        self._ask(messages.StateWanted(), messages.OptimizerState, even_stopped=True)
         return attached(self._descriptors.pop())
 
     def snapshot(self) -> tuple[int, int]:
         """See `training.link.Link`."""
         self._only_here()
-        self._channel.send(messages.SnapshotWanted(hold=False))
-        message = self._await(messages.Snapshot, even_stopped=True)
+        message = self._ask(messages.SnapshotWanted(hold=False), messages.Snapshot, even_stopped=True)
         return message.version, message.slot
 
     def snapshot_taken(self, version: int) -> None:
@@ -242,8 +254,7 @@ class WorkerLink:
 
     def finish(self) -> Path | None:
         """See `training.link.Link`."""
-        self._channel.send(messages.FinishWanted())
-        message = self._await(messages.FinalRecorded, even_stopped=True)
+        message = self._ask(messages.FinishWanted(), messages.FinalRecorded, even_stopped=True)
         return None if message.file is None else Path(message.file)
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
@@ -252,10 +263,10 @@ class WorkerLink:
 
     def serve_until_exit(self) -> None:
         """The script has ended: evaluate recorded versions if asked to, until told to exit."""
+        self._thread = 0  # no thread is left that could leave its script
         self._channel.send(messages.ScriptEnded())
         while True:
-            message, _ = self._channel.receive()
-            match message:
+            match self._await(messages.Evaluate, messages.Exit, even_stopped=True):
                 case messages.Evaluate(version=version, file=file):
                     assert self._evaluate is not None
                     try:
@@ -274,26 +285,61 @@ class WorkerLink:
                 "messages; call it there, and hand its result over"
             )
 
+    def _ask(self, question: messages.Message, *kinds: type[messages.Message], even_stopped: bool = False) -> Any:
+        self._expect(kinds)
+        self._channel.send(question)
+        return self._await(*kinds, even_stopped=even_stopped)
+
+    def _expect(self, kinds: Kinds) -> None:
+        """From now on an answer of these kinds may come, whichever thread receives it."""
+        with self._turn:
+            if kinds not in self._awaited:
+                self._awaited.append(kinds)
+
     def _await(self, *kinds: type[messages.Message], even_stopped: bool = False) -> Any:
         """The next message of these kinds; None once the run has been stopped, unless it is answered even then."""
-        while even_stopped or not self._stopped:
-            message, self._descriptors = self._channel.receive()
-            if isinstance(message, kinds):
-                return message
-            self._note(message)
+        self._expect(kinds)
+        with self._turn:
+            while even_stopped or not self._stopped:
+                for answer in self._answers:
+                    if isinstance(answer[0], kinds):
+                        self._answers.remove(answer)
+                        self._awaited.remove(kinds)
+                        if threading.get_ident() == self._thread:
+                            self._descriptors = answer[1]
+                        return answer[0]
+                self._hear()
+                self._leave_if_told()
         return None
 
-    def _only_stop(self) -> None:
-        message, _ = self._channel.receive()
-        self._note(message)
-
-    def _note(self, message: messages.Message) -> None:
+    def _hear(self, most: float | None = None) -> None:
+        """Wait for a message to anybody here, so many seconds at most. To be called with `_turn`."""
+        if self._receiving:
+            self._turn.wait(most)
+            return
+        self._receiving = True
+        self._turn.release()
+        try:
+            received = self._channel.receive() if most is None or self._channel.ready(most) else None
+        finally:
+            self._turn.acquire()
+            self._receiving = False
+            self._turn.notify_all()
+        if received is None:
+            return
+        message, _ = received
         if isinstance(message, messages.Stop):
             self._stopped = True
-            if message.at_once:
-                raise SystemExit(0)  # loops without batches would only confuse what the script prints of them
+            self._ends_at_once = message.at_once
+        elif any(isinstance(message, kinds) for kinds in self._awaited):
+            self._answers.append(received)
         elif not self._stopped:
             raise RunFailed(f"worker {self.worker} was sent {type(message).__name__} out of turn")
+
+    def _leave_if_told(self) -> None:
+        if self._ends_at_once and threading.get_ident() == self._thread:
+            self._ends_at_once = False
+            raise SystemExit(0)  # loops without batches would only confuse what the script prints of them
 
 
 def _average(channel: Channel, groups: GroupAverage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,7 @@ class Session:
         """Whether the script has given the optimizer another state, which nobody has adopted yet."""
         self.sent: Scalars = scalars_of(optimizer)
         self.batches_in_step = 0
+        self._thread = threading.get_ident()
         self._own: OwnStep | None = None
         """Where the optimizer runs in this worker, and the store has the parameters."""
         self._replica: Replica | None = None
@@ -128,12 +130,13 @@ class Session:
             self._own.step(self._push.area)
             self._push.flag([True] * len(self.parameters))
         scalars = scalars_of(self.optimizer)
+        batches = tuple(self.fetched)
         pushed = time.monotonic()
         self.link.pushed(
             Finished(
                 step=step,
                 version=self.go.version,
-                batches=tuple(self.fetched) if self.loads else None,
+                batches=batches if self.loads else None,
                 skipped=tuple(self.skipped),
                 scalars=scalars if scalars != self.sent else None,
                 began=self._began,
@@ -145,7 +148,8 @@ class Session:
             )
         )
         self.sent = scalars
-        self.fetched.clear()
+        for _ in batches:  # another thread may have fetched more
+            self.fetched.popleft()
         self.skipped.clear()
         self.backward_seen = False
         self._await_release(pushed)
@@ -153,6 +157,10 @@ class Session:
     def handed_out(self, batch: Batch | None, seconds: float) -> None:
         """The loader hands a batch to the script, after fetching it for so long. None: one that is not leased."""
         if self.go is None:
+            return
+        if not self.here:  # the script fetches ahead: the next step counts what it has fetched by then
+            if batch is not None:
+                self.fetched.append(batch)
             return
         if self.backward_seen and all(parameter.grad is None for parameter in self.parameters):
             self.thrown_away()  # by model.zero_grad(), say
@@ -168,6 +176,8 @@ class Session:
 
     def loop_begins(self) -> None:
         """The script begins another loop. If it left the last one before it used what it was handed, that goes back."""
+        if not self.here:
+            return
         if self.untouched and self.untouched[-1] in self.fetched:
             last = self.untouched.pop()
             self.fetched.remove(last)
@@ -176,6 +186,8 @@ class Session:
 
     def loop_ended(self) -> None:
         """The loop is through. What it was handed and made no gradient of, it only looked at: it is used up."""
+        if not self.here:
+            return
         for batch in self.untouched:
             if batch in self.fetched:
                 self.fetched.remove(batch)
@@ -214,6 +226,11 @@ class Session:
             yield {entry.name: view for entry, view in zip(self.layout.moving, self.places.slot(slot), strict=True)}
         finally:
             self.link.snapshot_taken(version)
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the thread that prepared, and that trains: what another one fetches, it fetches ahead."""
+        return threading.get_ident() == self._thread
 
     @property
     def has_state(self) -> bool:
