@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError, PacelineError, unforeseen
 from paceline.version import __version__
 
 USAGE, FAILED, INTERRUPTED = 2, 3, 130
@@ -79,15 +79,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return USAGE
         options = parser(words[0]).parse_args(words)
         code: int = options.call(options)
+        sys.stdout.flush()
     except ConfigError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        _say(error)
         return USAGE
     except PacelineError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        _say(error)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read the output has gone; the interpreter would say so once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except Exception as error:
+        _say(unforeseen(error))
+        return FAILED
     return code
+
+
+def _say(message: object) -> None:
+    with contextlib.suppress(OSError, ValueError):  # standard error takes no more
+        print(f"paceline: {message}", file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from paceline.records.report.page import page
 from paceline.records.report.trace import trace
 from paceline.records.timeline import read_timeline
 from paceline.records.waits import waits
+from paceline.records.whole import write_whole
 
 PAGE = "report.html"
 
@@ -122,11 +122,8 @@ def _pictures(told: dict[str, Any], folder: Path) -> Path:
 
 def _written(path: Path, text: str) -> Path:
     """Write it whole or not at all."""
-    draft = path.with_name(f"{path.name}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
+        write_whole(path, text)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise ConfigError(f"{path}: {error.strerror}; name a file that can be written") from None
     return path

@@ -148,6 +148,8 @@ def _say_of(simulation: Simulation) -> Say:
 @contextmanager
 def _interrupts() -> Iterator[Stop]:
     """What says whether Ctrl-C or its like has come: the first is noted, the second ends all at once."""
+    from paceline.runtime.processes import asking_to_end
+
     came = False
 
     def note(*_: Any) -> None:
@@ -156,7 +158,7 @@ def _interrupts() -> Iterator[Stop]:
             raise KeyboardInterrupt
         came = True
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in asking_to_end()}
     try:
         yield lambda: came
     finally:

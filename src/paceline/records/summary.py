@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import operator
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from paceline.core.facts import (
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol, Why
 from paceline.errors import ConfigError
 from paceline.records.times import StepTimes
+from paceline.records.whole import write_whole
 from paceline.version import __version__
 
 Outcome = Literal["completed", "interrupted", "failed", "diverged", "crashed"]
@@ -418,9 +418,7 @@ def metrics_of(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def write(path: Path, summary: Summary) -> None:
     """Write it whole or not at all."""
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    os.replace(draft, path)
+    write_whole(path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
 def read(path: Path) -> Summary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
 import tempfile
@@ -13,6 +14,8 @@ import traceback
 from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any, NoReturn
+
+from paceline.errors import ConfigError
 
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
 
@@ -24,11 +27,30 @@ def _prctl(option: int, argument: int) -> None:
         raise OSError(error, os.strerror(error))
 
 
+def asking_to_end() -> list[signal.Signals]:
+    """The signals that ask for an end: a terminal that closes does, too, unless `nohup` has it ignored."""
+    hangs_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangs_up]
+
+
 def die_with(parent: int) -> None:
     """Be killed by the kernel when the parent ends; at once if it is another process already."""
     _prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def allow_descriptors(needed: int, workers: int) -> None:
+    """See to it that this process may open so many files. Raises ConfigError if the system's limit is below that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{workers} workers take {needed} open files, and {hard} are allowed; raise that (ulimit -n), or ask for "
+            "fewer with -n"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def adopt_orphans() -> None:
@@ -158,7 +180,7 @@ def _run_child(parent: int, body: Callable[[], int]) -> NoReturn:
         os.setpgid(0, 0)
         die_with(parent)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in asking_to_end():
             signal.signal(number, signal.SIG_DFL)
         code = body()
     except BaseException:

@@ -178,6 +178,7 @@ class Store:
         unfinished = file.with_suffix(".unfinished")
         whole = {name: value.contiguous() for name, value in saved.items()}
         safetensors.torch.save_file(whole, unfinished, {ORDER: json.dumps(self.layout.names)})
+        unfinished.chmod(file.parent.stat().st_mode & 0o666)  # as all files of the run; safetensors makes it private
         unfinished.rename(file)
         return parameters_sha256(tensors[name] for name in self.layout.names)
 
