@@ -42,7 +42,7 @@ def unforeseen(error: BaseException) -> str:
     """One line for an error that nobody foresaw: what it is, and where it was raised."""
     places = traceback.extract_tb(error.__traceback__)
     where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
-    what = " ".join(f"{type(error).__name__}: {error}".split())
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     return f"an error in Paceline that should not be: {what}{where}; please report it"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -77,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not words:
             parser().print_help(sys.stderr)
             return USAGE
+        for word in words:
+            if not word.isprintable() and word != word.encode(errors="replace").decode():
+                raise ConfigError(f"{word[:40]!a} is not UTF-8; a run's records could not hold it: name it anew")
         options = parser(words[0]).parse_args(words)
         code: int = options.call(options)
         sys.stdout.flush()
@@ -91,6 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output has gone; the interpreter would say so once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.ENOTDIR):
+            _say(unforeseen(error))
+            return FAILED
+        _say(f"{str(error.filename)[:40]}: {error.strerror}; name another one")
+        return USAGE
     except Exception as error:
         _say(unforeseen(error))
         return FAILED

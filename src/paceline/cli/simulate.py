@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.run import CODES, checked_script, new_folder, seconds, whole
+from paceline.cli.run import CODES, MOST_THREADS, checked_script, new_folder, seconds, whole
 from paceline.core.choice import choose
-from paceline.core.scenario import load
+from paceline.core.scenario import MOST_WORKERS, load
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.summary import Summary, Target
@@ -54,7 +54,7 @@ def add_to(commands: Any) -> None:
     )
     how = "how they synchronise; may be given several times (default: as in the RUN)"
     add("-p", "--protocol", action="append", metavar="NAME[:KEY=VALUE,…]", help=how)
-    add("-n", "--workers", type=whole("-n", 1), metavar="N", help="workers (default: the cluster's)")
+    add("-n", "--workers", type=whole("-n", 1, MOST_WORKERS), metavar="N", help="workers (default: the cluster's)")
     add(
         "--seconds", type=seconds("--seconds"), default=math.inf, metavar="T", help="stop after so many virtual seconds"
     )
@@ -71,7 +71,9 @@ def add_to(commands: Any) -> None:
         help="print the summary and its folder; of several protocols, an array of them",
     )
     trained = "with --gradients: "
-    add("--threads", type=whole("--threads", 1), metavar="T", help=f"{trained}of each worker (default: 1)")
+    add(
+        "--threads", type=whole("--threads", 1, MOST_THREADS), metavar="T", help=f"{trained}of each worker (default: 1)"
+    )
     add(
         "--epochs", type=whole("--epochs", 1), metavar="N", help=f"{trained}how many the script trains, if it won't say"
     )

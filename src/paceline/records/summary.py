@@ -30,6 +30,7 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.core.files import read_file
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol, Why
 from paceline.errors import ConfigError
 from paceline.records.times import StepTimes
@@ -424,7 +425,7 @@ def write(path: Path, summary: Summary) -> None:
 def read(path: Path) -> Summary:
     """What `write` wrote. Raises ConfigError if it is not there."""
     try:
-        summary: Summary = json.loads(path.read_text())
+        summary: Summary = json.loads(read_file(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: no summary can be read there ({error}); name a run's summary.json") from error
     return summary

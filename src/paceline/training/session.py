@@ -27,7 +27,7 @@ from paceline.training.push import Push
 from paceline.training.replica import Replica
 from paceline.training.seeding import seed_step
 from paceline.training.shown import Shown
-from paceline.training.store import Scalars, scalars_of
+from paceline.training.store import Scalars, scalars_of, unfit_rate
 
 
 class Session:
@@ -130,6 +130,8 @@ class Session:
             self._own.step(self._push.area)
             self._push.flag([True] * len(self.parameters))
         scalars = scalars_of(self.optimizer)
+        if scalars != self.sent and (why := unfit_rate(scalars)):
+            self.refuse(why)
         batches = tuple(self.fetched)
         pushed = time.monotonic()
         self.link.pushed(

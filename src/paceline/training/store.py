@@ -225,6 +225,15 @@ def scalars_of(optimizer: torch.optim.Optimizer) -> Scalars:
     ]
 
 
+def unfit_rate(scalars: Scalars) -> str:
+    """What is wrong with a group's learning rate; empty if nothing is."""
+    for number, group in enumerate(scalars):
+        rate = group.get("lr", 0.0)
+        if not isinstance(rate, int | float):
+            return f"the optimizer's learning rate is {rate!r} in group {number}; it must be a number"
+    return ""
+
+
 def set_scalars(optimizer: torch.optim.Optimizer, scalars: Scalars) -> None:
     """Give the groups these hyperparameters."""
     for group, values in zip(optimizer.param_groups, scalars, strict=True):
