@@ -41,7 +41,6 @@ SCENARIOS = {
     "two-nodes.toml": "[cluster]\nnodes = 2\n",
     "not.toml": "workers\n",
     "short.toml": "[cluster]\ncompute = '0.0000000000000000000001us'\n",
-    "long.toml": "[cluster]\ncompute = '999999999999h'\n",
     "crowd.toml": "[cluster]\nworkers = 1000000000\n",
 }
 FILES = {
@@ -79,8 +78,7 @@ WRONG = [
     (["run", "--report-waits", "1e300", "train.py"], '--report-waits is "1e300"; it must be 1000000000 or less'),
     (["run", "-p", "dssp:upper=100000000", "train.py"], "dssp: upper is 100000000 steps, and lower 3; upper must be"),
     (["run", "-p", f"ssp:bound={10**300}", "train.py"], "it must be at most 9007199254740992"),
-    (["run", "--scenario", "short.toml", "train.py"], "it must be 0, or from 0.001us to 300000h"),
-    (["run", "--scenario", "long.toml", "train.py"], "it must be 0, or from 0.001us to 300000h"),
+    (["run", "--scenario", "short.toml", "train.py"], "it must be 0, or 0.001us or more"),
     (["run", "--scenario", "crowd.toml", "train.py"], "write a whole number, at least 1 and at most 100000"),
     (["run", "pipe"], "pipe: Not a regular file; name the training script to run"),
     (["run", "--scenario", "pipe", "train.py"], "pipe: it can't be read (Not a regular file)"),

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sqlite3
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.comparison import COMPARISON, runs_of
-from paceline.records.reading import LEDGER, RecordedRun, open_run
+from paceline.records.reading import LEDGER, RecordedRun, open_run, reading
 from paceline.records.report.contents import contents, labels
 from paceline.records.report.page import page
 from paceline.records.report.trace import trace
@@ -68,13 +65,11 @@ def report(folders: Sequence[Path], out: Path, pictures: Path | None = None, tra
         _need_matplotlib()
     with ExitStack() as stack:
         runs = [_opened(folder, stack) for folder in folders]
-        try:
+        with reading(Path(", ".join(map(str, folders)))):
             told = contents(runs)
             steps = None if traced is None else _trace(runs)
-        except (sqlite3.Error, msgspec.MsgspecError, ValueError, KeyError) as error:
-            names = ", ".join(str(folder) for folder in folders)
-            raise ConfigError(f"{names}: a ledger can't be read ({error}); see paceline check") from error
-    files = [_written(out, page(told))]
+            shown = page(told)
+    files = [_written(out, shown)]
     if traced is not None and steps is not None:
         files.append(_written(traced, steps))
     if pictures is not None:

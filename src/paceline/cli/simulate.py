@@ -18,6 +18,7 @@ from paceline.core.choice import choose
 from paceline.core.scenario import MOST_WORKERS, load
 from paceline.errors import ConfigError
 from paceline.protocols import registry
+from paceline.records.reading import reading
 from paceline.records.summary import Summary, Target
 from paceline.sim.calibration import read
 from paceline.sim.simulate import Progress, Say, Simulation, Stop, simulate
@@ -184,7 +185,8 @@ def _in_place_of_a_run(options: argparse.Namespace) -> list[Simulation]:
     for flag, value in (("CLUSTER.toml", options.cluster), ("-n", options.workers), ("--batch", options.batch)):
         if value is not None:
             raise ConfigError(f"{flag} is given, and --from {options.run}, which has its own: leave one of them out")
-    run = read(options.run, registry())
+    with reading(options.run):
+        run = read(options.run, registry())
     limit = _limit(options)
     choices = [choose(text, registry()) for text in options.protocol or ()] or [run.choice]
     for remark in dict.fromkeys(remark for choice in choices for remark in run.remarks(choice)):

@@ -426,7 +426,9 @@ def read(path: Path) -> Summary:
     """What `write` wrote. Raises ConfigError if it is not there."""
     try:
         summary: Summary = json.loads(read_file(path))
-    except (OSError, ValueError) as error:
+        if not isinstance(summary, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: no summary can be read there ({error}); name a run's summary.json") from error
     return summary
 

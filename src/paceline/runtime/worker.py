@@ -24,7 +24,7 @@ import paceline
 from paceline.core.leases import Batch
 from paceline.core.scenario import Scenario
 from paceline.errors import ConfigError, PeerLost, RunFailed
-from paceline.fabric.channel import Channel, attached, attachment
+from paceline.fabric.channel import LONGEST, Channel, attached, attachment
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
@@ -315,7 +315,7 @@ class WorkerLink:
     def _hear(self, most: float | None = None) -> None:
         """Wait for a message to anybody here, so many seconds at most. To be called with `_turn`."""
         if self._receiving:
-            self._turn.wait(most)
+            self._turn.wait(None if most is None else min(most, LONGEST))
             return
         self._receiving = True
         self._turn.release()
