@@ -353,7 +353,7 @@ FAILING: dict[str, tuple[str, tuple[str, ...], str]] = {
     "an evaluate whose keys aren't strings": (
         training(before="def evaluate(model): return {1: 0.5}"),
         ("-n", "2"),
-        "evaluate() named a metric 1; a metric's name must be a string",
+        "evaluate() raised, on version 2: TypeError: evaluate() named a metric 1; a metric's name must be a string",
     ),
     "a limit that is reached before training": (
         training(),

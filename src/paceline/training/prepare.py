@@ -251,7 +251,7 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
             raise ConfigError(
                 f'the layer "{name}" makes sparse gradients, which can\'t be pushed; build it with sparse=False'
             )
-    if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
+    if epochs is not None and (not isinstance(epochs, int) or isinstance(epochs, bool) or not 1 <= epochs <= 2**53):
         raise ConfigError(f"prepare() got epochs={epochs!r}; it must be a whole number, 1 or more")
     if buffers is not None and buffers not in POLICIES:
         raise ConfigError(f'prepare() got buffers="{buffers}"; allowed: {", ".join(POLICIES)}')
