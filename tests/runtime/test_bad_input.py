@@ -371,7 +371,7 @@ def test_a_run_that_fails_ends_with_3_and_says_why_once(name: str, runs: Any) ->
     assert FAILING[name][2] in run.summary["error"]
     shown = " ".join((run.out + run.err).split())
     assert shown.count(FAILING[name][2]) == 1, run.out + run.err
-    assert shown.count("Traceback") == ("evaluate" in name), run.out + run.err
+    assert shown.count("Traceback") == (name == "an evaluate that raises"), run.out + run.err
     assert "paceline/" not in shown.replace(str(run.folder.parent), "")
 
 

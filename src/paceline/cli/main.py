@@ -96,6 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            _say(f"standard output can't be written: {error.strerror}")
+            return FAILED
         if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.ENOTDIR):
             _say(unforeseen(error))
             return FAILED
