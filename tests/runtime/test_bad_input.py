@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,6 +40,8 @@ SCENARIOS = {
     "duration.toml": "[cluster]\ncompute = '400'\n",
     "two-nodes.toml": "[cluster]\nnodes = 2\n",
     "not.toml": "workers\n",
+    "short.toml": "[cluster]\ncompute = '0.0000000000000000000001us'\n",
+    "crowd.toml": "[cluster]\nworkers = 1000000000\n",
 }
 FILES = {
     **SCENARIOS,
@@ -47,6 +50,7 @@ FILES = {
     "data.bin": "\0\1\2",
     "run/ledger.sqlite": "",
     "run/summary.json": "{}",
+    "piped/ledger.sqlite": "",
     "full/notes.txt": "mine",
 }
 
@@ -67,6 +71,21 @@ WRONG = [
     (["run", "--max-seconds", "-1", "train.py"], '--max-seconds is "-1"; it must be a number of seconds above 0'),
     (["run", "--max-seconds", "nan", "train.py"], '--max-seconds is "nan"; it must be a number of seconds above 0'),
     (["run", "--target", "accuracy", "train.py"], 'target "accuracy" is not METRIC>=VALUE (or <=, >, <)'),
+    (["run", "-n", "1000000000", "train.py"], '-n is "1000000000"; it must be a whole number, 100000 or less'),
+    (["run", "--threads", "1000000", "train.py"], '--threads is "1000000"; it must be a whole number, 1024 or less'),
+    (["run", "--seed", "9" * 5000, "train.py"], f'--seed is "{"9" * 40}…"; it must be a whole number'),
+    (["run", "--max-steps", "9" * 20, "train.py"], "it must be a whole number, 9007199254740992 or less"),
+    (["run", "--report-waits", "1e300", "train.py"], '--report-waits is "1e300"; it must be 1000000000 or less'),
+    (["run", "-p", "dssp:upper=100000000", "train.py"], "dssp: upper is 100000000 steps, and lower 3; upper must be"),
+    (["run", "-p", f"ssp:bound={10**300}", "train.py"], "it must be at most 9007199254740992"),
+    (["run", "--scenario", "short.toml", "train.py"], "it must be 0, or 0.001us or more"),
+    (["run", "--scenario", "crowd.toml", "train.py"], "write a whole number, at least 1 and at most 100000"),
+    (["run", "pipe"], "pipe: Not a regular file; name the training script to run"),
+    (["run", "--scenario", "pipe", "train.py"], "pipe: it can't be read (Not a regular file)"),
+    (["run", "x" * 5000 + ".py"], "File name too long; name the training script to run"),
+    (["run", "--out", "x" * 5000, "train.py"], "File name too long; name another one"),
+    (["run", "train.py", "caf\udce9"], "'caf\\udce9' is not UTF-8"),
+    (["check", "piped"], "piped/summary.json: no summary can be read there ([Errno 22] Not a regular file)"),
     (["run", "--tee", "some", "train.py"], "argument --tee: invalid choice: 'some' (choose from"),
     (["run", "-p", "dssp:lower=5,upper=2", "train.py"], "dssp: upper is 2"),
     (["run", "-p", "dssp:lower=-1", "train.py"], "dssp: lower is -1"),
@@ -144,6 +163,9 @@ def test_a_wrong_command_line_is_one_line_and_2_and_makes_nothing(
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
+    for pipe in ("pipe", "piped/summary.json"):
+        (tmp_path / pipe).parent.mkdir(exist_ok=True)
+        os.mkfifo(tmp_path / pipe)
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     captured = capsys.readouterr()
@@ -226,6 +248,17 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         "paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n",
         ("-n", "2", "-p", "sync-switch"),
         "sync-switch needs to know how much work there is, and the script has no loader whose samples could be",
+    ),
+    "a number of epochs that is none": (
+        "import torch, paceline\nmodel = torch.nn.Linear(1, 1)\n"
+        "paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), epochs=True)\n",
+        ("-n", "1"),
+        "prepare() got epochs=True; it must be a whole number, 1 or more",
+    ),
+    "a learning rate that is no number": (
+        training(before="optimizer.param_groups[0]['lr'] = 'x'"),
+        ("-n", "1"),
+        "the optimizer's learning rate is 'x' in group 0; it must be a number",
     ),
     "prepare called twice": (
         training(before="paceline.prepare(model, optimizer, loader)"),
@@ -316,6 +349,11 @@ FAILING: dict[str, tuple[str, tuple[str, ...], str]] = {
         training(before="def evaluate(model): raise KeyError('labels')"),
         ("-n", "2"),
         "evaluate() raised, on version 2: KeyError: 'labels'",
+    ),
+    "an evaluate whose keys aren't strings": (
+        training(before="def evaluate(model): return {1: 0.5}"),
+        ("-n", "2"),
+        "evaluate() raised, on version 2: TypeError: evaluate() named a metric 1; a metric's name must be a string",
     ),
     "a limit that is reached before training": (
         training(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from paceline.protocols import registry
 from paceline.runtime import messages
 from paceline.runtime.settings import Settings
 from paceline.runtime.worker import WorkerLink
+from paceline.training.link import Finished
 from paceline.training.orders import Orders
 from paceline.training.seeding import order_digest
 
@@ -24,6 +26,12 @@ SETTINGS: dict[str, Any] = {
     "shards": None, "epochs": None, "record": 4, "targets": (), "on_loss": "continue", "tee": "first",
     "max_steps": None, "max_seconds": None, "report_waits": 30.0, "json": False, "on_divergence": "stop",
 }  # fmt: skip
+
+
+FINISHED = Finished(
+    step=6, version=0, batches=(), skipped=(), scalars=None,
+    began=0.0, compute=0.0, push=0.0, other=0.0, waited=0.0, pulled=0.0,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -82,3 +90,27 @@ def test_a_worker_that_is_stopped_at_once_leaves_its_script(ends: Any) -> None:
     with pytest.raises(SystemExit) as end:
         link.released()
     assert end.value.code == 0
+
+
+def test_each_of_two_threads_gets_its_own_answer(ends: Any) -> None:
+    """One waits for its step, and receives; what it gets for the other, which asks for a batch, it passes on."""
+    link, coordinator = ends
+    with ThreadPoolExecutor(1) as other:
+        batch = other.submit(link.lease, 3, "digest", list)
+        assert coordinator.receive()[0] == messages.LeaseWanted(3, "digest")  # the other receives, from now on
+        link.pushed(FINISHED)
+        coordinator.send(messages.Compute(7, 1, 2, 0, []))
+        assert link.released().step == 7
+        coordinator.send(messages.Leased(3, 1))
+        assert batch.result(60) == Batch(3, 1)
+
+
+def test_a_stop_ends_every_thread_and_the_one_that_trains_leaves_its_script(ends: Any) -> None:
+    link, coordinator = ends
+    with ThreadPoolExecutor(1) as other:
+        batch = other.submit(link.lease, 3, "digest", list)
+        assert coordinator.receive()[0] == messages.LeaseWanted(3, "digest")
+        coordinator.send(messages.Stop(at_once=True))
+        assert batch.result(60) is None
+        with pytest.raises(SystemExit):
+            link.pause(60.0)

@@ -62,7 +62,7 @@ def add_to(commands: Any) -> None:
         printed="print the comparison, and only that, on standard output",
     )
     add = command.add_argument
-    add("--seeds", type=whole("--seeds", 1), default=1, metavar="K", help="runs of each protocol (default: 1)")
+    add("--seeds", type=whole("--seeds", 1, 1000), default=1, metavar="K", help="runs of each protocol (default: 1)")
     add("--target", type=Target.parse, metavar="METRIC>=VALUE", help="what to come to (default: the run's end)")
     rule = "linear: n times the script's rate where a version is the mean of n gradients (default: none)"
     add("--learning-rate-rule", choices=("none", "linear"), default="none", help=rule)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.run import whole
-from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.explain import numbers, of_step, of_worker, past, verdict
-from paceline.records.reading import open_run
+from paceline.records.reading import open_run, reading
 
 
 def add_to(commands: Any) -> None:
@@ -35,20 +33,18 @@ def add_to(commands: Any) -> None:
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     run = open_run(options.run, registry())
-    with closing(run.ledger):
-        try:
-            read = past(run)
-        except (sqlite3.Error, ValueError, KeyError) as error:
-            raise ConfigError(f"{options.run}: its ledger can't be read ({error}); see paceline check") from error
+    with closing(run.ledger), reading(options.run):
+        read = past(run)
         if options.step is not None:
             lines = of_step(read, options.step, options.worker)
         elif options.worker is not None:
             lines = of_worker(read, options.worker)
         else:
             lines = verdict(read)
+        told = numbers(read, options.worker, options.step) if options.json else {}
     if options.json:
         plain = {"run": str(options.run), "ended": run.ended, "protocol": str(run.choice), "lines": lines}
-        print(json.dumps({**plain, **numbers(read, options.worker, options.step)}, indent=2))
+        print(json.dumps({**plain, **told}, indent=2))
         return 0
     if run.unended:
         print(run.unended)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError, PacelineError, unforeseen
 from paceline.version import __version__
 
 USAGE, FAILED, INTERRUPTED = 2, 3, 130
@@ -48,11 +49,23 @@ def parser(command: str | None = None) -> Parser:
 
 def command() -> NoReturn:
     """The program. It leaves out the interpreter's own end, which takes 0.8 s once torch is imported."""
+    _open_standard_streams()
     code = main()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Whatever of the three was closed leads nowhere from now on, rather than into the next file that is opened."""
+    for descriptor, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # becomes the lowest that is closed
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,17 +78,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not words:
             parser().print_help(sys.stderr)
             return USAGE
+        for word in words:
+            if not word.isprintable() and word != word.encode(errors="replace").decode():
+                raise ConfigError(f"{word[:40]!a} is not UTF-8; a run's records could not hold it: name it anew")
         options = parser(words[0]).parse_args(words)
         code: int = options.call(options)
+        sys.stdout.flush()
     except ConfigError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        _say(error)
         return USAGE
     except PacelineError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        _say(error)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read the output has gone; the interpreter would say so once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            _say(f"standard output can't be written: {error.strerror}")
+            return FAILED
+        if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.ENOTDIR):
+            _say(unforeseen(error))
+            return FAILED
+        _say(f"{str(error.filename)[:40]}: {error.strerror}; name another one")
+        return USAGE
+    except Exception as error:
+        _say(unforeseen(error))
+        return FAILED
     return code
+
+
+def _say(message: object) -> None:
+    with contextlib.suppress(OSError, ValueError):  # standard error takes no more
+        print(f"paceline: {message}", file=sys.stderr, flush=True)

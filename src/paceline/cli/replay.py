@@ -34,7 +34,7 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import connect
-from paceline.records.reading import LEDGER, RecordedRun, open_run
+from paceline.records.reading import LEDGER, RecordedRun, open_run, reading
 from paceline.records.replayed import Compared, compare
 from paceline.records.summary import Summary
 
@@ -71,8 +71,9 @@ def call(options: argparse.Namespace) -> int:
     with closing(recorded.ledger):
         if "script" not in recorded.config:
             raise ConfigError(f"{options.run}: it was simulated without a script: there is nothing to compute again")
-        script = checked_script(options.script or _script(recorded.config))
-        notes = [line for line in (recorded.unended, *differences(recorded.config, script)) if line]
+        with reading(options.run):
+            script = checked_script(options.script or _script(recorded.config))
+            notes = [line for line in (recorded.unended, *differences(recorded.config, script)) if line]
         if not options.json:
             for line in notes:
                 print(f"paceline: {line}")

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sqlite3
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.comparison import COMPARISON, runs_of
-from paceline.records.reading import LEDGER, RecordedRun, open_run
+from paceline.records.reading import LEDGER, RecordedRun, open_run, reading
 from paceline.records.report.contents import contents, labels
 from paceline.records.report.page import page
 from paceline.records.report.trace import trace
 from paceline.records.timeline import read_timeline
 from paceline.records.waits import waits
+from paceline.records.whole import write_whole
 
 PAGE = "report.html"
 
@@ -68,13 +65,11 @@ def report(folders: Sequence[Path], out: Path, pictures: Path | None = None, tra
         _need_matplotlib()
     with ExitStack() as stack:
         runs = [_opened(folder, stack) for folder in folders]
-        try:
+        with reading(Path(", ".join(map(str, folders)))):
             told = contents(runs)
             steps = None if traced is None else _trace(runs)
-        except (sqlite3.Error, msgspec.MsgspecError, ValueError, KeyError) as error:
-            names = ", ".join(str(folder) for folder in folders)
-            raise ConfigError(f"{names}: a ledger can't be read ({error}); see paceline check") from error
-    files = [_written(out, page(told))]
+            shown = page(told)
+    files = [_written(out, shown)]
     if traced is not None and steps is not None:
         files.append(_written(traced, steps))
     if pictures is not None:
@@ -122,11 +117,8 @@ def _pictures(told: dict[str, Any], folder: Path) -> Path:
 
 def _written(path: Path, text: str) -> Path:
     """Write it whole or not at all."""
-    draft = path.with_name(f"{path.name}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
+        write_whole(path, text)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise ConfigError(f"{path}: {error.strerror}; name a file that can be written") from None
     return path

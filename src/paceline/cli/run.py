@@ -12,12 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.core.choice import check_fit, choose
-from paceline.core.scenario import Scenario
+from paceline.core.choice import MOST_WHOLE, check_fit, choose
+from paceline.core.files import read_file
+from paceline.core.scenario import MOST_WORKERS, Scenario
 from paceline.core.scenario import load as load_scenario
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.summary import Target
+
+MOST_THREADS = 1024
+LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years
 
 CODES = {"completed": 0, "failed": 3, "diverged": 4, "interrupted": 130}
 
@@ -73,7 +77,13 @@ def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: 
     `protocol` is the default; None: there is none, and several can be given.
     """
     add = command.add_argument
-    add("-n", "--workers", type=whole("-n", 1), metavar="N", help="worker processes (default: the scenario's, or 2)")
+    add(
+        "-n",
+        "--workers",
+        type=whole("-n", 1, MOST_WORKERS),
+        metavar="N",
+        help="worker processes (default: the scenario's, or 2)",
+    )
     named: dict[str, Any] = {"metavar": "NAME[:KEY=VALUE,…]"}
     if protocol is None:
         add("-p", "--protocol", action="append", required=True, help="how they synchronise; once for each", **named)
@@ -81,7 +91,12 @@ def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: 
         add("-p", "--protocol", default=protocol, help=f"how they synchronise (default: {protocol})", **named)
     add("--scenario", type=Path, metavar="FILE", help="how fast the workers are, and what befalls them")
     add("--seed", type=whole("--seed", 0), default=0, help=seed)
-    add("--threads", type=whole("--threads", 1), metavar="T", help="of each worker (default: cores / workers)")
+    add(
+        "--threads",
+        type=whole("--threads", 1, MOST_THREADS),
+        metavar="T",
+        help="of each worker (default: cores / workers)",
+    )
     add_start(command, "")
     add("--out", type=Path, metavar="DIR", help=out)
     add("--json", action="store_true", help=printed)
@@ -173,7 +188,7 @@ def call(options: argparse.Namespace) -> int:
 def checked_script(script: Path) -> Path:
     """The script, if it can be read and is Python; else raises ConfigError."""
     try:
-        source = script.read_bytes()
+        source = read_file(script)
     except OSError as error:
         raise ConfigError(f"{script}: {error.strerror}; name the training script to run") from None
     try:
@@ -201,8 +216,8 @@ def _checked_folder(out: Path | None, protocol: str) -> Path:
     return out
 
 
-def whole(flag: str, least: int) -> Callable[[str], int]:
-    """Reads the flag's whole number, which must be `least` or more."""
+def whole(flag: str, least: int, most: int = MOST_WHOLE) -> Callable[[str], int]:
+    """Reads the flag's whole number, which must be `least` or more, and `most` or less."""
 
     def read(text: str) -> int:
         try:
@@ -210,7 +225,9 @@ def whole(flag: str, least: int) -> Callable[[str], int]:
         except ValueError:
             value = least - 1
         if value < least:
-            raise ConfigError(f'{flag} is "{text}"; it must be a whole number, {least} or more')
+            raise ConfigError(f'{flag} is "{shortened(text)}"; it must be a whole number, {least} or more')
+        if value > most:
+            raise ConfigError(f'{flag} is "{shortened(text)}"; it must be a whole number, {most} or less')
         return value
 
     return read
@@ -218,11 +235,16 @@ def whole(flag: str, least: int) -> Callable[[str], int]:
 
 def seconds(flag: str) -> Callable[[str], float]:
     """Reads the flag's number of seconds, which must be above 0."""
-    return above(flag, " of seconds")
+    return above(flag, " of seconds", LONGEST)
 
 
-def above(flag: str, of: str = "") -> Callable[[str], float]:
-    """Reads the flag's number, which must be finite and above 0."""
+def shortened(text: str) -> str:
+    """The text, or its beginning if it is long."""
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def above(flag: str, of: str = "", most: float = sys.float_info.max) -> Callable[[str], float]:
+    """Reads the flag's number, which must be above 0 and at most `most`."""
 
     def read(text: str) -> float:
         try:
@@ -230,7 +252,9 @@ def above(flag: str, of: str = "") -> Callable[[str], float]:
         except ValueError:
             value = 0.0
         if not 0 < value < float("inf"):
-            raise ConfigError(f'{flag} is "{text}"; it must be a number{of} above 0')
+            raise ConfigError(f'{flag} is "{shortened(text)}"; it must be a number{of} above 0')
+        if value > most:
+            raise ConfigError(f'{flag} is "{shortened(text)}"; it must be {most:.0f} or less')
         return value
 
     return read

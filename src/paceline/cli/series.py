@@ -58,11 +58,10 @@ def make_run(arguments: Sequence[str], interrupts: Sequence[int]) -> int:
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
     """The signals that have asked for an end so far. They do nothing else meanwhile."""
+    from paceline.runtime.processes import asking_to_end
+
     taken: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: taken.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {number: signal.signal(number, lambda number, _: taken.append(number)) for number in asking_to_end()}
     try:
         yield taken
     finally:

@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.run import CODES, STARTS, add_start, checked_script, new_folder, seconds, whole
+from paceline.cli.run import CODES, MOST_THREADS, STARTS, add_start, checked_script, new_folder, seconds, whole
 from paceline.core.choice import choose
-from paceline.core.scenario import load
+from paceline.core.scenario import MOST_WORKERS, load
 from paceline.errors import ConfigError
 from paceline.protocols import registry
+from paceline.records.reading import reading
 from paceline.records.summary import Summary, Target
 from paceline.sim.calibration import read
 from paceline.sim.simulate import Progress, Say, Simulation, Stop, simulate
@@ -54,7 +55,7 @@ def add_to(commands: Any) -> None:
     )
     how = "how they synchronise; may be given several times (default: as in the RUN)"
     add("-p", "--protocol", action="append", metavar="NAME[:KEY=VALUE,…]", help=how)
-    add("-n", "--workers", type=whole("-n", 1), metavar="N", help="workers (default: the cluster's)")
+    add("-n", "--workers", type=whole("-n", 1, MOST_WORKERS), metavar="N", help="workers (default: the cluster's)")
     add(
         "--seconds", type=seconds("--seconds"), default=math.inf, metavar="T", help="stop after so many virtual seconds"
     )
@@ -71,7 +72,9 @@ def add_to(commands: Any) -> None:
         help="print the summary and its folder; of several protocols, an array of them",
     )
     trained = "with --gradients: "
-    add("--threads", type=whole("--threads", 1), metavar="T", help=f"{trained}of each worker (default: 1)")
+    add(
+        "--threads", type=whole("--threads", 1, MOST_THREADS), metavar="T", help=f"{trained}of each worker (default: 1)"
+    )
     add(
         "--epochs", type=whole("--epochs", 1), metavar="N", help=f"{trained}how many the script trains, if it won't say"
     )
@@ -149,6 +152,8 @@ def _say_of(simulation: Simulation) -> Say:
 @contextmanager
 def _interrupts() -> Iterator[Stop]:
     """What says whether Ctrl-C or its like has come: the first is noted, the second ends all at once."""
+    from paceline.runtime.processes import asking_to_end
+
     came = False
 
     def note(*_: Any) -> None:
@@ -157,7 +162,7 @@ def _interrupts() -> Iterator[Stop]:
             raise KeyboardInterrupt
         came = True
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in asking_to_end()}
     try:
         yield lambda: came
     finally:
@@ -181,7 +186,8 @@ def _in_place_of_a_run(options: argparse.Namespace) -> list[Simulation]:
     for flag, value in (("CLUSTER.toml", options.cluster), ("-n", options.workers), ("--batch", options.batch)):
         if value is not None:
             raise ConfigError(f"{flag} is given, and --from {options.run}, which has its own: leave one of them out")
-    run = read(options.run, registry())
+    with reading(options.run):
+        run = read(options.run, registry())
     limit = _limit(options)
     choices = [choose(text, registry()) for text in options.protocol or ()] or [run.choice]
     for remark in dict.fromkeys(remark for choice in choices for remark in run.remarks(choice)):

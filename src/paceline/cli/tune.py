@@ -69,8 +69,14 @@ def add_to(commands: Any) -> None:
     add("--metric", required=True, metavar="NAME", help="what counts, of what the script's evaluate returns")
     add("--lower-is-better", action="store_true", help="as for a loss")
     add("--goal", type=_number("--goal"), metavar="VALUE", help=f"to reach (default: measured, with {PARAMETER}=1)")
-    add("--runs", type=whole("--runs", 1), default=3, metavar="R", help="of each setting (default: 3)")
-    add("--settings", type=whole("--settings", 1), default=5, metavar="M", help="switch points to try (default: 5)")
+    add("--runs", type=whole("--runs", 1, 1000), default=3, metavar="R", help="of each setting (default: 3)")
+    add(
+        "--settings",
+        type=whole("--settings", 1, 1000),
+        default=5,
+        metavar="M",
+        help="switch points to try (default: 5)",
+    )
     tolerance = "how much worse than the goal is good enough (default: 0.01)"
     add("--tolerance", type=_number("--tolerance", 0.0), default=0.01, metavar="B", help=tolerance)
     add_script(command)

@@ -18,6 +18,8 @@ from paceline.core.machine import Machine, Part, Spec
 from paceline.core.orders import Why
 from paceline.errors import ConfigError
 
+MOST_WHOLE = 2**53  # beyond it not every reader of a ledger keeps whole numbers as they are
+
 T = TypeVar("T")
 
 
@@ -86,7 +88,10 @@ class Parameter:
         if self.kind is float and not -math.inf < value < math.inf:
             raise self._refused(protocol, value, self._must_be("a finite number", self._range()))
         low = self.least is not None and (value <= self.least if self.above else value < self.least)
-        if low or (self.most is not None and value > self.most):
+        high = self.most is not None and value > self.most
+        if self.kind is int and value > MOST_WHOLE:
+            raise self._refused(protocol, value, f"it must be at most {MOST_WHOLE}")
+        if low or high:
             raise self._refused(protocol, value, self._must_be(self._range()))
 
     def _is_of_kind(self, value: Any) -> bool:

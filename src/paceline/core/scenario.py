@@ -14,11 +14,11 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 from paceline.core.choice import nearest
+from paceline.core.files import read_file
 from paceline.core.lots import Lots
 from paceline.errors import ConfigError
 
@@ -28,6 +28,8 @@ _RATES = {f"{unit[:-1]}bit/s": scale / 8 for unit, scale in _SIZES.items()} | {
     f"{unit}/s": scale for unit, scale in _SIZES.items()
 }
 _MOST = Decimal("1e18")
+_SHORTEST = Decimal("1e-9")  # seconds: no clock counts anything shorter
+MOST_WORKERS = 100_000
 """Any quantity beyond this is a slip of the hand."""
 
 _NORMAL = NormalDist()
@@ -342,7 +344,7 @@ def from_plain(top: Mapping[str, Any], name: str = "scenario") -> Scenario:
     cluster = _single(file, top, "cluster")
     return Scenario(
         path=name,
-        workers=cluster.whole("workers", least=1),
+        workers=cluster.whole("workers", least=1, most=MOST_WORKERS),
         nodes=cluster.whole("nodes", least=1) or 1,
         compute=cluster.duration("compute", above_zero=True),
         jitter=cluster.number("jitter", "from 0 to 10 (0.05 is 5 %)", least=0, most=10) or 0.0,
@@ -358,7 +360,10 @@ def duration(text: object, where: str = "duration") -> float:
     >>> duration("400ms"), duration("1.5s"), duration("2m")
     (0.4, 1.5, 120.0)
     """
-    return float(_quantity(text, where, _DURATIONS, "400ms"))
+    exact = _quantity(text, where, _DURATIONS, "400ms")
+    if 0 < exact < _SHORTEST:
+        raise ConfigError(f"{where} is {_shown(text)}; it must be 0, or 0.001us or more")
+    return float(exact)
 
 
 def rate(text: object, where: str = "rate") -> float:
@@ -404,12 +409,13 @@ class _Table:
     def missing(self, key: str, remedy: str) -> ConfigError:
         return ConfigError(f"{self.where}{key} is missing; {remedy}")
 
-    def whole(self, key: str, *, least: int) -> int | None:
+    def whole(self, key: str, *, least: int, most: int = int(_MOST)) -> int | None:
         if key not in self:
             return None
         value = self.values[key]
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
-            raise self.wrong(key, f"write a whole number, at least {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            limit = f" and at most {most}" if most < _MOST else ""
+            raise self.wrong(key, f"write a whole number, at least {least}{limit}")
         return value
 
     def number(
@@ -523,7 +529,7 @@ def _slowdown(table: _Table, worker: int, at: float | None, at_step: int | None)
 def _text(name: str, file: str) -> str:
     hint = "give the path of a scenario file (TOML)"
     try:
-        raw = Path(name).read_bytes()
+        raw = read_file(name)
     except FileNotFoundError:
         raise ConfigError(f"{file}: there is no such file; {hint}") from None
     except IsADirectoryError:

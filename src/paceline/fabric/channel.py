@@ -20,6 +20,7 @@ from paceline.errors import MessageUnreadable, PeerLost
 PACKET = 64 * 1024  # bytes; Linux lets a packet have 208 KiB, shared with those still unread
 INLINE, ATTACHED = b"\0", b"\1"
 MOST_DESCRIPTORS = 4
+LONGEST = 86_400.0  # seconds that one call waits: the kernel takes some weeks at most
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -88,10 +89,10 @@ class Channel:
             raise MessageUnreadable(str(error)) from error
 
     def ready(self, seconds: float | None = 0.0) -> bool:
-        """Whether a message, or the peer's end, is there; waits so long for it (None: without end)."""
+        """Whether a message, or the peer's end, is there; waits so long for it, a day at most (None: without end)."""
         poll = select.poll()
         poll.register(self.end, select.POLLIN)
-        return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
+        return bool(poll.poll(None if seconds is None else min(max(0.0, seconds), LONGEST) * 1000))
 
     def close(self) -> None:
         """Close this end; twice is no harm."""

@@ -52,6 +52,8 @@ from paceline.core.orders import ApplyUpdate, Hold, Order, Why
 from paceline.core.roster import REASONS, Roster
 from paceline.errors import ConfigError
 
+WIDEST = 10_000  # bounds between lower and upper; a decision of the controller then takes milliseconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -74,6 +76,11 @@ class Config:
             raise ConfigError(
                 f"dssp: upper is {self.upper} steps, and lower {self.lower}; "
                 f"upper must be {self.lower} or more ({self.lower}: the same as ssp:bound={self.lower})"
+            )
+        if self.upper - self.lower > WIDEST:
+            raise ConfigError(
+                f"dssp: upper is {self.upper} steps, and lower {self.lower}; upper must be {self.lower + WIDEST} or "
+                "less: each decision looks at every bound between them"
             )
 
 

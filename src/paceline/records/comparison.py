@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from paceline.core.files import read_file
 from paceline.errors import ConfigError
 from paceline.records.summary import Summary, Target, metrics_of
 
@@ -128,7 +129,7 @@ def runs_of(folder: Path) -> list[Path]:
     """
     file = folder / COMPARISON
     try:
-        found = [folder / str(run["folder"]) for run in json.loads(file.read_text()).get("runs", ())]
+        found = [folder / str(run["folder"]) for run in json.loads(read_file(file)).get("runs", ())]
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ConfigError(f"{file}: no comparison can be read there ({error!r})") from None
     if not found:

@@ -18,7 +18,7 @@ class Due:
     def epoch_opened(self, samples: int) -> None:
         """The first epoch says how far apart recordings are."""
         if self.every is None and self.times_an_epoch and samples:
-            self.every = self.next = samples / self.times_an_epoch
+            self.every = self.next = max(1.0, samples / self.times_an_epoch)  # there is nothing between two samples
 
     def reached(self, samples: int) -> bool:
         """Whether another share is applied with these samples; asked once more, it is not."""

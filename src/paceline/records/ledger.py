@@ -28,6 +28,7 @@ from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import StepTimes, TransferTimes
+from paceline.records.whole import MODE
 
 SCHEMA = 6
 """The schema's number, in `PRAGMA user_version`."""
@@ -202,6 +203,8 @@ class Ledger:
         self._writing = threading.Lock()
         """Held while SQLite is called."""
         self._error: Exception | None = None
+        with suppress(OSError):  # SQLite says why it can't be; by itself, it would let nobody but the owner write
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
         try:
             self._database = sqlite3.connect(path, check_same_thread=False)
             self._database.executescript(

@@ -7,17 +7,19 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from paceline.core.choice import Choice, choose, written
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import Order
 from paceline.core.scenario import Scenario, from_plain
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, ProtocolViolation
 from paceline.records.comparison import COMPARISON
 from paceline.records.ledger import connect, read_facts, roll_back
 from paceline.records.summary import Summary, Tally, read
@@ -27,6 +29,31 @@ LEDGER, SUMMARY = "ledger.sqlite", "summary.json"
 """The two files of a run's folder that say how it went."""
 SHOWN = 6
 """Runs of a folder that a message names."""
+
+
+MALFORMED = (
+    sqlite3.Error,
+    msgspec.MsgspecError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    ProtocolViolation,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a record may raise in whoever reads it, if somebody else than a run wrote it."""
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn what a malformed record of that run raises into ConfigError, in one line."""
+    try:
+        yield
+    except MALFORMED as error:
+        what = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ConfigError(f"{folder}: its ledger can't be read ({what}); see paceline check") from error
 
 
 class LedgerDamaged(ConfigError):
@@ -132,7 +159,7 @@ def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
         if isinstance(error, LedgerDamaged) or str(error).startswith(str(folder)):
             raise
         raise ConfigError(f"{folder}: {error}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         ledger.close()
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{folder}: what its ledger says of the run can't be read ({what})") from error
@@ -189,7 +216,7 @@ def _look_at_head(path: Path) -> None:
 def _config(ledger: sqlite3.Connection, path: Path) -> dict[str, Any]:
     try:
         config = {key: json.loads(value) for key, value in ledger.execute("SELECT key, value FROM run")}
-    except sqlite3.Error as error:
+    except (sqlite3.Error, TypeError, ValueError, RecursionError) as error:
         raise LedgerDamaged(f"{path}: the table run can't be read ({error})") from error
     if not config:
         raise ConfigError(f"{path.parent}: this run ended before it had written what it was to do")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import operator
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +30,11 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.core.files import read_file
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol, Why
 from paceline.errors import ConfigError
 from paceline.records.times import StepTimes
+from paceline.records.whole import write_whole
 from paceline.version import __version__
 
 Outcome = Literal["completed", "interrupted", "failed", "diverged", "crashed"]
@@ -429,16 +430,16 @@ def metrics_of(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def write(path: Path, summary: Summary) -> None:
     """Write it whole or not at all."""
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    os.replace(draft, path)
+    write_whole(path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
 def read(path: Path) -> Summary:
     """What `write` wrote. Raises ConfigError if it is not there."""
     try:
-        summary: Summary = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        summary: Summary = json.loads(read_file(path))
+        if not isinstance(summary, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: no summary can be read there ({error}); name a run's summary.json") from error
     return summary
 

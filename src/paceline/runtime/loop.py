@@ -9,6 +9,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+LONGEST = 86_400.0  # seconds that one call waits: the kernel takes some weeks at most
+
 
 class Loop:
     """Calls whoever asked when there is something to read, or when a time has come."""
@@ -43,6 +45,8 @@ class Loop:
     def wait(self, most: float | None = None) -> None:
         """Wait for the next thing or time, so many seconds at most, and see to all that is there."""
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        if timeout is not None:
+            timeout = min(timeout, LONGEST)
         if most is not None:
             timeout = most if timeout is None else min(most, timeout)
         for key, events in self._selector.select(timeout):

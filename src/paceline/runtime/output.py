@@ -12,6 +12,8 @@ from typing import BinaryIO, TextIO
 from paceline.runtime.member import Member
 
 LAST_LINES = 10  # of a dead worker's log
+LONGEST = 1 << 16  # bytes of a line that is not over yet, which are kept until it is
+LINE_ENDS = b"\n", b"\r"  # the second is what a progress bar has
 
 
 class Output:
@@ -24,6 +26,8 @@ class Output:
         self._shown_on = shown_on
         self._prefix = prefix
         self._logs: dict[int, BinaryIO] = {}
+        self._unkept: set[int] = set()
+        """Whose log can't be written."""
         self._partial: dict[int, bytes] = {}
         self._tails: dict[tuple[str, ...], int] = {}
 
@@ -37,13 +41,15 @@ class Output:
             data = os.read(source, 1 << 16)
         except BlockingIOError:
             return None
-        if worker not in self._logs:
-            self._logs[worker] = log.open("ab", buffering=0)
-        self._logs[worker].write(data)
-        lines, newline, rest = (self._partial.pop(worker, b"") + data).rpartition(b"\n")
+        self._keep(worker, log, data)
+        printed = self._partial.pop(worker, b"") + data
+        whole = 1 + max(map(printed.rfind, LINE_ENDS))
+        if len(printed) - whole > LONGEST:
+            whole = len(printed)
+        lines, rest = printed[:whole], printed[whole:]
         if data and rest:
             self._partial[worker] = rest
-        self._show(worker, lines + newline if data else rest + b"\n" if rest else b"")
+        self._show(worker, lines if data else rest + b"\n" if rest else b"")
         return len(data)
 
     def died(self, member: Member, how: str, at: str) -> None:
@@ -67,16 +73,27 @@ class Output:
         for log in self._logs.values():
             log.close()
 
+    def _keep(self, worker: int, log: Path, data: bytes) -> None:
+        if worker in self._unkept:
+            return
+        try:
+            if worker not in self._logs:
+                self._logs[worker] = log.open("ab", buffering=0)
+            self._logs[worker].write(data)
+        except OSError as error:
+            self._unkept.add(worker)
+            self.say(f"{log} can't be written ({error.strerror}): it lacks the rest of what worker {worker} prints")
+
     def _show(self, worker: int, data: bytes) -> None:
         text = data.decode(errors="replace")
         if self._prefix:
             text = "".join(f"[worker {worker}] {line}" for line in text.splitlines(keepends=True))
-        with contextlib.suppress(OSError):  # whoever read it has gone: the logs have it all
-            self._print(text, self._shown_on)
+        self._print(text, self._shown_on)
 
     def _print(self, text: str, stream: TextIO) -> None:
-        if self.through is not None and text:
-            self.through(text)
-        else:
-            stream.write(text)
-            stream.flush()
+        with contextlib.suppress(OSError):  # whoever read it has gone, or its disk is full: training goes on
+            if self.through is not None and text:
+                self.through(text)
+            else:
+                stream.write(text)
+                stream.flush()

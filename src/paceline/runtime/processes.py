@@ -7,15 +7,17 @@ import ctypes
 import errno
 import os
 import resource
-import secrets
+import select
 import signal
+import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.errors import RunFailed
+from paceline.errors import ConfigError, RunFailed
 from paceline.fabric.memory import available_bytes
 
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
@@ -49,11 +51,30 @@ def _prctl(option: int, argument: int) -> None:
         raise OSError(error, os.strerror(error))
 
 
+def asking_to_end() -> list[signal.Signals]:
+    """The signals that ask for an end: a terminal that closes does, too, unless `nohup` has it ignored."""
+    hangs_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangs_up]
+
+
 def die_with(parent: int) -> None:
     """Be killed by the kernel when the parent ends; at once if it is another process already."""
     _prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def allow_descriptors(needed: int, workers: int) -> None:
+    """See to it that this process may open so many files. Raises ConfigError if the system's limit is below that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{workers} workers take {needed} open files, and {hard} are allowed; raise that (ulimit -n), or ask for "
+            "fewer with -n"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def adopt_orphans() -> None:
@@ -81,24 +102,41 @@ def fork_child(body: Callable[[], int]) -> int:
 
 
 def forks_die_with_me() -> None:
-    """Whatever this process forks from now on (a loader's processes, say) is killed when it ends."""
+    """Whatever this process forks from now on (a loader's processes, say) is killed when it ends.
+
+    The kernel's death signal follows the thread that forked. So a process that another thread than the main one forks
+    has a thread that waits for this process's end.
+    """
     os.register_at_fork(before=_note_parent, after_in_child=_die_with_parent)
 
 
 def share_without_files() -> None:
-    """Let processes that hand each other tensors (a loader's do) listen on sockets that are no files.
+    """Let processes that hand each other tensors (a loader's do) listen on sockets that leave no file.
 
-    multiprocessing makes a file for each, which stays when its process is killed. A name that is none needs
-    no clean-up; and because it has no permissions either, it is given only to listeners that ask for a key.
+    multiprocessing makes a file for each, which stays when its process is killed; and a name without a file (an
+    abstract one) is open to every user of the machine, who can connect, say nothing, and stall the run. Here the file
+    is made in a private folder, and both are gone at once: what is left is this process's descriptor of the file,
+    which only its own user can come by, below /proc.
     """
 
     class Listener(connection.Listener):
         def __init__(
             self, address: Any = None, family: str | None = None, backlog: int = 1, authkey: bytes | None = None
         ) -> None:
-            if address is None and family is None and authkey is not None:
-                address = f"\0paceline-{secrets.token_hex(16)}"
-            super().__init__(address, family, backlog, authkey)
+            if address is not None or family is not None or authkey is None:
+                super().__init__(address, family, backlog, authkey)
+                return
+            with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+                directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+                try:
+                    path = f"/proc/self/fd/{directory}/listener"  # a folder's own path may be too long for a socket
+                    super().__init__(path, "AF_UNIX", backlog, authkey)
+                    self._file = os.open(path, os.O_PATH)
+                    inner: Any = self._listener  # type: ignore[attr-defined]
+                    inner._unlink()
+                    inner._address = f"/proc/{os.getpid()}/fd/{self._file}"
+                finally:
+                    os.close(directory)
 
     connection.Listener = Listener  # type: ignore[misc]
 
@@ -106,17 +144,39 @@ def share_without_files() -> None:
 _orphaning = False
 
 
-_parent = 0
+class _Forking(threading.local):
+    """What a thread notes before it forks, and finds in the child."""
+
+    parent = 0
+    main = True
+
+
+_forking = _Forking()
 
 
 def _note_parent() -> None:
-    global _parent
-    _parent = os.getpid()
+    _forking.parent = os.getpid()
+    _forking.main = threading.get_native_id() == _forking.parent
 
 
 def _die_with_parent() -> None:
-    if not _orphaning:
-        die_with(_parent)
+    if _orphaning:
+        return
+    if _forking.main:
+        die_with(_forking.parent)
+        return
+    watch = os.pidfd_open(_forking.parent)
+    if os.getppid() != _forking.parent:
+        os._exit(1)
+    threading.Thread(target=_die_at_end, args=(watch,), daemon=True).start()
+
+
+def _die_at_end(watch: int) -> None:
+    """Kill this process when the one that this descriptor is of has ended."""
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fork_orphan(body: Callable[[], int], parent: int) -> None:
@@ -165,13 +225,13 @@ def _run_child(parent: int, body: Callable[[], int]) -> NoReturn:
         os.setpgid(0, 0)
         die_with(parent)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in asking_to_end():
             signal.signal(number, signal.SIG_DFL)
         code = body()
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)
+        os._exit(code & 0xFF)  # a number that is no exit code would raise here, and the child be another launcher
 
 
 def end_group(leader: int) -> None:
@@ -180,13 +240,29 @@ def end_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def reap_all() -> None:
-    """Collect every child that has ended, the adopted ones too."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
+def end_adopted(before: frozenset[int]) -> None:
+    """Kill and collect whatever has been adopted, and what that leaves behind in turn.
+
+    `before` are the children that this process had when it began to adopt: they are not the run's.
+    """
+    spared = set(before)
+    while adopted := children() - spared:
+        for process in adopted:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except PermissionError:  # another user's by now
+                spared.add(process)
+        for process in adopted - spared:
+            os.waitpid(process, 0)
+
+
+def children() -> frozenset[int]:
+    """This process's children, of whichever of its threads the kernel counts them."""
+    found: list[str] = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
+            found += file.read().split()
+    return frozenset(map(int, found))
 
 
 def exit_phrase(status: int) -> str:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -233,19 +234,30 @@ class Screen:
             redirect_stderr=False,
         )
         self._live.start()
-        output.through = lambda text: self._live.console.out(text.removesuffix("\n"), highlight=False)
+        self._bar = ""
+        """The last line of a progress bar that is not over yet: it stands above the table, in its place."""
+        output.through = self._through
 
     def show(self, view: View) -> None:
         """Replace what is there."""
         from rich.text import Text
 
-        shown = Text(screen(view, self._title), no_wrap=True, overflow="ellipsis")
-        self._live.update(shown, refresh=True)
+        lines = [self._bar, screen(view, self._title)] if self._bar else [screen(view, self._title)]
+        shown = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+        with suppress(OSError):  # the terminal has gone
+            self._live.update(shown, refresh=True)
 
     def close(self) -> None:
         """Take it away."""
         self._output.through = None
-        self._live.stop()
+        with suppress(OSError):
+            self._live.stop()
+
+    def _through(self, text: str) -> None:
+        lines = text.replace("\r\n", "\n").split("\n")
+        *whole, self._bar = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+        if whole:
+            self._live.console.out("\n".join(whole), highlight=False)
 
 
 def shower(settings: Settings, output: Output) -> Shower | None:

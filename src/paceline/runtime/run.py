@@ -18,13 +18,14 @@ from typing import Any, cast
 import tomli_w
 
 from paceline.core.drive import drive
-from paceline.errors import ConfigError, ProtocolViolation, RunFailed
+from paceline.errors import ConfigError, ProtocolViolation, RunFailed, unforeseen
 from paceline.fabric.channel import Channel, pair
 from paceline.fabric.memory import available_bytes
 from paceline.records import summary as summaries
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
 from paceline.records.summary import Summary
+from paceline.records.whole import MODE, write_whole
 from paceline.runtime import messages
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.directed import Directed
@@ -33,9 +34,21 @@ from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
 from paceline.runtime.offers import too_many
 from paceline.runtime.output import Output
-from paceline.runtime.processes import NoProcess, adopt_orphans, end_group, fork_child, reap_all
+from paceline.runtime.processes import (
+    NoProcess,
+    adopt_orphans,
+    allow_descriptors,
+    asking_to_end,
+    children,
+    end_adopted,
+    end_group,
+    fork_child,
+)
 from paceline.runtime.settings import Settings
 from paceline.version import __version__
+
+DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
+"""File descriptors that a launcher needs, and how many for each worker: a channel or two, a watch, a pipe, a log."""
 
 
 class Interrupts:
@@ -47,7 +60,7 @@ class Interrupts:
         for end in (self._read, self._write):
             end.setblocking(False)
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in asking_to_end():
             signal.signal(number, self._note)
 
     def fileno(self) -> int:
@@ -77,15 +90,22 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
     """
     if why := too_many(settings.workers, available_bytes()):
         raise ConfigError(why)
+    allow_descriptors(DESCRIPTORS + DESCRIPTORS_EACH * settings.workers, settings.workers)
     import_torch(settings.script.read_bytes())
     if interrupts.take():
         raise KeyboardInterrupt
     made = _make_folder(settings.folder)
     keep = False
+    coordinator = None
     try:
-        with _journal(settings.folder) as journal:
-            coordinator = _coordinate(settings, interrupts, journal, direct)
-            journal.ended(coordinator.outcome, coordinator.error)
+        try:
+            with _journal(settings.folder) as journal:
+                coordinator = _coordinate(settings, interrupts, journal, direct)
+                journal.ended(coordinator.outcome, coordinator.error)
+        except RunFailed as error:  # the ledger lacks something: whoever reads the summary is to know
+            if coordinator is None:
+                raise
+            coordinator.outcome, coordinator.error = "failed", str(error)
         keep = coordinator.usage_error is None or coordinator.recordings.newest.version > 0
         summary = _conclude(settings, coordinator) if keep else None
         if coordinator.usage_error is not None:
@@ -130,6 +150,7 @@ def _journal(folder: Path) -> Iterator[Journal]:
 
 
 def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, direct: Direct | None) -> Coordinator:
+    strangers = children()
     adopt_orphans()
     output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
     loop = Loop()
@@ -164,6 +185,8 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
         except (ProtocolViolation, RunFailed) as error:
             if isinstance(error, ProtocolViolation) or coordinator.outcome != "interrupted":  # else it was to end
                 coordinator.outcome, coordinator.error = "failed", str(error)
+        except Exception as error:
+            coordinator.outcome, coordinator.error = "failed", unforeseen(error)
         return coordinator
     finally:
         for member in members:
@@ -176,7 +199,11 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
         for member in members:
             if member.here:
                 os.waitpid(member.process, 0)
-        reap_all()
+        end_adopted(strangers)  # programs in sessions of their own, which no process group's end reaches
+        for unfinished in (settings.folder / "versions").glob("*"):
+            if unfinished.suffix != ".safetensors":  # the store was at it when it was ended
+                with suppress(OSError):
+                    unfinished.unlink()
         output.close()
         loop.close()
 
@@ -191,7 +218,7 @@ def _fork(worker: int, settings: Settings, before: list[Member]) -> Member:
         printed, output = os.pipe()
         os.set_blocking(printed, False)
     else:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, MODE)
     launcher = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -284,9 +311,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "simulated": settings.simulated is not None,
         "scenario": (settings.simulated or settings.scenario).to_plain(),
     }
-    unfinished = settings.folder / "config.toml.unfinished"
-    unfinished.write_text(tomli_w.dumps(config))
-    unfinished.replace(settings.folder / "config.toml")  # whole at any moment at which the run may be killed
+    write_whole(settings.folder / "config.toml", tomli_w.dumps(config))
     journal.ledger.note_all(config)
 
 
@@ -303,5 +328,9 @@ def _conclude(settings: Settings, coordinator: Coordinator) -> Summary:
         final_parameters_sha256=recordings.hashes.get(recordings.newest.version),
         targets=settings.targets,
     )
-    summaries.write(settings.folder / "summary.json", summary)
+    try:
+        summaries.write(settings.folder / "summary.json", summary)
+    except OSError as error:
+        why = f"{settings.folder}: the summary can't be written: {error.strerror}"
+        summary |= {"outcome": "failed", "error": why if summary["error"] is None else f"{summary['error']}; {why}"}
     return summary

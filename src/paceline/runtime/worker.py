@@ -23,7 +23,7 @@ import paceline
 from paceline.core.leases import Batch
 from paceline.core.scenario import Scenario
 from paceline.errors import ConfigError, PeerLost, RunFailed
-from paceline.fabric.channel import Channel, attached, attachment
+from paceline.fabric.channel import LONGEST, Channel, attached, attachment
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
@@ -38,6 +38,10 @@ from paceline.training.orders import Orders
 from paceline.training.seeding import seed_script
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
+Kinds = tuple[type[messages.Message], ...]
+RELEASES: Kinds = (messages.Compute, messages.Step)
+LEASES: Kinds = (messages.Leased, messages.EpochOver)
+GRACE = 2.0  # seconds that threads of a script which has failed have to end
 
 
 def work(worker: int, settings: Settings, end: socket.socket, output: int, launcher: int) -> int:
@@ -61,7 +65,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, launc
             link.serve_until_exit()
     except PeerLost:
         code = 1
-    _end_quietly()
+    _end_quietly(code)
     return code
 
 
@@ -87,7 +91,16 @@ class WorkerLink:
         self._began = 0.0
         self._thread = threading.get_ident()
         self._descriptors: list[int] = []
-        """What came along with the last answer."""
+        """What came along with the last answer to the thread that prepared."""
+        self._turn = threading.Condition()
+        """Of the three below. Whichever thread waits for an answer first receives for all."""
+        self._receiving = False
+        self._awaited: list[Kinds] = []
+        self._answers: list[tuple[messages.Message, list[int]]] = []
+        """Those that another thread has received and nobody has taken yet."""
+        self._ends_at_once = False
+        """Whether the script is to be left, and has not been."""
+        self._leasing = threading.Lock()
 
     def begins(self) -> bool:
         """Wait until the script is to begin; false if the run ends before that."""
@@ -132,6 +145,7 @@ class WorkerLink:
                 case messages.Begin(slots=slots, areas=areas):
                     self._began = time.monotonic()
                     self._descriptors = descriptors[1:]
+                    self._expect(RELEASES)
                     return Started(region=Region.attach(descriptors[0]), slots=slots, areas=areas)
                 case messages.Stop() | messages.Exit():
                     raise SystemExit(0)
@@ -150,12 +164,15 @@ class WorkerLink:
     def pause(self, seconds: float) -> None:
         """See `training.link.Link`."""
         until = time.monotonic() + seconds
-        while not self._stopped and self._channel.ready(until - time.monotonic()):
-            self._only_stop()
+        with self._turn:
+            while not self._stopped and (left := until - time.monotonic()) > 0:
+                self._hear(left)
+            self._leave_if_told()
 
     def pushed(self, finished: Finished) -> None:
         """See `training.link.Link`."""
         batches = None if finished.batches is None else _pairs(finished.batches)
+        self._expect(RELEASES)
         self._channel.send(
             messages.StepFinished(
                 step=finished.step,
@@ -175,7 +192,7 @@ class WorkerLink:
 
     def released(self) -> Go | Step | None:
         """See `training.link.Link`."""
-        message = self._await(messages.Compute, messages.Step)
+        message = self._await(*RELEASES)
         if message is None:
             return None
         if isinstance(message, messages.Step):
@@ -190,6 +207,7 @@ class WorkerLink:
 
     def stepped(self, step: int, not_finite: str | None) -> None:
         """See `training.link.Link`."""
+        self._expect(RELEASES)
         self._channel.send(messages.Stepped(step, not_finite))
 
     def begin_to_average(self, groups: GroupAverage) -> None:
@@ -200,16 +218,19 @@ class WorkerLink:
 
     def lease(self, epoch: int, orders: Orders) -> Batch | None:
         """See `training.link.Link`."""
-        while not self._stopped:  # answers that nobody reads would fill the channel, and `finish` would miss its own
-            self._channel.send(messages.LeaseWanted(epoch, *orders.known(epoch)))
-            message = self._await(messages.Leased, messages.EpochOver, messages.OrderWanted)
-            if not isinstance(message, messages.OrderWanted):
-                return Batch(message.epoch, message.index) if isinstance(message, messages.Leased) else None
-            block = orders.block(message.epoch, message.block)
-            samples = orders.expected(message.epoch)
-            self._channel.send(
-                messages.OrderDrawn(message.epoch, message.block, block.digest, block.order, block.last, samples)
-            )
+        with self._leasing:  # each of several threads is to get its own answer
+            while (
+                not self._stopped
+            ):  # answers that nobody reads would fill the channel, and `finish` would miss its own
+                wanted = messages.LeaseWanted(epoch, *orders.known(epoch))
+                message = self._ask(wanted, *LEASES, messages.OrderWanted)
+                if not isinstance(message, messages.OrderWanted):
+                    return Batch(message.epoch, message.index) if isinstance(message, messages.Leased) else None
+                block = orders.block(message.epoch, message.block)
+                samples = orders.expected(message.epoch)
+                self._channel.send(
+                    messages.OrderDrawn(message.epoch, message.block, block.digest, block.order, block.last, samples)
+                )
         return None
 
     def looked_at(self, epoch: int, batches: tuple[Batch, ...]) -> None:
@@ -226,8 +247,7 @@ class WorkerLink:
 
     def adopt(self, digest: str) -> int | None:
         """See `training.link.Link`."""
-        self._channel.send(messages.AdoptionWanted(digest))
-        message = self._await(messages.AdoptInto, messages.AdoptedAlready)
+        message = self._ask(messages.AdoptionWanted(digest), messages.AdoptInto, messages.AdoptedAlready)
         return message.slot if isinstance(message, messages.AdoptInto) else None
 
     def adopted(self, state: bytes) -> None:
@@ -239,22 +259,19 @@ class WorkerLink:
 
     def hold(self) -> int:
         """See `training.link.Link`."""
-        self._channel.send(messages.SnapshotWanted(hold=True))
-        slot: int = self._await(messages.Snapshot, even_stopped=True).slot
+        slot: int = self._ask(messages.SnapshotWanted(hold=True), messages.Snapshot, even_stopped=True).slot
         return slot
 
     def optimizer_state(self) -> bytes:
         """See `training.link.Link`."""
         self._only_here()
-        self._channel.send(messages.StateWanted())
-        self._await(messages.OptimizerState, even_stopped=True)
+        self._ask(messages.StateWanted(), messages.OptimizerState, even_stopped=True)
         return attached(self._descriptors.pop())
 
     def snapshot(self) -> tuple[int, int]:
         """See `training.link.Link`."""
         self._only_here()
-        self._channel.send(messages.SnapshotWanted(hold=False))
-        message = self._await(messages.Snapshot, even_stopped=True)
+        message = self._ask(messages.SnapshotWanted(hold=False), messages.Snapshot, even_stopped=True)
         return message.version, message.slot
 
     def snapshot_taken(self, version: int) -> None:
@@ -263,8 +280,7 @@ class WorkerLink:
 
     def finish(self) -> Path | None:
         """See `training.link.Link`."""
-        self._channel.send(messages.FinishWanted())
-        message = self._await(messages.FinalRecorded, even_stopped=True)
+        message = self._ask(messages.FinishWanted(), messages.FinalRecorded, even_stopped=True)
         return None if message.file is None else Path(message.file)
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
@@ -273,10 +289,10 @@ class WorkerLink:
 
     def serve_until_exit(self) -> None:
         """The script has ended: evaluate recorded versions if asked to, until told to exit."""
+        self._thread = 0  # no thread is left that could leave its script
         self._channel.send(messages.ScriptEnded())
         while True:
-            message, _ = self._channel.receive()
-            match message:
+            match self._await(messages.Evaluate, messages.Exit, even_stopped=True):
                 case messages.Evaluate(version=version, file=file):
                     assert self._evaluate is not None
                     try:
@@ -295,26 +311,61 @@ class WorkerLink:
                 "messages; call it there, and hand its result over"
             )
 
+    def _ask(self, question: messages.Message, *kinds: type[messages.Message], even_stopped: bool = False) -> Any:
+        self._expect(kinds)
+        self._channel.send(question)
+        return self._await(*kinds, even_stopped=even_stopped)
+
+    def _expect(self, kinds: Kinds) -> None:
+        """From now on an answer of these kinds may come, whichever thread receives it."""
+        with self._turn:
+            if kinds not in self._awaited:
+                self._awaited.append(kinds)
+
     def _await(self, *kinds: type[messages.Message], even_stopped: bool = False) -> Any:
         """The next message of these kinds; None once the run has been stopped, unless it is answered even then."""
-        while even_stopped or not self._stopped:
-            message, self._descriptors = self._channel.receive()
-            if isinstance(message, kinds):
-                return message
-            self._note(message)
+        self._expect(kinds)
+        with self._turn:
+            while even_stopped or not self._stopped:
+                for answer in self._answers:
+                    if isinstance(answer[0], kinds):
+                        self._answers.remove(answer)
+                        self._awaited.remove(kinds)
+                        if threading.get_ident() == self._thread:
+                            self._descriptors = answer[1]
+                        return answer[0]
+                self._hear()
+                self._leave_if_told()
         return None
 
-    def _only_stop(self) -> None:
-        message, _ = self._channel.receive()
-        self._note(message)
-
-    def _note(self, message: messages.Message) -> None:
+    def _hear(self, most: float | None = None) -> None:
+        """Wait for a message to anybody here, so many seconds at most. To be called with `_turn`."""
+        if self._receiving:
+            self._turn.wait(None if most is None else min(most, LONGEST))
+            return
+        self._receiving = True
+        self._turn.release()
+        try:
+            received = self._channel.receive() if most is None or self._channel.ready(most) else None
+        finally:
+            self._turn.acquire()
+            self._receiving = False
+            self._turn.notify_all()
+        if received is None:
+            return
+        message, _ = received
         if isinstance(message, messages.Stop):
             self._stopped = True
-            if message.at_once:
-                raise SystemExit(0)  # loops without batches would only confuse what the script prints of them
+            self._ends_at_once = message.at_once
+        elif any(isinstance(message, kinds) for kinds in self._awaited):
+            self._answers.append(received)
         elif not self._stopped:
             raise RunFailed(f"worker {self.worker} was sent {type(message).__name__} out of turn")
+
+    def _leave_if_told(self) -> None:
+        if self._ends_at_once and threading.get_ident() == self._thread:
+            self._ends_at_once = False
+            raise SystemExit(0)  # loops without batches would only confuse what the script prints of them
 
 
 def _pairs(batches: tuple[Batch, ...]) -> list[tuple[int, int]]:
@@ -345,7 +396,7 @@ def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
         exec(compile(script.read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
-            return int(end.code or 0)
+            return (int(end.code) & 0xFF or 1) if end.code else 0  # what the system keeps of it; an error stays one
         print(end.code, file=sys.stderr)
         return 1
     except PeerLost:
@@ -381,8 +432,14 @@ def _without_ours(frames: TracebackType | None) -> TracebackType | None:
     return rest
 
 
-def _end_quietly() -> None:
-    """What the interpreter does at its end, which `os._exit` leaves out."""
+def _end_quietly(code: int) -> None:
+    """What the interpreter does at its end, which `os._exit` leaves out.
+
+    It waits for the script's threads and processes. If the script has failed, they may wait for it in turn, and the
+    run for all of them: then that is given a while and no more.
+    """
+    if code:
+        threading.Thread(target=_end_anyway, args=(code,), daemon=True).start()
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -392,3 +449,11 @@ def _end_quietly() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+
+
+def _end_anyway(code: int) -> None:
+    time.sleep(GRACE)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -92,7 +92,7 @@ class PacedLoader(_Paced):
         self._session.loop_ended()
         if self._session.steps > steps or not loop.handed_out:  # else it was for a look at all the data
             self._trained += 1
-        epochs = self._session.epochs
+        epochs = self._session.epochs if self._session.here else None  # a thread ahead knows no last step
         if epochs is not None and self._trained >= epochs and not self._session.fetched:
             self._session.done_computing()
 
@@ -140,7 +140,12 @@ class PacedStream(_Paced):
             yield data
             asked = time.monotonic()
         self._trained += session.steps > steps
-        if session.epochs is not None and self._trained >= session.epochs and not session.backward_seen:
+        if (
+            session.here
+            and session.epochs is not None
+            and self._trained >= session.epochs
+            and not session.backward_seen
+        ):
             session.done_computing()
 
 

@@ -23,7 +23,7 @@ from paceline.training.optimizer import pace
 from paceline.training.plain import hook_state_dict
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session
-from paceline.training.store import Store, scalars_of
+from paceline.training.store import Store, scalars_of, unfit_rate
 
 
 class _Process:
@@ -174,7 +174,11 @@ def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:
     _install({**dict(session.model.named_parameters()), **dict(session.model.named_buffers())}, file)
     training = session.model.training
     try:
-        return {name: float(value) for name, value in evaluate(session.model).items()}
+        metrics = evaluate(session.model)
+        for name in metrics:
+            if not isinstance(name, str):
+                raise TypeError(f"evaluate() named a metric {name!r}; a metric's name must be a string")
+        return {name: float(value) for name, value in metrics.items()}
     finally:
         session.model.train(training)
 
@@ -210,6 +214,8 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("LBFGS evaluates its closure several times a step; use an optimizer that takes one gradient")
+    if why := unfit_rate(scalars_of(optimizer)):
+        raise ConfigError(why)
     names = {parameter: name for name, parameter in model.named_parameters()}
     if not any(parameter.requires_grad for parameter in names):
         raise ConfigError("the model has no trainable parameters; at least one must have requires_grad=True")
@@ -256,7 +262,7 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
             raise ConfigError(
                 f'the layer "{name}" makes sparse gradients, which can\'t be pushed; build it with sparse=False'
             )
-    if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
+    if epochs is not None and (not isinstance(epochs, int) or isinstance(epochs, bool) or not 1 <= epochs <= 2**53):
         raise ConfigError(f"prepare() got epochs={epochs!r}; it must be a whole number, 1 or more")
     if buffers is not None and buffers not in POLICIES:
         raise ConfigError(f'prepare() got buffers="{buffers}"; allowed: {", ".join(POLICIES)}')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from paceline.training.push import Push
 from paceline.training.replica import Replica
 from paceline.training.seeding import seed_step
 from paceline.training.shown import Shown
-from paceline.training.store import Scalars, scalars_of
+from paceline.training.store import Scalars, scalars_of, unfit_rate
 
 
 class Session:
@@ -61,6 +62,7 @@ class Session:
         """Whether the script has given the optimizer another state, which nobody has adopted yet."""
         self.sent: Scalars = scalars_of(optimizer)
         self.batches_in_step = 0
+        self._thread = threading.get_ident()
         self._own: OwnStep | None = None
         """Where the optimizer runs in this worker, and the store has the parameters."""
         self._replica: Replica | None = None
@@ -129,12 +131,15 @@ class Session:
         else:
             self._push.flag(self._own.step(self._push.area))
         scalars = scalars_of(self.optimizer)
+        if scalars != self.sent and (why := unfit_rate(scalars)):
+            self.refuse(why)
+        batches = tuple(self.fetched)
         pushed = time.monotonic()
         self.link.pushed(
             Finished(
                 step=step,
                 version=self.go.version,
-                batches=tuple(self.fetched) if self.loads else None,
+                batches=batches if self.loads else None,
                 skipped=tuple(self.skipped),
                 scalars=scalars if scalars != self.sent else None,
                 began=self._began,
@@ -147,7 +152,8 @@ class Session:
             )
         )
         self.sent = scalars
-        self.fetched.clear()
+        for _ in batches:  # another thread may have fetched more
+            self.fetched.popleft()
         self.skipped.clear()
         self.backward_seen = False
         self._await_release(pushed)
@@ -155,6 +161,10 @@ class Session:
     def handed_out(self, batch: Batch | None, seconds: float) -> None:
         """The loader hands a batch to the script, after fetching it for so long. None: one that is not leased."""
         if self.go is None:
+            return
+        if not self.here:  # the script fetches ahead: the next step counts what it has fetched by then
+            if batch is not None:
+                self.fetched.append(batch)
             return
         if self.backward_seen and all(parameter.grad is None for parameter in self.parameters):
             self.thrown_away()  # by model.zero_grad(), say
@@ -174,6 +184,8 @@ class Session:
         Whether it only looked at that loop's data, and made no gradient of any: then all of it goes back, as if the
         loop had never been, with what had been fetched ahead for it.
         """
+        if not self.here:
+            return False
         if handed_out and handed_out == self.untouched and all(batch in self.fetched for batch in handed_out):
             for batch in handed_out:
                 self.fetched.remove(batch)
@@ -191,6 +203,8 @@ class Session:
 
     def loop_ended(self) -> None:
         """The loop is through. What it was handed and made no gradient of, it only looked at: it is used up."""
+        if not self.here:
+            return
         for batch in self.untouched:
             if batch in self.fetched:
                 self.fetched.remove(batch)
@@ -229,6 +243,11 @@ class Session:
             yield {entry.name: view for entry, view in zip(self.layout.moving, self.places.slot(slot), strict=True)}
         finally:
             self.link.snapshot_taken(version)
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the thread that prepared, and that trains: what another one fetches, it fetches ahead."""
+        return threading.get_ident() == self._thread
 
     @property
     def has_state(self) -> bool:

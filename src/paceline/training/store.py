@@ -188,6 +188,7 @@ class Store:
         unfinished = file.with_suffix(".unfinished")
         whole = {name: value.contiguous() for name, value in saved.items()}
         save_file(whole, unfinished, {ORDER: json.dumps(self.layout.names)})
+        unfinished.chmod(file.parent.stat().st_mode & 0o666)  # as all files of the run; safetensors makes it private
         _to_disk(unfinished)
         unfinished.rename(file)
         _to_disk(file.parent)  # else the new name may be lost
@@ -246,6 +247,15 @@ def scalars_of(optimizer: torch.optim.Optimizer) -> Scalars:
         {key: plain for key, value in group.items() if key != "params" and (plain := _plain(value)) is not _NOT_PLAIN}
         for group in optimizer.param_groups
     ]
+
+
+def unfit_rate(scalars: Scalars) -> str:
+    """What is wrong with a group's learning rate; empty if nothing is."""
+    for number, group in enumerate(scalars):
+        rate = group.get("lr", 0.0)
+        if not isinstance(rate, int | float):
+            return f"the optimizer's learning rate is {rate!r} in group {number}; it must be a number"
+    return ""
 
 
 def set_scalars(optimizer: torch.optim.Optimizer, scalars: Scalars) -> None:

@@ -6,10 +6,7 @@ what the ledger's tables and the summary have to do with each other. The first r
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass, field
-
-import msgspec
 
 from paceline.records.check.checking import Checking
 from paceline.records.check.configuration import configuration
@@ -23,7 +20,7 @@ from paceline.records.check.summed_up import summary
 from paceline.records.check.tables import scalars, tables
 from paceline.records.check.times import times
 from paceline.records.check.versions import versions
-from paceline.records.reading import RecordedRun
+from paceline.records.reading import MALFORMED, RecordedRun
 
 __all__ = ["Again", "Checked", "Wrong", "check"]
 
@@ -52,8 +49,9 @@ def check(run: RecordedRun, again: Again | None = None) -> Checked:
         _everything(checking, again)
     except Broken as broken:
         wrong = broken.wrong(checking.table, checking.row)
-    except (sqlite3.Error, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        wrong = Wrong(table=checking.table, row=checking.row, rule=READABLE, expected="a row", found=str(error))
+    except MALFORMED as error:
+        found = str(error) or type(error).__name__
+        wrong = Wrong(table=checking.table, row=checking.row, rule=READABLE, expected="a row", found=found)
     if wrong is not None and not checking.proved and checking.counts:
         checking.proved.append(f"{count(checking.counts['facts'], 'fact')} before it, with all that follows from them")
     return Checked(wrong=wrong, proved=checking.proved, counts=checking.counts, unproved=checking.unproved)

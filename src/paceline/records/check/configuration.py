@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
+from paceline.core.files import read_file
 from paceline.records.check.checking import Checking
 from paceline.records.check.rules import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broken, brief
 
@@ -49,7 +50,7 @@ def configuration(checking: Checking) -> None:
 
 def _written(checking: Checking) -> dict[str, Any]:
     try:
-        return tomllib.loads((checking.run.folder / CONFIG).read_text())
+        return tomllib.loads(read_file(checking.run.folder / CONFIG).decode())
     except (OSError, ValueError) as error:
         raise Broken(READABLE, "a TOML file", error, CONFIG) from None
 

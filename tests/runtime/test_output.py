@@ -1,0 +1,106 @@
+"""What workers print, on its way to the screen and to their logs."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from paceline.runtime.output import LONGEST, Output
+from paceline.runtime.progress import Screen, View
+from support.scripts import training
+
+
+class Pipe:
+    """A worker's, as the coordinator reads it: what is sent comes out at `shown`."""
+
+    def __init__(self, tmp_path: Path, prefix: bool = False) -> None:
+        self.shown = io.StringIO()
+        self.output = Output(shown_on=self.shown, prefix=prefix)
+        self.log = tmp_path / "worker-0.log"
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+
+    def send(self, data: bytes) -> None:
+        for start in range(0, len(data), 1 << 15):
+            os.write(self._write, data[start : start + (1 << 15)])
+            while self.output.pass_on(0, self.log, self._read):
+                pass
+
+    def close(self) -> None:
+        os.close(self._write)
+        assert self.output.pass_on(0, self.log, self._read) == 0
+        os.close(self._read)
+        self.output.close()
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_of_a_line_without_an_end_no_more_is_kept_than_a_line_may_have(tmp_path: Path, prefix: bool) -> None:
+    """What is kept is looked through again with each piece that comes: all of 40 MB took 38 seconds."""
+    pipe = Pipe(tmp_path, prefix)
+    for sent in range(1, 41):
+        pipe.send(b"x" * 50_000)
+        assert pipe.shown.getvalue().count("x") >= sent * 50_000 - LONGEST
+    pipe.close()
+    assert pipe.shown.getvalue().count("x") == 40 * 50_000
+    assert pipe.log.stat().st_size == 40 * 50_000
+
+
+def test_a_progress_bar_is_shown_as_it_goes(tmp_path: Path) -> None:
+    pipe = Pipe(tmp_path)
+    pipe.send(b"\r 10%\r 20%\r")
+    assert pipe.shown.getvalue() == "\r 10%\r 20%\r"
+    pipe.send(b" 30%\r")
+    assert pipe.shown.getvalue() == "\r 10%\r 20%\r 30%\r"
+    pipe.close()
+
+
+def test_on_a_terminal_with_the_table_a_progress_bar_stands_above_it_in_one_line(tmp_path: Path) -> None:
+    terminal, pipe = io.StringIO(), Pipe(tmp_path)
+    view = View(seconds=1.0, steps=2, speed=3.0, done=None, rows=())
+    shown = Screen(pipe.output, "ssp", Console(file=terminal, force_terminal=True, width=100, highlight=False))
+    pipe.send(b"before\n\r 10%\r 20%\r")
+    shown.show(view)
+    assert "before" in terminal.getvalue()
+    assert " 20%\n" in terminal.getvalue()
+    assert " 10%" not in terminal.getvalue()
+    pipe.send(b" 90%\rall of it\n")
+    shown.show(view)
+    assert "all of it" in terminal.getvalue()
+    assert " 90%" not in terminal.getvalue()
+    shown.close()
+    pipe.close()
+
+
+def test_a_log_that_can_t_be_written_is_said_once_and_the_rest_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = Pipe(tmp_path)
+    pipe.log = Path("/dev/full")
+    pipe.send(b"one\n")
+    pipe.send(b"two\n")
+    pipe.close()
+    assert pipe.shown.getvalue() == "one\ntwo\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("paceline: /dev/full can't be written (No space left on device)")
+
+
+@pytest.mark.parametrize("standard_error", ["2>/dev/full", "2>&-"])
+def test_a_run_whose_standard_error_is_full_or_closed_trains(standard_error: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(training())
+    command = f'exec "$0" -m paceline run -n 2 --progress 0.01 --out run train.py {standard_error}'
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0
+    assert "32 steps" in done.stdout

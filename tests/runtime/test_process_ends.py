@@ -1,0 +1,216 @@
+"""Processes of a run and what they start: how each ends, whom it takes along, who can reach it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.launch import Launch
+from support.runs import ended
+from support.scripts import ENDLESS, training
+
+SHARED = """
+import multiprocessing, os, tempfile
+from multiprocessing import connection
+from paceline.runtime.processes import share_without_files
+
+share_without_files()
+multiprocessing.current_process().authkey = b"key"
+listener = connection.Listener(authkey=b"key")
+print(repr(listener.address))
+print(os.listdir(tempfile.gettempdir()))
+own = os.fork()
+if not own:
+    connection.Client(listener.address, authkey=b"key").send("hello")
+    os._exit(0)
+print(listener.accept().recv())
+os.waitpid(own, 0)
+stranger = os.fork()
+if not stranger:
+    if os.getuid() == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+    else:  # the kernel says no as well to one who may not look into the other
+        os._exit(0)
+    try:
+        connection.Client(listener.address, authkey=b"key")
+    except PermissionError:
+        os._exit(0)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(stranger, 0)[1]))
+listener.close()
+"""
+
+
+def test_what_loader_processes_listen_on_is_for_their_own_user_and_no_file(tmp_path: Path) -> None:
+    """A name without a file is open to everybody; a file stays when its process is killed."""
+    temporary = tmp_path / ("t" * 100)  # longer than a socket's path may be
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    named, files, heard, stranger = done.stdout.splitlines()
+    assert named.startswith("'/proc/"), f"open to every user: {named}"
+    assert (files, heard, stranger) == ("[]", "hello", "0")
+
+
+ENDS = """
+if step == 2 and me == 0:  # in a session of its own, which no process group's end reaches
+    import subprocess
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+if step == 2 and me == 1:
+    sys.exit(2**40)
+if step == 2 and me == 2:
+    import threading
+    threading.Thread(target=threading.Event().wait).start()
+    raise ValueError("with a thread that waits for ever")
+if step == 2 and me == 3:
+    import multiprocessing, threading
+    context = multiprocessing.get_context("fork")
+    go_on = context.Event()
+    forked = context.Process(target=go_on.wait)
+    thread = threading.Thread(target=forked.start)
+    thread.start()
+    thread.join()
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+        pass
+    go_on.set()
+    forked.join()
+    print("forked by a thread, ended with", forked.exitcode)
+"""
+
+
+def test_a_run_ends_whatever_its_scripts_start_and_however_they_exit(launch: Launch) -> None:
+    """A program in its own session; an exit code that is none; a thread that never ends; a fork by one that does."""
+    script = training(ENDS)
+    run = launch.run(script, "-n", "4", "-p", "asp", "--shards", "static", "--on-loss", "continue").completed()
+    assert "paceline: worker 1 died (exit code 1) in step 2; the others go on" in run.err
+    assert "paceline: worker 2 died (exit code 1) in step 2; the others go on" in run.err
+    assert run.log(2).count("ValueError: with a thread that waits for ever") == 1
+    assert run.log(3) == "forked by a thread, ended with 0\n"
+    assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "died", "died", "finished"]
+
+
+def test_a_process_that_a_thread_has_forked_ends_with_its_parent_too(launch: Launch) -> None:
+    script = training(
+        """
+        if step == 2:
+            import multiprocessing, threading
+            process = multiprocessing.get_context("fork").Process(target=signal.pause)
+            thread = threading.Thread(target=process.start)
+            thread.start()
+            thread.join()
+            tell("forked", process.pid)
+            signal.pause()
+        """
+    )
+    process = launch.start(script, "-n", "1")
+    launch.events.wait_for("forked")
+    process.kill()
+    process.wait(60)
+    launch.assert_nothing_left()
+    process.communicate()
+
+
+def test_a_run_that_its_terminal_hangs_up_on_ends_as_an_interrupted_one(launch: Launch) -> None:
+    process = launch.start(training("if step == 0: tell('trains', me)", **ENDLESS), "-n", "1")
+    launch.events.wait_for("trains")
+    process.send_signal(signal.SIGHUP)
+    run = ended(process)
+    assert run.code == 130
+    assert run.summary["outcome"] == "interrupted"
+
+
+IMPORTING = """
+import os, signal, sys
+class Signals:  # as early as anything of ours is imported that comes after the program's first lines
+    def find_spec(self, name, path=None, target=None):
+        if name == "paceline.cli.main":
+            os.kill(os.getpid(), int(sys.argv[1]))
+sys.meta_path.insert(0, Signals())
+from paceline.__main__ import command
+command()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_in_the_first_moments_ends_with_130_and_no_traceback(number: signal.Signals) -> None:
+    arguments = [sys.executable, "-c", IMPORTING, str(int(number))]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_what_the_store_had_not_written_whole_is_taken_away_and_all_files_have_one_mode(launch: Launch) -> None:
+    script = training(
+        """
+        if step == 3:
+            for name in (".tmpX1y2", "00000099.unfinished"):  # as safetensors and the store leave them when killed
+                open(os.path.join(sys.argv[1], "versions", name), "w").close()
+        """
+    )
+    before = os.umask(0o002)
+    try:
+        process = launch.start(
+            script, "-n", "2", "--out", str(launch.tmp_path / "out"), args=(str(launch.tmp_path / "out"),), fresh=True
+        )
+    finally:
+        os.umask(before)
+    ended(process).completed()
+    folder = launch.tmp_path / "out"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {f"{path.stat().st_mode & 0o777:o}" for path in files} == {"664"}
+    assert {path.suffix for path in (folder / "versions").iterdir()} == {".safetensors"}
+
+
+def test_more_workers_than_open_files_allow_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(training())
+    command = 'ulimit -n 64; exec "$0" -m paceline run -n 32 --out run train.py'
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("paceline: 32 workers take 240 open files, and 64 are allowed; raise that")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_folder_is_removed_meanwhile_fails_in_one_line(launch: Launch) -> None:
+    script = training(
+        """
+        if step == 3 and me == 0:
+            import shutil
+            shutil.rmtree(sys.argv[1])
+        """
+    )
+    folder = launch.tmp_path / "gone"
+    run = launch.run(script, "-n", "2", "--out", str(folder), args=(str(folder),))
+    assert run.code == 3
+    assert "Traceback" not in run.out + run.err
+    assert f"{folder}: the summary can't be written: No such file or directory" in " ".join((run.out + run.err).split())
+
+
+def test_an_error_in_the_coordinator_that_nobody_foresaw_is_a_failed_run_with_a_summary(launch: Launch) -> None:
+    """Here a message that means nothing yet: the version that it is about was never asked for."""
+    script = training(
+        """
+        if step == 3 and me == 0:
+            from paceline.runtime import messages
+            optimizer.paceline_session.link._channel.send(messages.Evaluated(99, {"loss": "none"}))
+            signal.pause()
+        """
+    )
+    run = launch.run(script, "-n", "2", "-p", "asp")
+    assert run.code == 3
+    assert run.summary["outcome"] == "failed"
+    assert run.summary["error"].startswith("an error in Paceline that should not be: ")
+    assert "Traceback" not in run.out + run.err

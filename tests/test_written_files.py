@@ -1,0 +1,38 @@
+"""Files that commands write: whole or not at all, and never through a link that somebody has put there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.records.whole import write_whole
+
+
+def test_a_link_that_waits_where_a_draft_was_once_written_is_not_followed(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    for name in ("report.html.tmp", "report.html"):
+        (tmp_path / name).symlink_to(mine)
+    write_whole(tmp_path / "report.html", "a report")
+    assert mine.read_text() == "precious"
+    assert not (tmp_path / "report.html").is_symlink()
+    assert (tmp_path / "report.html").read_text() == "a report"
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "report.html", "report.html.tmp"}
+
+
+def test_what_can_t_be_written_leaves_the_file_as_it_was_and_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "summary.json"
+    file.write_text("before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(file, "after")
+    assert file.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [file]
