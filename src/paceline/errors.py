@@ -36,5 +36,9 @@ class RunFailed(PacelineError):
     """The run cannot go on; the message says why and names who was lost or awaited."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """The run's Ctrl-C, as a worker's script sees it. A script that lets it through ends as it should."""
+
+
 class PeerLost(PacelineError):
     """The process at the other end of a channel has gone."""

@@ -50,7 +50,8 @@ from paceline.runtime.store_client import StoreClient
 from paceline.runtime.versions import Means, StoredVersions
 from paceline.runtime.waits import WaitReports
 
-GRACE = 2.0  # seconds that scripts have to end after Ctrl-C or a failure: all must be gone within 5
+GRACE = 2.0  # seconds that scripts have to end after SIGTERM or a failure: all must be gone within 5
+GRACE_AT_CTRL_C = 30.0  # seconds that scripts have to save and test what they have, after Ctrl-C
 GRACE_AT_LIMIT = 30.0  # seconds that scripts have to end after --max-steps or --max-seconds
 
 
@@ -159,8 +160,11 @@ class Coordinator:
         if all(member.failed for member in finished):
             self._fail("all workers died" + (" after training" if len(finished) == len(self.members) else ""))
 
-    def interrupt(self, times: int = 1) -> None:
-        """Ctrl-C or its like, so many times: the first ends the run cleanly, the second at once."""
+    def interrupt(self, times: int = 1, keyboard: bool = False) -> None:
+        """Ctrl-C or its like, so many times: the first ends the run cleanly, the second at once.
+
+        After one from the keyboard, scripts that train see a KeyboardInterrupt, and may go on to what follows it.
+        """
         if not times:
             return
         if times > 1 or self.outcome == "interrupted":
@@ -173,6 +177,8 @@ class Coordinator:
         self.outcome, self.error = "interrupted", None
         if self._stopping:  # a limit had stopped it more gently
             self._loop.after(GRACE, self._end_stragglers)
+        elif keyboard and any(member.trains for member in self.members.values()):
+            self._stop(GRACE_AT_CTRL_C, at_once=False, interrupted=True)
         self._stop(GRACE)
 
     def close(self) -> None:
@@ -590,7 +596,7 @@ class Coordinator:
 
     # --- the end ------------------------------------------------------------------------------------
 
-    def _stop(self, grace: float, at_once: bool = True) -> None:
+    def _stop(self, grace: float, at_once: bool = True, interrupted: bool = False) -> None:
         """Nothing is left to do: tell every worker, and give its script so long to end."""
         if self._stopping:
             return
@@ -598,7 +604,7 @@ class Coordinator:
         for member in self.members.values():
             if member.here and member.stage != "ended":
                 self._leave(member, "stopped")
-                self._send(member, messages.Stop(at_once))
+                self._send(member, messages.Stop(at_once, interrupted))
         self._loop.after(grace, self._end_stragglers)
 
     def _stop_at_limit(self, limit: str) -> None:

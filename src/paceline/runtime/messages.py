@@ -207,6 +207,8 @@ class Stop(Message):
 
     at_once: bool
     """Whether the script is to end where it is; else its loops end, and what comes after them is done."""
+    interrupted: bool = False
+    """Whether the script is to see a KeyboardInterrupt at its next step or fetch."""
 
 
 class Leased(Message):

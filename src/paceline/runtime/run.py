@@ -43,6 +43,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.pending = 0
+        self.keyboard = False
+        """Whether the last one was a terminal's Ctrl-C."""
         self._read, self._write = socket.socketpair()
         for end in (self._read, self._write):
             end.setblocking(False)
@@ -61,8 +63,9 @@ class Interrupts:
         taken, self.pending = self.pending, 0
         return taken
 
-    def _note(self, *_: Any) -> None:
+    def _note(self, number: int, _: Any) -> None:
         self.pending += 1
+        self.keyboard = number == signal.SIGINT
 
 
 Direct = Callable[[Directed, Journal], None]
@@ -146,7 +149,7 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
 
         directed = Directed(settings, members, journal, output, loop, on_begin) if direct is not None else None
         coordinator = directed or Coordinator(settings, members, journal, output, loop, on_begin)
-        loop.watch(interrupts, lambda: coordinator.interrupt(interrupts.take()))
+        loop.watch(interrupts, lambda: coordinator.interrupt(interrupts.take(), interrupts.keyboard))
         coordinator.interrupt(interrupts.take())  # what came while the workers were forked
         try:
             if direct is not None and directed is not None:

@@ -23,7 +23,7 @@ import torch
 import paceline
 from paceline.core.leases import Batch
 from paceline.core.scenario import Scenario
-from paceline.errors import ConfigError, PeerLost, RunFailed
+from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
 from paceline.fabric.channel import Channel, attached, attachment
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
@@ -76,6 +76,8 @@ class WorkerLink:
         self._channel = channel
         self._launcher = launcher
         self._stopped = False
+        self._interrupted = False
+        """Whether the script has yet to learn that the run was interrupted."""
         self._evaluate: Evaluate | None = None
         self._began = 0.0
         self._thread = threading.get_ident()
@@ -119,8 +121,17 @@ class WorkerLink:
                     self._began = time.monotonic()
                     self._descriptors = descriptors[1:]
                     return Started(region=Region.attach(descriptors[0]), slots=slots, areas=areas)
+                case messages.Stop(interrupted=True):
+                    self._note(message)
+                    raise Interrupted
                 case messages.Stop() | messages.Exit():
                     raise SystemExit(0)
+
+    def raise_if_interrupted(self) -> None:
+        """See `training.link.Link`."""
+        if self._interrupted and threading.get_ident() == self._thread:
+            self._interrupted = False
+            raise Interrupted
 
     def refuse(self, message: str) -> None:
         """See `training.link.Link`."""
@@ -289,6 +300,7 @@ class WorkerLink:
     def _note(self, message: messages.Message) -> None:
         if isinstance(message, messages.Stop):
             self._stopped = True
+            self._interrupted = message.interrupted
             if message.at_once:
                 raise SystemExit(0)  # loops without batches would only confuse what the script prints of them
         elif not self._stopped:
@@ -342,6 +354,8 @@ def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
             return int(end.code or 0)
         print(end.code, file=sys.stderr)
         return 1
+    except Interrupted:
+        return 0  # the launcher has said so, once for all workers
     except PeerLost:
         return 1  # the launcher has gone: there is nobody to tell
     except ConfigError:

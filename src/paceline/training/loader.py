@@ -100,6 +100,7 @@ class PacedLoader(_Paced):
         order, digest = self._drawn(self._epoch)
         batch = self._session.link.lease(self._epoch, digest, lambda: order)
         if batch is None:
+            self._session.link.raise_if_interrupted()
             return None
         self._leased.append(batch)
         tag = _Tag(self._session.link.seed, batch.epoch, batch.index)
