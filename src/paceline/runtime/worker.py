@@ -28,7 +28,7 @@ from paceline.fabric.channel import Channel, attached, attachment
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
-from paceline.runtime.processes import forks_die_with_me, share_without_files
+from paceline.runtime.processes import forks_die_with_me, keeps_input, share_without_files, terminals_never_stop_me
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
@@ -41,7 +41,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, launc
     """Run the script as this worker, then wait for the run's end. Returns the exit code."""
     forks_die_with_me()  # loader processes would outlive a killed worker
     share_without_files()
-    _redirect(output)
+    _redirect(output, worker)
     for name in ("RANK", "WORLD_SIZE"):  # many scripts wrap themselves in DDP where they find them
         os.environ.pop(name, None)
     atexit._clear()  # what the launcher registered is not this process's to do
@@ -327,11 +327,13 @@ def _pairs(batches: tuple[Batch, ...]) -> list[tuple[int, int]]:
     return [(batch.epoch, batch.index) for batch in batches]
 
 
-def _redirect(output: int) -> None:
-    """Standard output and error to the log (C code's too), line by line; standard input from nowhere."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+def _redirect(output: int, worker: int) -> None:
+    """Standard output and error to the log (C code's too), line by line; standard input as `keeps_input` says."""
+    terminals_never_stop_me()
+    if not keeps_input(worker):
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
