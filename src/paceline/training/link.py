@@ -124,6 +124,9 @@ class Link(Protocol):
     def refuse(self, message: str) -> None:
         """Tell that the script asks for something that cannot be done: the run ends with this line."""
 
+    def ended_by_parser(self, code: int) -> None:
+        """Tell that the script's own argument parser ended it, with this exit code."""
+
     def stretched(self, step: int, measured: float) -> float:
         """Seconds that this step is to take in all, of a step that took `measured`: the scenario's say."""
 
