@@ -95,9 +95,9 @@ def call(options: argparse.Namespace) -> int:
                 with _shown(options, f"{typed[name]}, seed {seed} ..."):
                     arguments = _arguments(options, settings, choices[name], seed, run)
                     code = INTERRUPTED if taken else make_run(arguments, taken)
-                if code == USAGE:  # the run has said why
+                if code == USAGE or (code == 0 and not run.exists()):  # it has said why, or shown the script's --help
                     undo(folder / STATE)
-                    return USAGE
+                    return code
                 if code == INTERRUPTED or (taken and code not in RESULTS):
                     done = sum(len(of) for of in runs.values())
                     line = f"{done} of {count(len(wanted), 'run')} done; go on with the same flags and --out {folder}"

@@ -39,7 +39,16 @@ from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
-from paceline.runtime.offers import dealing, difference, lack_of_work, region_bytes, remarks, unfit, work
+from paceline.runtime.offers import (
+    dealing,
+    difference,
+    lack_of_metrics,
+    lack_of_work,
+    region_bytes,
+    remarks,
+    unfit,
+    work,
+)
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
 from paceline.runtime.progress import Shower, Watch, shower
@@ -52,6 +61,7 @@ from paceline.runtime.waits import WaitReports
 
 GRACE = 2.0  # seconds that scripts have to end after SIGTERM or a failure: all must be gone within 5
 GRACE_AT_CTRL_C = 30.0  # seconds that scripts have to save and test what they have, after Ctrl-C
+GRACE_FOR_PARSERS = 10.0  # seconds that the others have to come to the same --help: worker 0's is the one shown
 GRACE_AT_LIMIT = 30.0  # seconds that scripts have to end after --max-steps or --max-seconds
 
 
@@ -75,6 +85,8 @@ class Coordinator:
         self.error: str | None = None
         self.usage_error: str | None = None
         """What the script asked for and can't have."""
+        self.parser_ended: int | None = None
+        """The exit code that the script's own argument parser ended it with, before training."""
         self.leases = Leases("queue", [])
         self.recordings = Recordings(settings.folder, settings.record, journal)
         self.store: StoreClient | None = None
@@ -251,7 +263,8 @@ class Coordinator:
                 return
         slots, areas = self._exchange.slots, self._exchange.areas
         if self._region is None:
-            why = lack_of_work(first, self.settings) or unfit(first, self.settings)
+            why = lack_of_work(first, self.settings) or lack_of_metrics(first, self.settings)
+            why = why or unfit(first, self.settings)
             why = why or self._exchange.lack_of_memory(first, available_bytes())
             if why:
                 self._refuse(why)
@@ -348,6 +361,10 @@ class Coordinator:
                 self._start_if_all_are_here()
             case messages.Refused(message=text):
                 self._refuse(text)
+            case messages.ParserEnded(code=code):
+                self.parser_ended = code
+                self._fail(f"the script's own argument parser ended it, with exit code {code}")
+                self._stop(GRACE_FOR_PARSERS)
             case messages.Stepped(step=step, not_finite=not_finite):
                 assert isinstance(self._exchange, ReplicaExchange)
                 self._exchange.stepped(member, step)

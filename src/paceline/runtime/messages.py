@@ -39,6 +39,12 @@ class Refused(Message):
     message: str
 
 
+class ParserEnded(Message):
+    """The script's own argument parser has ended it, before `prepare`: after --help, or at a mistake."""
+
+    code: int
+
+
 class StepFinished(Message):
     """A step's gradient lies in the push area. See `training.link.Finished`."""
 
@@ -147,6 +153,7 @@ class EvaluationFailed(Message):
 FromWorker = (
     Offered
     | Refused
+    | ParserEnded
     | StepFinished
     | LeaseWanted
     | OrderDrawn

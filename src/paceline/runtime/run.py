@@ -76,7 +76,8 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
     """Do it. Returns the summary, which the run's folder has too. With `direct`, that says what happens when.
 
     Raises ConfigError when the script asks for what cannot be done; the folder is then gone again, unless
-    training has come so far that it has something to lose.
+    training has come so far that it has something to lose. Raises SystemExit if the script's own argument parser
+    ends the script.
     """
     if why := too_many(settings.workers, available_bytes()):
         raise ConfigError(why)
@@ -89,6 +90,11 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
         with _journal(settings.folder) as journal:
             coordinator = _coordinate(settings, interrupts, journal, direct)
             journal.ended(coordinator.outcome, coordinator.error)
+        if coordinator.parser_ended is not None:  # with --help or a mistake, as it would alone
+            if settings.tee == "none":
+                sys.stderr.write((settings.folder / "worker-0.log").read_text(errors="replace"))
+            _undo(settings.folder, made)
+            raise SystemExit(coordinator.parser_ended)
         keep = coordinator.usage_error is None or coordinator.recordings.newest.version > 0
         summary = _conclude(settings, coordinator) if keep else None
         if coordinator.usage_error is not None:

@@ -137,6 +137,10 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._channel.send(messages.Refused(message))
 
+    def ended_by_parser(self, code: int) -> None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.ParserEnded(code))
+
     def stretched(self, step: int, measured: float) -> float:
         """See `training.link.Link`. Also where a scenario's worker dies: its gradient is ready, nothing pushed."""
         if self._scenario.kills_at_step(self.worker, step):
@@ -353,6 +357,8 @@ def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
         exec(compile(script.read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
+            if ended_by_parser(end):
+                prepare.ended_by_parser(int(end.code or 0))
             return int(end.code or 0)
         print(end.code, file=sys.stderr)
         return 1
@@ -363,9 +369,37 @@ def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
     except ConfigError:
         return 2  # the coordinator was told, and says it once
     except BaseException as error:
+        if (asked := launcher_asked_for(error)) is not None:
+            prepare.refuse(
+                f"this script sets up DDP itself (it asks for {asked}): drop init_process_group, "
+                "DistributedDataParallel and DistributedSampler; paceline.prepare() and `paceline run -n N` take their "
+                "place"
+            )
+            return 2
         _show(error)
         return 1
     return 0
+
+
+def ended_by_parser(end: SystemExit) -> bool:
+    """Whether argparse, or optparse, ended the script: everybody has been told what it has to say, and that is all."""
+    frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(end.__traceback__)]
+    return "argparse" in frames or "optparse" in frames
+
+
+LAUNCHERS = frozenset(
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+)
+"""What torchrun sets in the environment, and scripts that are written for it read."""
+
+
+def launcher_asked_for(error: BaseException) -> str | None:
+    """Which of torchrun's variables a script has failed for; None if it failed for something else."""
+    if isinstance(error, KeyError):  # os.environ["LOCAL_RANK"]
+        return next((name for name in error.args if name in LAUNCHERS), None)
+    if isinstance(error, ValueError) and "rendezvous" in str(error):  # init_process_group()
+        return next((word for word in str(error).split() if word in LAUNCHERS), None)
+    return None
 
 
 def _show(error: BaseException) -> None:
