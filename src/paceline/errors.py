@@ -47,6 +47,10 @@ def unforeseen(error: BaseException) -> str:
     return f"an error in Paceline that should not be: {what}{where}; please report it"
 
 
+class Interrupted(KeyboardInterrupt):
+    """The run's Ctrl-C, as a worker's script sees it. A script that lets it through ends as it should."""
+
+
 class PeerLost(PacelineError):
     """The process at the other end of a channel has gone."""
 

@@ -164,6 +164,7 @@ def slow(*lines: str) -> str:
 MISTAKES = [
     # what is wrong, the file, what the message must hold
     ("unknown table", "[netwrok]", ["unknown table", '"netwrok"', 'did you mean "network"', "[[event]]"]),
+    ("a table for a number", "[[workers]]\nindex = 0", ["unknown table", 'did you mean "worker"']),
     ("unknown key", "[cluster]\ncomptue = 1", ["cluster", '"comptue"', 'did you mean "compute"', "known: workers"]),
     ("unknown key far from all", "[cluster]\nzzz = 1", ["cluster", '"zzz"', "known: workers, nodes"]),
     ("unknown key of a network", "[network]\nlatencey = 1", ["network", 'did you mean "latency"']),

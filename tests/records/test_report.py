@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, TrainingBegan, UpdateArrived
@@ -348,6 +350,23 @@ def test_the_page_has_the_contents_and_names_no_address(made: Made) -> None:
     template = files("paceline.records.report").joinpath("page.html").read_text()
     assert template.count("http") == 1, "only the namespace of SVG"
     assert "<title>Training with bsp, ad-psgd</title>" in text
+
+
+def test_every_part_of_the_page_has_an_id_of_its_own() -> None:
+    template = files("paceline.records.report").joinpath("page.html").read_text()
+    ids = re.findall(r'<[^>]* id="([\w-]+)"|section\("([\w-]+)"', template)
+    found = [first or second for first, second in ids]
+    assert len(found) == len(set(found)) > 10, found
+
+
+def test_colours_of_waits_have_one_scale_for_all_runs(made: Made, tmp_path: Path) -> None:
+    runs = contents([made("bsp"), made("ssp:bound=2")])["runs"]
+    runs[0]["waits"]["seconds"], runs[1]["waits"]["seconds"] = [[0.0, 8.0], [0.0, 0.0]], [[0.0, 2.0], [1.0, 0.0]]
+    charts = {name: paint for name, _, paint in figures._charts(runs) if name.startswith("waits")}
+    for paint in charts.values():
+        axes = Figure().add_subplot()
+        paint(axes)
+        assert axes.images[0].get_clim() == (0, 8.0)
 
 
 def test_nothing_in_a_run_gets_out_of_its_place_in_the_page(made: Made) -> None:

@@ -81,6 +81,31 @@ def test_our_flags_after_the_script_are_pointed_out(
     assert capsys.readouterr().err == ("" if said is None else line)
 
 
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_flag_that_the_script_has_itself_is_not_pointed_out(
+    quote: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"parser.add_argument({quote}-p{quote}, {quote}--print-freq{quote})\n")
+    say_whose(script, ["-p", "10"])
+    assert capsys.readouterr().err == ""
+    say_whose(script, ["-p", "10", "-n", "4"])
+    assert "-n after" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_crowd_of_workers_on_few_cores_is_warned_of_in_one_line(
+    cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, scenario = tmp_path / "train.py", tmp_path / "slow.toml"
+    script.write_text("pass\n")
+    scenario.write_text('[cluster]\ncompute = "100ms"\n')
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    for flags, said in ((("-n", str(8 * cores)), 0), (("-n", "500"), 1), (("-n", "500", "--scenario", scenario), 0)):
+        assert main(["run", *map(str, flags), "--out", str(script), str(script)]) == 2
+        assert capsys.readouterr().err.count("500 workers share") == said
+
+
 @pytest.mark.parametrize("tee", ["first", "none"])
 def test_run_points_them_out_unless_nobody_sees_its_output(
     tee: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

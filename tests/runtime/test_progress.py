@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from paceline.core.choice import choose
 from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived
 from paceline.core.orders import ApplyUpdate
+from paceline.protocols import registry
 from paceline.records.summary import Tally
 from paceline.runtime import progress
 from paceline.runtime.member import Member
@@ -186,6 +188,32 @@ def test_a_screen_has_a_line_for_each_worker() -> None:
         "2 0 0.0 - - - died",
         "3 100 2.0 0 0 0.9 computing",
     ]
+
+
+def test_of_hundreds_of_workers_the_first_are_shown_and_the_others_counted() -> None:
+    crowd = replace(VIEW, rows=tuple(replace(VIEW.rows[0], worker=number) for number in range(500)))
+    shown = screen(crowd, "ssp").splitlines()
+    assert len(shown) == 2 + 16 + 1
+    assert shown[-1] == "and 484 more workers"
+    assert "workers 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 484 more waiting for" in line(crowd)
+
+
+@pytest.mark.parametrize("sign", [None, ("JPY_PARENT_PID", "7"), ("COLAB_GPU", ""), ("TERM", "dumb")])
+def test_a_notebooks_terminal_is_shown_lines(
+    sign: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("JPY_PARENT_PID", "COLAB_GPU"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    if sign is not None:
+        monkeypatch.setenv(*sign)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    asked: Any = Asked(quiet=False, json=False, progress=10.0, choice=choose("asp", registry()))
+    found = progress.shower(asked, Output(shown_on=sys.stdout, prefix=False))
+    assert found is not None
+    found.close()
+    assert isinstance(found, Lines) == (sign is not None)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from paceline.core.choice import Choice, check_fit, choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import summary as summaries
-from paceline.records.comparison import COMPARISON, compared, plain_run
+from paceline.records.comparison import COMPARISON, LEAST, compared, plain_run
 from paceline.records.summary import Summary, Target, metrics_of
 
 STATE, REPORT = COMPARISON, "report.html"
@@ -95,9 +95,9 @@ def call(options: argparse.Namespace) -> int:
                 with _shown(options, f"{typed[name]}, seed {seed} ..."):
                     arguments = _arguments(options, settings, choices[name], seed, run)
                     code = INTERRUPTED if taken else make_run(arguments, taken)
-                if code == USAGE:  # the run has said why
+                if code == USAGE or (code == 0 and not run.exists()):  # it has said why, or shown the script's --help
                     undo(folder / STATE)
-                    return USAGE
+                    return code
                 if code == INTERRUPTED or (taken and code not in RESULTS):
                     done = sum(len(of) for of in runs.values())
                     line = f"{done} of {count(len(wanted), 'run')} done; go on with the same flags and --out {folder}"
@@ -296,10 +296,12 @@ def _print(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> 
 
 
 def _written(value: Mapping[str, Any] | None, form: str, spread: str | None = None) -> str:
-    """A mean, and half of its interval if there is one."""
+    """A mean and half of its interval; of too few for that, the range."""
     if value is None:
         return "-"
     half = value["plus_minus"]
+    if half is None and value["runs"] > 1:
+        return f"{value['low']:{form}} to {value['high']:{form}}"
     return f"{value['mean']:{form}}" + ("" if half is None else f" ± {half:{spread or form}}")
 
 
@@ -307,7 +309,12 @@ def _remarks(
     settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], typed: Mapping[str, str], folder: Path
 ) -> Iterator[str]:
     """What the table does not say."""
-    if len(settings["seeds"]) > 1:
+    if 1 < len(settings["seeds"]) < LEAST:
+        yield (
+            f"{count(len(settings['seeds']), 'seed')}: each range is that of its runs, and decides nothing; "
+            f"--seeds {LEAST} or more gives intervals"
+        )
+    elif len(settings["seeds"]) > 1:
         yield f"± is half of the 95 % interval of the mean over {count(len(settings['seeds']), 'seed')} (Student's t)"
     scaled = [typed[row["protocol"]] for row in rows if row["learning_rate_scale"] != 1]
     if scaled:

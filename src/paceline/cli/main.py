@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from paceline.core.choice import nearest
 from paceline.errors import ConfigError, PacelineError, unforeseen
 from paceline.version import __version__
 
@@ -26,8 +27,16 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose mistakes are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say it and exit with 2."""
-        raise ConfigError(f"{message}; see {self.prog} --help")
+        """Say it, with the nearest flag if there is one, and exit with 2."""
+        flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        near = nearest(flag, self._flags()) if "unrecognized" in message and flag.startswith("--") else ""
+        raise ConfigError(f"{message}{near}; see {self.prog} --help")
+
+    def _flags(self) -> list[str]:
+        """The long flags of this parser and of the commands that it has."""
+        groups = self._subparsers._group_actions if self._subparsers is not None else []
+        commands = [one for group in groups if isinstance(group.choices, dict) for one in group.choices.values()]
+        return [flag for one in (self, *commands) for flag in one._option_string_actions if flag.startswith("--")]
 
 
 def parser(command: str | None = None) -> Parser:
@@ -81,6 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for word in words:
             if not word.isprintable() and word != word.encode(errors="replace").decode():
                 raise ConfigError(f"{word[:40]!a} is not UTF-8; a run's records could not hold it: name it anew")
+        if not words[0].startswith("-") and words[0] not in COMMANDS:
+            known = ", ".join(COMMANDS)
+            raise ConfigError(f'unknown command "{words[0]}"{nearest(words[0], COMMANDS)}; known: {known}')
         options = parser(words[0]).parse_args(words)
         code: int = options.call(options)
         sys.stdout.flush()

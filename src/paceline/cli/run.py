@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,10 @@ STARTS: Final = ("staggered", "together")
 
 FLAGS = ("-n", "--workers", "-p", "--protocol", "--scenario", "--seed", "--seeds", "--out", "--json", "--target")
 """Flags that are ours when they come before SCRIPT, and that few scripts have: unlike --epochs."""
+
+
+CROWD = 8
+"""Workers for each core from which on a run is warned of, unless its scenario says how long a step takes."""
 
 
 def add_to(commands: Any) -> None:
@@ -116,8 +121,15 @@ def add_script(command: argparse.ArgumentParser) -> None:
 
 
 def say_whose(script: Path, arguments: Sequence[str]) -> None:
-    """Say on standard error if one of the script's own arguments looks like a flag that came too late to be ours."""
-    late = next((flag for word in arguments if (flag := word.partition("=")[0]) in FLAGS), None)
+    """Say on standard error if one of the script's own arguments looks like a flag that came too late to be ours.
+
+    Nothing is said of a flag that the script itself names, for its own parser.
+    """
+    found = [flag for word in arguments if (flag := word.partition("=")[0]) in FLAGS]
+    with suppress(OSError):
+        source = script.read_bytes() if found else b""
+        found = [flag for flag in found if not any(f"{quote}{flag}{quote}".encode() in source for quote in "\"'")]
+    late = next(iter(found), None)
     if late is not None:
         print(
             f"paceline: {late} after {script} is the script's own; Paceline's flags come before the script",
@@ -140,8 +152,15 @@ def call(options: argparse.Namespace) -> int:
     script = checked_script(options.script)
     if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
         say_whose(script, options.arguments)
+    cores = len(os.sched_getaffinity(0))
+    if workers > CROWD * cores and scenario.compute is None:
+        print(
+            f"paceline: {workers} workers share {'1 core' if cores == 1 else f'{cores} cores'}: they take turns, and "
+            "the run is no faster than with one for each core",
+            file=sys.stderr,
+        )
     folder = _checked_folder(options.out, choice.spec.name)
-    threads = options.threads or max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = options.threads or max(1, cores // workers)
 
     from paceline.runtime.run import Interrupts, run
     from paceline.runtime.settings import Settings

@@ -41,7 +41,7 @@ def make_run(arguments: Sequence[str], interrupts: Sequence[int]) -> int:
     launcher = os.getpid()
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "run", *arguments],
-        stdin=subprocess.DEVNULL,
+        stdin=None if sys.stdin is not None and os.isatty(0) else subprocess.DEVNULL,  # a file is not the first run's
         stdout=subprocess.DEVNULL,  # the summary, which its folder has as well
         process_group=0,
         preexec_fn=lambda: die_with(launcher),

@@ -15,6 +15,7 @@ from paceline.core.choice import written
 from paceline.protocols import registry
 from paceline.records.summary import Summary, metrics_of
 
+SHOWN = 16  # workers that a table has a line for each of
 WIDE = 1000  # columns, for output that no terminal shows
 
 
@@ -35,7 +36,15 @@ def print_summary(summary: Summary, folder: Path) -> None:
         soft_wrap=True,
     )
     if summary["per_worker"]:
-        console.print(_workers(summary["per_worker"]))
+        console.print(_workers(summary["per_worker"][:SHOWN]))
+    if rest := summary["per_worker"][SHOWN:]:
+        console.print(f"and {len(rest)} more workers, with {_between([row['steps'] for row in rest])} steps each")
+    if rate is None and summary["workers"] > 1 and summary["per_worker"]:
+        steps = _between([row["steps"] for row in summary["per_worker"]])
+        console.print(
+            f"no batches were shared out: each of the {summary['workers']} workers ran the whole loop, {steps} steps",
+            soft_wrap=True,
+        )
     stale = summary["staleness"]
     if stale["mean"] is not None:
         console.print(f"staleness: mean {stale['mean']:.2f}, max {stale['max']} versions")
@@ -111,6 +120,11 @@ def _share_of_all(rows: list[dict[str, Any]], part: str) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
+
+
+def _between(counts: Sequence[int]) -> str:
+    """`50`, or `48 to 52`."""
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def _workers(rows: list[dict[str, Any]]) -> Table:

@@ -104,9 +104,9 @@ def call(options: argparse.Namespace) -> int:
             run, summary = _place(folder, wanted)
             if summary is None:
                 code = INTERRUPTED if taken else make_run(_arguments(options, settings, wanted, run), taken)
-                if code == USAGE:  # the run has said why
+                if code == USAGE or (code == 0 and not run.exists()):  # it has said why, or shown the script's --help
                     undo(folder / STATE)
-                    return USAGE
+                    return code
                 if code == INTERRUPTED or (taken and code not in RESULTS):
                     kept = f"{count(len(state['trials']), 'run')} kept"
                     line = f"paceline: interrupted, {kept}; go on with the same flags and --out {folder}"

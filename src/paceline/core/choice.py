@@ -281,8 +281,21 @@ def _part(whole: Spec, key: str, text: str, known: Mapping[str, Spec]) -> Choice
 def named(name: str, known: Mapping[str, Spec]) -> Spec:
     """The protocol of that name. Raises ConfigError, in one line, if there is none."""
     if name not in known:
-        raise ConfigError(f'unknown protocol "{name}"{nearest(name, known)}; known: {", ".join(known)}')
+        hint = _apart(name, known) or nearest(name, known)
+        raise ConfigError(f'unknown protocol "{name}"{hint}; known: {", ".join(known)}')
     return known[name]
+
+
+def _apart(text: str, known: Iterable[str]) -> str:
+    """What was probably meant by a name with commas in it: several protocols, or parameters."""
+    name, comma, rest = text.partition(",")
+    if not comma:
+        return ""
+    if "=" in rest:
+        return f' (did you mean "{name}:{rest}"?)'
+    near = [difflib.get_close_matches(part.strip().lower(), list(known), n=1, cutoff=0.5) for part in text.split(",")]
+    several = " ".join(f"-p {close[0] if close else 'NAME'}" for close in near)
+    return f" (each -p names one; commands that take several take {several})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

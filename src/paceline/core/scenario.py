@@ -337,9 +337,11 @@ def from_plain(top: Mapping[str, Any], name: str = "scenario") -> Scenario:
     file = _printable(name)
     for key, value in top.items():
         if key not in _KEYS:
+            near, home = nearest(str(key), _KEYS), _home(key)
+            hint = (near or home) if isinstance(value, dict | list) else (home or near)  # [[workers]] is a table
             raise ConfigError(
                 f"{file}: unknown {'table' if isinstance(value, dict | list) else 'key'} {_shown(key)}"
-                f"{_home(key) or nearest(str(key), _KEYS)}; known: {', '.join(_HEADERS.values())}"
+                f"{hint}; known: {', '.join(_HEADERS.values())}"
             )
     cluster = _single(file, top, "cluster")
     return Scenario(

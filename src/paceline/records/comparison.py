@@ -26,6 +26,8 @@ T95 = (
 """The 97.5 % quantile of Student's t for 1 to 30 degrees of freedom."""
 NORMAL95 = 1.960
 """For infinitely many."""
+LEAST = 3
+"""Runs that an interval is made of: of two, Student's t is 12.7, and the interval is wider than what it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +36,24 @@ class Mean:
 
     mean: float
     plus_minus: float | None
-    """Half of the 95 % interval, by Student's t; None of a single run."""
+    """Half of the 95 % interval, by Student's t; None of fewer runs than `LEAST`."""
     runs: int
+    low: float
+    high: float
+    """The least and the most of them."""
 
 
 def mean(values: Iterable[float | None]) -> Mean | None:
     """The mean of those that are there; None of none.
 
     >>> mean([4.0, 6.0])
-    Mean(mean=5.0, plus_minus=12.706, runs=2)
+    Mean(mean=5.0, plus_minus=None, runs=2, low=4.0, high=6.0)
     """
     known = [value for value in values if value is not None]
     if not known:
         return None
-    half = t95(len(known) - 1) * stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
-    return Mean(fmean(known), None if half is None else float(f"{half:.9g}"), len(known))
+    half = t95(len(known) - 1) * stdev(known) / math.sqrt(len(known)) if len(known) >= LEAST else None
+    return Mean(fmean(known), None if half is None else float(f"{half:.9g}"), len(known), min(known), max(known))
 
 
 def t95(freedom: int) -> float:

@@ -42,7 +42,16 @@ from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
 from paceline.runtime.losses import loss_is_borne, why_it_ends
 from paceline.runtime.member import Member
-from paceline.runtime.offers import dealing, difference, lack_of_work, region_bytes, remarks, unfit, work
+from paceline.runtime.offers import (
+    dealing,
+    difference,
+    lack_of_metrics,
+    lack_of_work,
+    region_bytes,
+    remarks,
+    unfit,
+    work,
+)
 from paceline.runtime.outbox import Outbox
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
@@ -55,7 +64,9 @@ from paceline.runtime.store_client import StoreClient
 from paceline.runtime.versions import Means, StoredVersions
 from paceline.runtime.waits import WaitReports
 
-GRACE = 2.0  # seconds that scripts have to end after Ctrl-C or a failure: all must be gone within 5
+GRACE = 2.0  # seconds that scripts have to end after SIGTERM or a failure: all must be gone within 5
+GRACE_AT_CTRL_C = 30.0  # seconds that scripts have to save and test what they have, after Ctrl-C
+GRACE_FOR_PARSERS = 10.0  # seconds that the others have to come to the same --help: worker 0's is the one shown
 GRACE_AT_LIMIT = 30.0  # seconds that scripts have to end after --max-steps or --max-seconds
 
 
@@ -79,6 +90,8 @@ class Coordinator:
         self.error: str | None = None
         self.usage_error: str | None = None
         """What the script asked for and can't have."""
+        self.parser_ended: int | None = None
+        """The exit code that the script's own argument parser ended it with, before training."""
         self.leases = Leases("queue", [])
         self.recordings = Recordings(settings.folder, settings.record, journal)
         self.store: StoreClient | None = None
@@ -172,8 +185,11 @@ class Coordinator:
         if all(member.failed for member in finished):
             self._fail("all workers died" + (" after training" if len(finished) == len(self.members) else ""))
 
-    def interrupt(self, times: int = 1) -> None:
-        """Ctrl-C or its like, so many times: the first ends the run cleanly, the second at once."""
+    def interrupt(self, times: int = 1, keyboard: bool = False) -> None:
+        """Ctrl-C or its like, so many times: the first ends the run cleanly, the second at once.
+
+        After one from the keyboard, scripts that train see a KeyboardInterrupt, and may go on to what follows it.
+        """
         if not times:
             return
         if times > 1 or self.outcome == "interrupted":
@@ -186,6 +202,8 @@ class Coordinator:
         self.outcome, self.error = "interrupted", None
         if self._stopping:  # a limit had stopped it more gently
             self._loop.after(GRACE, self._end_stragglers)
+        elif keyboard and any(member.trains for member in self.members.values()):
+            self._stop(GRACE_AT_CTRL_C, at_once=False, interrupted=True)
         self._stop(GRACE)
 
     def fail(self, message: str) -> None:
@@ -276,7 +294,8 @@ class Coordinator:
                 return
         slots, areas = self._exchange.slots, self._exchange.areas
         if self._region is None:
-            why = lack_of_work(first, self.settings) or unfit(first, self.settings)
+            why = lack_of_work(first, self.settings) or lack_of_metrics(first, self.settings)
+            why = why or unfit(first, self.settings)
             why = why or self._exchange.lack_of_memory(first, available_bytes())
             if why:
                 self._refuse(why)
@@ -384,6 +403,10 @@ class Coordinator:
                 self._refuse(text)
             case messages.StoreNotForked(error=error):
                 self.fail(f"the parameter store can't be started: {error}")
+            case messages.ParserEnded(code=code):
+                self.parser_ended = code
+                self._fail(f"the script's own argument parser ended it, with exit code {code}")
+                self._stop(GRACE_FOR_PARSERS)
             case messages.Stepped(step=step, not_finite=not_finite):
                 assert isinstance(self._exchange, ReplicaExchange)
                 self._exchange.stepped(member, step)
@@ -672,7 +695,7 @@ class Coordinator:
 
     # --- the end ------------------------------------------------------------------------------------
 
-    def _stop(self, grace: float, at_once: bool = True) -> None:
+    def _stop(self, grace: float, at_once: bool = True, interrupted: bool = False) -> None:
         """Nothing is left to do: tell every worker, and give its script so long to end."""
         if self._stopping:
             return
@@ -680,7 +703,7 @@ class Coordinator:
         for member in self.members.values():
             if member.here and member.stage != "ended":
                 self._leave(member, "stopped")
-                self._send(member, messages.Stop(at_once))
+                self._send(member, messages.Stop(at_once, interrupted))
         self._loop.after(grace, self._end_stragglers)
 
     def _stop_at_limit(self, limit: str) -> None:

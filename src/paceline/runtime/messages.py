@@ -45,6 +45,12 @@ class StoreNotForked(Message):
     error: str
 
 
+class ParserEnded(Message):
+    """The script's own argument parser has ended it, before `prepare`: after --help, or at a mistake."""
+
+    code: int
+
+
 class StepFinished(Message):
     """A step's gradient lies in the push area. See `training.link.Finished`."""
 
@@ -170,6 +176,7 @@ FromWorker = (
     Offered
     | Refused
     | StoreNotForked
+    | ParserEnded
     | StepFinished
     | LeaseWanted
     | OrderDrawn
@@ -235,6 +242,8 @@ class Stop(Message):
 
     at_once: bool
     """Whether the script is to end where it is; else its loops end, and what comes after them is done."""
+    interrupted: bool = False
+    """Whether the script is to see a KeyboardInterrupt at its next step or fetch."""
 
 
 class Leased(Message):

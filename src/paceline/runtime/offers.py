@@ -98,6 +98,16 @@ def lack_of_work(offer: Offered, settings: Settings) -> str:
     )
 
 
+def lack_of_metrics(offer: Offered, settings: Settings) -> str:
+    """Why none of the targets can ever be met; empty if they can, or there is none."""
+    if offer.evaluates or not settings.targets:
+        return ""
+    return (
+        f'--target is "{settings.targets[0].text}", and the script registers no evaluate; give it one, '
+        "prepare(..., evaluate=fn), that returns that metric"
+    )
+
+
 def unfit(offer: Offered, settings: Settings) -> str:
     """Why the protocol can't train with the script's optimizer; empty if it can."""
     spec = settings.choice.spec

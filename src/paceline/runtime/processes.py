@@ -9,6 +9,7 @@ import os
 import resource
 import select
 import signal
+import sys
 import tempfile
 import threading
 import traceback
@@ -139,6 +140,28 @@ def share_without_files() -> None:
                     os.close(directory)
 
     connection.Listener = Listener  # type: ignore[misc]
+
+
+def keeps_input(worker: int) -> bool:
+    """Whether this worker's standard input is the launcher's.
+
+    A terminal is every worker's: scripts ask it for its width as they begin (`stty size`). Anything else can be
+    read once, so it is worker 0's.
+    """
+    if sys.stdin is None:  # closed before Python began: the number may be another file's by now
+        return False
+    return worker == 0 or os.isatty(0)
+
+
+def terminals_never_stop_me() -> None:
+    """Have the terminal refuse what it would stop this process for.
+
+    A process that is not in the terminal's foreground, as no worker is, is stopped when it reads from the terminal
+    or changes its mode, and a run with a stopped worker waits for ever. With the signals ignored, such a read fails
+    with an input/output error. What a script starts inherits this.
+    """
+    for number in (signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
 
 
 _orphaning = False

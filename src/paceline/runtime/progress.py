@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 REFRESH = 0.5  # seconds, on a terminal
+SHOWN = 16
+"""Workers that are named or have a line each: more would fill the screen."""
 WINDOW = 5.0
 """Seconds over which a speed is a mean."""
 
@@ -164,8 +167,16 @@ def line(view: View) -> str:
     for row in view.rows:
         if row.state.startswith("waiting"):
             waiting.setdefault(row.state, []).append(str(row.worker))
-    told += [f"{'workers' if len(who) > 1 else 'worker'} {', '.join(who)} {what}" for what, who in waiting.items()]
+    told += [f"{_named(who)} {what}" for what, who in list(waiting.items())[:SHOWN]]
     return "; ".join(told)
+
+
+def _named(workers: list[str]) -> str:
+    """`worker 3`, `workers 1, 2`, `workers 1, 2, … and 480 more`."""
+    if len(workers) == 1:
+        return f"worker {workers[0]}"
+    rest = f" and {len(workers) - SHOWN} more" if len(workers) > SHOWN else ""
+    return f"workers {', '.join(workers[:SHOWN])}{rest}"
 
 
 def screen(view: View, title: str) -> str:
@@ -175,7 +186,7 @@ def screen(view: View, title: str) -> str:
         head += f" · {view.done:.0%}" + ("" if view.left is None else f", about {_time(view.left)} left")
     name = next((row.logged[0] for row in view.rows if row.logged), "loss")
     lines = [head, f"worker   steps  steps/s   lead  stale {name:>10}"]
-    for row in view.rows:
+    for row in view.rows[:SHOWN]:
         lead = "-" if row.lead is None else row.lead
         stale = "-" if row.stale is None else row.stale
         logged = "-" if row.logged is None else f"{row.logged[1]:.4g}"
@@ -183,6 +194,8 @@ def screen(view: View, title: str) -> str:
             f"{row.worker:>6} {row.steps:>7} {row.speed:>8.1f} {lead:>6} {stale:>6} {logged:>{max(10, len(name))}}"
         )
         lines.append(f"{numbers}  {row.state}")
+    if len(view.rows) > SHOWN:
+        lines.append(f"and {len(view.rows) - SHOWN} more workers")
     return "\n".join(lines)
 
 
@@ -264,9 +277,17 @@ def shower(settings: Settings, output: Output) -> Shower | None:
     """What fits the settings and where we print; None if nothing is to be said."""
     if settings.quiet or settings.json:
         return None
-    if sys.stdout.isatty() and sys.stderr.isatty():
+    if sys.stdout.isatty() and sys.stderr.isatty() and not _in_notebook():
         return Screen(output, settings.choice.spec.name)
     return Lines(output, settings.progress)
+
+
+def _in_notebook() -> bool:
+    """Whether the terminal is a notebook cell's, which shows every picture of the table below the one before.
+
+    Jupyter's kernel and Colab say so in the environment of what a cell starts.
+    """
+    return os.environ.get("TERM") == "dumb" or any(name in os.environ for name in ("JPY_PARENT_PID", "COLAB_GPU"))
 
 
 def _first(logged: Mapping[str, float]) -> tuple[str, float] | None:

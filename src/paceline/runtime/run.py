@@ -56,6 +56,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.pending = 0
+        self.keyboard = False
+        """Whether the last one was a terminal's Ctrl-C."""
         self._read, self._write = socket.socketpair()
         for end in (self._read, self._write):
             end.setblocking(False)
@@ -74,8 +76,9 @@ class Interrupts:
         taken, self.pending = self.pending, 0
         return taken
 
-    def _note(self, *_: Any) -> None:
+    def _note(self, number: int, _: Any) -> None:
         self.pending += 1
+        self.keyboard = number == signal.SIGINT
 
 
 Direct = Callable[[Directed, Journal], None]
@@ -86,7 +89,8 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
     """Do it. Returns the summary, which the run's folder has too. With `direct`, that says what happens when.
 
     Raises ConfigError when the script asks for what cannot be done; the folder is then gone again, unless
-    training has come so far that it has something to lose.
+    training has come so far that it has something to lose. Raises SystemExit if the script's own argument parser
+    ends the script.
     """
     if why := too_many(settings.workers, available_bytes()):
         raise ConfigError(why)
@@ -106,6 +110,11 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
             if coordinator is None:
                 raise
             coordinator.outcome, coordinator.error = "failed", str(error)
+        if coordinator.parser_ended is not None:  # with --help or a mistake, as it would alone
+            if settings.tee == "none":
+                sys.stderr.write((settings.folder / "worker-0.log").read_text(errors="replace"))
+            _undo(settings.folder, made)
+            raise SystemExit(coordinator.parser_ended)
         keep = coordinator.usage_error is None or coordinator.recordings.newest.version > 0
         summary = _conclude(settings, coordinator) if keep else None
         if coordinator.usage_error is not None:
@@ -172,7 +181,7 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
 
         directed = Directed(settings, members, journal, output, loop, on_begin) if direct is not None else None
         coordinator = directed or Coordinator(settings, members, journal, output, loop, on_begin)
-        loop.watch(interrupts, lambda: coordinator.interrupt(interrupts.take()))
+        loop.watch(interrupts, lambda: coordinator.interrupt(interrupts.take(), interrupts.keyboard))
         coordinator.interrupt(interrupts.take())  # what came while the workers were forked
         if failure:
             coordinator.fail(failure)

@@ -22,13 +22,19 @@ import torch
 import paceline
 from paceline.core.leases import Batch
 from paceline.core.scenario import Scenario
-from paceline.errors import ConfigError, PeerLost, RunFailed
+from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
 from paceline.fabric.channel import LONGEST, Channel, attached, attachment
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
 from paceline.runtime.averager import start_averager
-from paceline.runtime.processes import NoProcess, forks_die_with_me, share_without_files
+from paceline.runtime.processes import (
+    NoProcess,
+    forks_die_with_me,
+    keeps_input,
+    share_without_files,
+    terminals_never_stop_me,
+)
 from paceline.runtime.saves import guard
 from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
@@ -48,7 +54,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, launc
     """Run the script as this worker, then wait for the run's end. Returns the exit code."""
     forks_die_with_me()  # loader processes would outlive a killed worker
     share_without_files()
-    _redirect(output)
+    _redirect(output, worker)
     for name in ("RANK", "WORLD_SIZE"):  # many scripts wrap themselves in DDP where they find them
         os.environ.pop(name, None)
     atexit._clear()  # what the launcher registered is not this process's to do
@@ -87,6 +93,8 @@ class WorkerLink:
         self._channel = channel
         self._launcher = launcher
         self._stopped = False
+        self._interrupted = False
+        """Whether the script has yet to learn that the run was interrupted."""
         self._evaluate: Evaluate | None = None
         self._began = 0.0
         self._thread = threading.get_ident()
@@ -147,12 +155,25 @@ class WorkerLink:
                     self._descriptors = descriptors[1:]
                     self._expect(RELEASES)
                     return Started(region=Region.attach(descriptors[0]), slots=slots, areas=areas)
+                case messages.Stop(interrupted=True):
+                    self._stopped = self._interrupted = True
+                    raise Interrupted
                 case messages.Stop() | messages.Exit():
                     raise SystemExit(0)
+
+    def raise_if_interrupted(self) -> None:
+        """See `training.link.Link`."""
+        if self._interrupted and threading.get_ident() == self._thread:
+            self._interrupted = False
+            raise Interrupted
 
     def refuse(self, message: str) -> None:
         """See `training.link.Link`."""
         self._channel.send(messages.Refused(message))
+
+    def ended_by_parser(self, code: int) -> None:
+        """See `training.link.Link`."""
+        self._channel.send(messages.ParserEnded(code))
 
     def stretched(self, step: int, measured: float) -> float:
         """See `training.link.Link`. Also where a scenario's worker dies: its gradient is ready, nothing pushed."""
@@ -356,6 +377,7 @@ class WorkerLink:
         message, _ = received
         if isinstance(message, messages.Stop):
             self._stopped = True
+            self._interrupted = message.interrupted
             self._ends_at_once = message.at_once
         elif any(isinstance(message, kinds) for kinds in self._awaited):
             self._answers.append(received)
@@ -372,11 +394,13 @@ def _pairs(batches: tuple[Batch, ...]) -> list[tuple[int, int]]:
     return [(batch.epoch, batch.index) for batch in batches]
 
 
-def _redirect(output: int) -> None:
-    """Standard output and error to the log (C code's too), line by line; standard input from nowhere."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+def _redirect(output: int, worker: int) -> None:
+    """Standard output and error to the log (C code's too), line by line; standard input as `keeps_input` says."""
+    terminals_never_stop_me()
+    if not keeps_input(worker):
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
@@ -396,17 +420,49 @@ def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
         exec(compile(script.read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
+            if ended_by_parser(end):
+                prepare.ended_by_parser(int(end.code or 0))
             return (int(end.code) & 0xFF or 1) if end.code else 0  # what the system keeps of it; an error stays one
         print(end.code, file=sys.stderr)
         return 1
+    except Interrupted:
+        return 0  # the launcher has said so, once for all workers
     except PeerLost:
         return 1  # the launcher has gone: there is nobody to tell
     except ConfigError:
         return 2  # the coordinator was told, and says it once
     except BaseException as error:
+        if (asked := launcher_asked_for(error)) is not None:
+            prepare.refuse(
+                f"this script sets up DDP itself (it asks for {asked}): drop init_process_group, "
+                "DistributedDataParallel and DistributedSampler; paceline.prepare() and `paceline run -n N` take their "
+                "place"
+            )
+            return 2
         _show(error)
         return 1
     return 0
+
+
+def ended_by_parser(end: SystemExit) -> bool:
+    """Whether argparse, or optparse, ended the script: everybody has been told what it has to say, and that is all."""
+    frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(end.__traceback__)]
+    return "argparse" in frames or "optparse" in frames
+
+
+LAUNCHERS = frozenset(
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+)
+"""What torchrun sets in the environment, and scripts that are written for it read."""
+
+
+def launcher_asked_for(error: BaseException) -> str | None:
+    """Which of torchrun's variables a script has failed for; None if it failed for something else."""
+    if isinstance(error, KeyError):  # os.environ["LOCAL_RANK"]
+        return next((name for name in error.args if name in LAUNCHERS), None)
+    if isinstance(error, ValueError) and "rendezvous" in str(error):  # init_process_group()
+        return next((word for word in str(error).split() if word in LAUNCHERS), None)
+    return None
 
 
 def _show(error: BaseException) -> None:

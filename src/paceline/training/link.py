@@ -121,8 +121,14 @@ class Link(Protocol):
     def start(self, offer: Offer) -> Started:
         """Offer the model; wait for everybody. Raises ConfigError if they cannot train together."""
 
+    def raise_if_interrupted(self) -> None:
+        """Raise the run's Ctrl-C as a KeyboardInterrupt, once, and only in the thread that called `prepare`."""
+
     def refuse(self, message: str) -> None:
         """Tell that the script asks for something that cannot be done: the run ends with this line."""
+
+    def ended_by_parser(self, code: int) -> None:
+        """Tell that the script's own argument parser ended it, with this exit code."""
 
     def stretched(self, step: int, measured: float) -> float:
         """Seconds that this step is to take in all, of a step that took `measured`: the scenario's say."""

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError
+from paceline.training.frameworks import where_prepare_goes
 from paceline.training.orders import Orders
 from paceline.training.seeding import seed_fetch, seed_stream
 from paceline.training.session import Session
@@ -22,10 +23,16 @@ def checked(loader: Any) -> DataLoader[Any]:
     if not isinstance(loader, DataLoader):
         raise ConfigError(
             f"prepare() got a loader of type {type(loader).__name__}; it must be a torch.utils.data.DataLoader, "
-            "or be left out by a script that draws its own batches"
+            "or be left out by a script that draws its own batches" + where_prepare_goes(loader)
         )
     if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
         raise ConfigError("prepare() got a loader with batch_size=None; give it a batch_size or a batch_sampler")
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if isinstance(sampler, DistributedSampler):
+        raise ConfigError(
+            "prepare() got a loader with a DistributedSampler, which gives each process a part of its own; Paceline "
+            "shares out the batches itself: give the loader shuffle=True in its place"
+        )
     return loader
 
 
@@ -102,6 +109,7 @@ class PacedLoader(_Paced):
         while self._session.go is not None:
             batch = link.lease(loop.epoch, self._orders)
             if batch is None:
+                link.raise_if_interrupted()
                 return
             loop.leased.append(batch)
             yield [_Tag(link.seed, batch.epoch, batch.index), *self._orders.ids(batch)]

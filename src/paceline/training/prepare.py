@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
 from paceline.training.alone import unjoined
 from paceline.training.buffers import POLICIES
+from paceline.training.frameworks import where_prepare_goes
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Evaluate, Link, Offer
 from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples
@@ -24,6 +25,10 @@ from paceline.training.plain import hook_state_dict
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session
 from paceline.training.store import Store, scalars_of, unfit_rate
+
+M = TypeVar("M", bound=nn.Module)
+O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
+L = TypeVar("L", bound=DataLoader[Any])
 
 
 class _Process:
@@ -37,6 +42,44 @@ class _Process:
 def attach(link: Link) -> None:
     """Let `prepare` join the run behind this link. The runtime calls it before the script starts."""
     _Process.link = link
+
+
+def refuse(message: str) -> None:
+    """End the run that this process takes part in with this line: its script can't be trained so."""
+    if _Process.link is not None:
+        _Process.link.refuse(message)
+
+
+def ended_by_parser(code: int) -> None:
+    """Tell the run that the script's own argument parser has ended it, unless it trains by now."""
+    if _Process.link is not None and not _Process.prepared:
+        _Process.link.ended_by_parser(code)
+
+
+@overload
+def prepare(
+    model: M,
+    optimizer: O,
+    loader: None = None,
+    *,
+    epochs: int | None = None,
+    evaluate: Evaluate | None = None,
+    buffers: str | None = None,
+    shards: str | None = None,
+) -> tuple[M, O]: ...
+
+
+@overload
+def prepare(
+    model: M,
+    optimizer: O,
+    loader: L,
+    *,
+    epochs: int | None = None,
+    evaluate: Evaluate | None = None,
+    buffers: str | None = None,
+    shards: str | None = None,
+) -> tuple[M, O, L]: ...
 
 
 def prepare(
@@ -207,10 +250,14 @@ def workers() -> int:
 
 def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, shards: str | None) -> None:
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"prepare() got a {type(model).__name__} as its model; it must be a torch.nn.Module")
+        raise ConfigError(
+            f"prepare() got a {type(model).__name__} as its model; it must be a torch.nn.Module"
+            + where_prepare_goes(model)
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"prepare() got a {type(optimizer).__name__} as its optimizer; it must be a torch.optim.Optimizer"
+            + where_prepare_goes(optimizer)
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("LBFGS evaluates its closure several times a step; use an optimizer that takes one gradient")
@@ -255,7 +302,7 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
     if any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
         raise ConfigError(
             f"the optimizer, a {type(optimizer).__name__}, wraps another one, and the store can't tell which of them "
-            "has the parameters; give prepare() an optimizer of its own"
+            "has the parameters; give prepare() an optimizer of its own" + where_prepare_goes(optimizer)
         )
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:

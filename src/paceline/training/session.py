@@ -275,6 +275,7 @@ class Session:
             if self.link.pushes:
                 self._push.let_go()  # the store may still be at the last one
             self.hold_newest()
+            self.link.raise_if_interrupted()
             return
         if self.steps or self.go.slot:
             self._install(self.go.slot, self.go.ahead)

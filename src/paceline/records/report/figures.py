@@ -49,13 +49,14 @@ def _charts(runs: list[Contents]) -> Iterator[tuple[str, tuple[float, float], Ca
     yield "staleness", SIZE, lambda axes: _staleness(axes, runs)
     if any(run["consensus"] for run in runs):
         yield "consensus", SIZE, _curves(runs, [run["consensus"] for run in runs], SECONDS, "consensus distance")
+    longest = max((cell for run in runs for row in run["waits"]["seconds"] for cell in row), default=0.0)
     for run in runs:
         lanes, label = len(run["timeline"]["lanes"]), run["label"]
         tall = (SIZE[0], min(0.9 + 0.3 * lanes, 20.0))
         yield f"timeline-{label}", (2 * SIZE[0], tall[1]), lambda axes, run=run: _timeline(axes, run)  # type: ignore[misc]
         yield f"time-{label}", tall, lambda axes, run=run: _time(axes, run)  # type: ignore[misc]
         yield f"lead-{label}", SIZE, lambda axes, run=run: _lead(axes, run)  # type: ignore[misc]
-        yield f"waits-{label}", (4.8, 4.0), lambda axes, run=run: _waits(axes, run)  # type: ignore[misc]
+        yield f"waits-{label}", (4.8, 4.0), lambda axes, run=run: _waits(axes, run, longest)  # type: ignore[misc]
 
 
 def _curves(runs: list[Contents], points: list[Any], x: str, y: str) -> Callable[[Axes], None]:
@@ -118,9 +119,10 @@ def _time(axes: Axes, run: Contents) -> None:
     axes.legend(frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.22), fontsize=8)
 
 
-def _waits(axes: Axes, run: Contents) -> None:
+def _waits(axes: Axes, run: Contents, longest: float) -> None:
+    """`longest`: what the strongest colour stands for, in the pictures of all runs."""
     workers, seconds = run["waits"]["workers"], run["waits"]["seconds"]
-    image = axes.imshow(seconds or [[0.0]], cmap="Oranges", vmin=0)
+    image = axes.imshow(seconds or [[0.0]], cmap="Oranges", vmin=0, vmax=longest or None)
     figure = axes.get_figure()
     if figure is not None:
         figure.colorbar(image, ax=axes, label="seconds")

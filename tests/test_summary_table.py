@@ -1,0 +1,41 @@
+"""What the summary says to people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.table import print_summary
+
+EMPTY: Any = {
+    "outcome": "completed", "error": None, "protocol": {"name": "bsp", "config": {}}, "wall_seconds": 1.0, "steps": 100,
+    "versions": 50, "steps_per_second": 100.0, "samples_missed": 0, "staleness": {"mean": None}, "consensus": [],
+    "evaluations": [], "targets": {},
+}  # fmt: skip
+
+
+def shown(steps: list[int], samples: float | None, capsys: pytest.CaptureFixture[str]) -> str:
+    seconds = {f"{part}_seconds": 1.0 for part in ("compute", "wait", "transfer", "other")}
+    rows = [
+        {"worker": worker, "steps": made, "max_lead": 0, "left": None, **seconds} for worker, made in enumerate(steps)
+    ]
+    summary = {**EMPTY, "workers": len(steps), "samples_per_second": samples, "per_worker": rows}
+    print_summary(summary, Path("run"))  # type: ignore[arg-type]
+    return capsys.readouterr().out
+
+
+def test_without_a_loader_it_says_that_every_worker_ran_the_whole_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "no batches were shared out: each of the 2 workers ran the whole loop, {} steps\n"
+    assert line.format("50") in shown([50, 50], None, capsys)
+    assert line.format("48 to 50") in shown([50, 48], None, capsys)
+    assert "shared out" not in shown([50, 50], 32.0, capsys)
+    assert "shared out" not in shown([50], None, capsys)
+
+
+def test_of_hundreds_of_workers_the_first_have_a_line_and_the_others_one(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown([50] * 16 + [7] * 483 + [9], 32.0, capsys)
+    assert "and 484 more workers, with 7 to 9 steps each\n" in out
+    assert len(out.splitlines()) == 21
+    assert "more workers" not in shown([50] * 16, 32.0, capsys)
