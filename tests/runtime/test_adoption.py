@@ -390,3 +390,16 @@ else:
     final = run.final()
     for name, value in model.state_dict().items():
         assert torch.equal(final[name], value), name
+
+
+def test_a_worker_that_was_shown_what_is_adopted_agrees_with_it_unless_it_wrote_something_else() -> None:
+    """In a replay its first step comes after the others' writing: what it writes then is there already."""
+    adoption = Adoption()
+    adoption.wanted(0, "what all write")
+    adoption.writes(0, slot=3)
+    assert adoption.done(0) == 3
+    assert not adoption.agrees(1)
+    adoption.shown.add(1)
+    assert adoption.agrees(1)
+    adoption.wanted(1, "something else")
+    assert not adoption.agrees(1)

@@ -14,6 +14,7 @@ from paceline.core.leases import Batch
 from paceline.core.orders import Order, Release
 from paceline.errors import RunFailed
 from paceline.protocols import registry
+from paceline.runtime.adoption import Adoption
 from paceline.runtime.directed import Directed, PrescribedLeases
 from paceline.runtime.member import Member
 
@@ -45,6 +46,7 @@ class Full(Directed):
         one = Member(worker=0, process=0, watch=0, channel=None, log=Path("log"), printed=None)  # type: ignore[arg-type]
         one.areas = {3: 0, 4: 1}
         self.members = {0: one}
+        self._adoption = Adoption()
 
     def carry_out(self, order: Order) -> None:
         self.members[0].queued = lambda: None

@@ -14,6 +14,8 @@ class Adoption:
     adopted: str | None = None
     pushed: set[int] = field(default_factory=set)
     """Those that have pushed a gradient: of what they began with."""
+    shown: set[int] = field(default_factory=set)
+    """Those whose first parameters were the adopted ones: a script that writes the same there changes nothing."""
     _waiting: list[int] = field(default_factory=list)
     _writing: tuple[int, int] | None = None
     """The worker that writes, and the slot."""
@@ -57,7 +59,7 @@ class Adoption:
 
     def agrees(self, worker: int) -> bool:
         """Whether this worker began with what all began with."""
-        return self.digests.get(worker) == self.adopted
+        return self.digests.get(worker, self.adopted if worker in self.shown else None) == self.adopted
 
     def disagreement(self, worker: int) -> str:
         """Why it does not, in one line."""

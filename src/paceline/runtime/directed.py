@@ -129,6 +129,8 @@ class Directed(Coordinator):
     def direct(self, order: Order, at: float) -> None:
         """Carry it out at that moment, to its end."""
         self._moment = at
+        if isinstance(order, Release) and self._adoption.adopted is not None:  # in a run it comes before that
+            self._adoption.shown.add(order.worker)
         self.carry_out(order)
         match order:
             case Release(worker=worker, step=step):
