@@ -143,7 +143,7 @@ def said(folder: Path, **changes: Any) -> Path:
             database.execute("DELETE FROM run WHERE key = ?", (key,))
             if value is not None:
                 database.execute("INSERT INTO run VALUES (?, ?)", (key, json.dumps(value)))
-    only = ("absent", "deaths", "end", "replay_of", "until")
+    only = ("absent", "beginning", "deaths", "end", "replay_of", "until")
     plain = {key: value for key, value in config.items() if value is not None and key not in only}
     (folder / "config.toml").write_text(tomli_w.dumps(plain))
     return folder

@@ -19,6 +19,10 @@ from paceline.records.reading import RecordedRun
 
 AT_LENGTH = 120
 """Characters of a value in a sentence."""
+BEGINS_OTHERWISE = (
+    "The beginning differs: the script draws what it begins with from elsewhere than torch, numpy and random, which "
+    "--seed seeds, or the script has changed, or what it reads."
+)
 ABSENT = object()
 """What a side has that has no such row."""
 
@@ -94,6 +98,8 @@ class Compared:
         elif not self.differences:
             said.append("no version of it was recorded that the replay made: there are no bits to compare")
         said += map(str, self.differences)
+        if any(one.table == "run" for one in self.differences):
+            said.append(BEGINS_OTHERWISE)
         for one in self.differences:
             if one.table in ("scalars", "evaluations") and None not in (one.recorded, one.again):
                 said.append(f"If {one.what} depends on time, it is never the same: --except {one.what} leaves it out.")
@@ -123,6 +129,7 @@ def compare(
         found.setdefault(table, Difference(table=table, row=row, key=key, what=what, recorded=then, again=now))
 
     sides = _Sides(recorded, again, until)
+    _beginning(sides, tell)
     compared.counts["epochs"] = _epochs(sides, tell)
     compared.counts["leases"] = _leases(sides, tell)
     compared.counts["steps"] = _steps(sides, tell)
@@ -174,6 +181,14 @@ class _Sides:
         if self.until is not None:
             return version >= self.until
         return not self.completed and version > max(has, default=-1)
+
+
+def _beginning(sides: _Sides, tell: Tell) -> None:
+    """What training began with. A run that crashed before that, or is older than the note, has none."""
+    then, now = sides.both("SELECT value FROM run WHERE key = 'beginning'")
+    if then and now and then != now:
+        one, other = (json.loads(rows[0][0]) for rows in (then, now))
+        tell("run", "what training begins with", {"key": "beginning"}, "checksum", one, other)
 
 
 def _epochs(sides: _Sides, tell: Tell) -> int:

@@ -482,6 +482,7 @@ class Coordinator:
 
     def _adopted(self, member: Member, descriptors: list[int]) -> None:
         slot = self._adoption.done(member.worker)
+        self.journal.ledger.note("beginning", self._adoption.adopted)
         self._exchange.adopt(slot, descriptors)
         self._go_on_with_adoption()
 
@@ -698,7 +699,8 @@ class Coordinator:
                 self._kill(self._host)  # it could not set it up: another one tries
             return
         match message:
-            case messages.StoreReady(process=process):
+            case messages.StoreReady(process=process, beginning=beginning):
+                self.journal.ledger.note("beginning", beginning)
                 self._store_ready(process)
             case messages.StoreFailed(error=error):
                 self._store_lost(f"the parameter store failed: {error.strip()}")

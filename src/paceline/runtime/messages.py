@@ -376,6 +376,8 @@ class StoreReady(Message):
     """The store holds the first version."""
 
     process: int
+    beginning: str
+    """Its checksum."""
 
 
 class Committed(Message):

@@ -51,7 +51,7 @@ def _serve(store: Store, end: socket.socket) -> int:
     channel = Channel(end, messages.ToStore, "the coordinator")
     recorder = _Recorder(channel)
     try:
-        channel.send(messages.StoreReady(os.getpid()))
+        channel.send(messages.StoreReady(os.getpid(), store.beginning()))
         while True:
             order, descriptors = channel.receive()
             match order:

@@ -33,6 +33,7 @@ from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
 from paceline.training.link import Evaluate, Finished, Go, Offer, Started, Step
+from paceline.training.seeding import seed_script
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 
@@ -50,6 +51,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, launc
     prepare.attach(link)
     try:
         begins = settings.start == "together" or link.begins()
+        seed_script(settings.seed)
         code = _run_script(settings.script, settings.arguments) if begins else 0
         if code == 0:
             link.serve_until_exit()

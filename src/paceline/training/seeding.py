@@ -1,4 +1,5 @@
-"""Where randomness comes from: each step's from (seed, worker, step), an epoch's order from (seed, epoch).
+"""Where randomness comes from: a script's from the seed, each step's from (seed, worker, step), an epoch's order from
+(seed, epoch).
 
 So what a step computes depends on nothing that happened before it but the version it computes on, and
 workers that began with the same `manual_seed` still draw different masks and batches.
@@ -28,6 +29,16 @@ def seed_all(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
     numpy.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
+
+
+def seed_script(seed: int) -> None:
+    """Seed what a script draws before its first step, as if it began with `torch.manual_seed(seed)` and its like.
+
+    Every worker draws the same, so that all build the same model. A script that seeds itself draws what it did.
+    """
+    seed %= 1 << 63
+    seed_all(seed)
+    torch.cuda.manual_seed_all(seed)  # kept for GPUs that come into use later; nothing without them
 
 
 def seed_step(seed: int, worker: int, step: int, batch: int = 0) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from paceline.training.averages import Averages
 from paceline.training.buffers import Policy, merged
+from paceline.training.checksums import checksum
 from paceline.training.layout import Places, parameters_sha256
 from paceline.training.parts import NotFinite, Part, Pushed, State, parts_of, state_of
 
@@ -88,6 +89,10 @@ class Store:
         for name, view in places.fixed().items():
             view.copy_(held[name].detach())
         return store
+
+    def beginning(self) -> str:
+        """The checksum of what training begins with, until the first commit."""
+        return checksum([*self.places.slot(0), *self.places.fixed().values()])
 
     def let_go_of_script(self) -> None:
         """Free what the script's own parameters and optimizer take: to be called in the store's own process."""

@@ -9,7 +9,7 @@ from paceline.records.check.checking import Checking
 from paceline.records.check.rules import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broken, brief
 
 CONFIG = "config.toml"
-IN_THE_LEDGER = frozenset({"absent", "deaths", "replay_of", "simulation", "until"})
+IN_THE_LEDGER = frozenset({"absent", "beginning", "deaths", "replay_of", "simulation", "until"})
 """Keys of the table `run` that are known only after config.toml is written."""
 OF_A_SCRIPT: dict[str, type | tuple[type, ...]] = {
     "script": str,
