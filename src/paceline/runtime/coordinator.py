@@ -34,6 +34,7 @@ from paceline.records.journal import Journal
 from paceline.records.times import StepTimes
 from paceline.runtime import messages
 from paceline.runtime.adoption import Adoption
+from paceline.runtime.alike import Alike
 from paceline.runtime.board import Board
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.exchange import Exchange
@@ -85,6 +86,7 @@ class Coordinator:
         self._on_begin = on_begin
         self._spec = settings.choice.spec
         self._adoption = Adoption()
+        self._alike = Alike()
         self._origin = time.monotonic()
         """When training began: `at` counts from here, so that imports and loading data count for nobody."""
         self._happened: deque[Fact] = deque()
@@ -410,6 +412,8 @@ class Coordinator:
         if not self._adoption.agrees(member.worker):
             self._refuse(self._adoption.disagreement(member.worker))
             return
+        if message.gradient is not None and (line := self._alike.warning(member.worker, message.gradient)):
+            self._output.say(line)
         worker, step, ledger = member.worker, message.step, self.journal.ledger
         self.leases.skip(worker, _batches(message.skipped))
         for epoch, index in message.skipped:

@@ -53,6 +53,7 @@ class StepFinished(Message):
     other: float
     waited: float
     pulled: float
+    gradient: str | None = None
 
 
 class LeaseWanted(Message):

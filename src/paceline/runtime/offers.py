@@ -118,6 +118,11 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
             "an IterableDataset is each worker's own stream: nothing is leased, samples are not counted, and "
             "whether workers see the same ones is up to it (it can ask paceline.worker())"
         )
+    if not offer.loads and not offer.streams and settings.workers > 1:
+        yield (
+            "no loader was given to prepare(): nothing is shared out, and each of the "
+            f"{settings.workers} workers makes all of the script's steps (a loop of 50 makes {50 * settings.workers})"
+        )
     decentralized = settings.choice.spec.family == "decentralized"
     if decentralized and settings.workers == 1:
         yield f"{settings.choice.spec.name} with one worker has nothing to average"

@@ -163,6 +163,7 @@ class WorkerLink:
                 other=finished.other,
                 waited=finished.waited,
                 pulled=finished.pulled,
+                gradient=finished.gradient,
             )
         )
 

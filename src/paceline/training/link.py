@@ -70,6 +70,8 @@ class Finished:
     waited: float
     pulled: float
     """Waiting for this step's release and installing its version, after the step before."""
+    gradient: str | None = None
+    """The checksum of the worker's first gradient, unless it is of data that was leased, or is zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

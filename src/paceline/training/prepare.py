@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
+from paceline.training.alone import unjoined
 from paceline.training.buffers import POLICIES
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Evaluate, Link, Offer
@@ -84,6 +87,8 @@ def prepare(
         raise
     _Process.prepared = True
     if link is None:
+        if line := unjoined(os.environ):
+            print(line, file=sys.stderr)
         return (model, optimizer) if loader is None else (model, optimizer, loader)
 
     layout = Layout.of(model, optimizer)

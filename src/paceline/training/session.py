@@ -17,6 +17,7 @@ from paceline.core.leases import Batch
 from paceline.errors import ConfigError
 from paceline.fabric.memory import keep_freed_memory
 from paceline.training.averages import SharedMemoryGroups
+from paceline.training.checksums import checksum
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Finished, Go, Link, Started, Step
 from paceline.training.own_step import OwnStep
@@ -120,6 +121,7 @@ class Session:
             self.link.pause(padding)
         computed = time.monotonic()
         self._see_to_changes()
+        gradient = self._first_gradient() if not self.steps else None
         self.steps += 1
         if self._own is None:
             if self.link.pushes:
@@ -142,6 +144,7 @@ class Session:
                 other=self._began - self._released_at + self._fetching,
                 waited=self._waited,
                 pulled=self._pulled,
+                gradient=gradient,
             )
         )
         self.sent = scalars
@@ -273,6 +276,17 @@ class Session:
                 self._push.take(number)
 
         return take
+
+    def _first_gradient(self) -> str | None:
+        """Its checksum, for a comparison with other workers'; None if it is of data that no other worker has.
+
+        A gradient of zero is no sign of anything: at the start of a schedule, or of a layer, all may have it.
+        """
+        if self.link.workers == 1 or self.fetched:
+            return None
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        dense = [gradient for gradient in gradients if gradient.layout == torch.strided]
+        return checksum(dense) if any(gradient.any() for gradient in dense) else None
 
     # --- what the script writes into its parameters --------------------------------------------------
 
