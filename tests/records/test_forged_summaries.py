@@ -147,6 +147,7 @@ def test_a_script_that_failed_fails_a_run_that_bears_only_workers_that_were_kill
 def test_of_every_worker_that_died_it_is_noted_how(real: Path, deaths: dict[str, str] | None) -> None:
     found = wrong(said(real, deaths=deaths))
     assert (found.table, found.row, found.rule) == ("run", "deaths", rules.DEATHS)
+    assert found_in(said(real, on_loss="continue", start=None)) is None, "as an older run has it"
 
 
 @pytest.mark.parametrize("deaths", [[1, 2], {"1": 9}])

@@ -17,7 +17,6 @@ OF_A_SCRIPT: dict[str, type | tuple[type, ...]] = {
     "script_sha256": str,
     "arguments": list,
     "threads": int,
-    "start": str,
     "shards": str,
     "buffers": str,
     "record": int,
