@@ -185,12 +185,14 @@ def test_json_prints_the_search_as_tune_json_has_it_and_nothing_else(
 def test_a_trial_is_an_ordinary_run_of_the_protocol_with_that_switch_point(job: Job) -> None:
     Path("slow.toml").write_text("[cluster]\nworkers = 3\n")
     flags = ["-p", "sync-switch:first=ssp,then=ssp", "--scenario", "slow.toml", "--threads", "1", "--epochs", "9"]
+    flags += ["--start", "together"]
     assert tune(*flags, "--runs", "1", script=["train.py", "--metric", "own", "--out", "x"]) == 0
     before, after = job.commands[1][: job.commands[1].index("train.py")], ["train.py", "--metric", "own", "--out", "x"]
     assert job.commands[1] == before + after
     given = dict(pairwise(before))
     assert given["-p"] == "sync-switch:first=ssp,then=ssp,switch_at=0.5"
     assert (given["-n"], given["--threads"], given["--epochs"]) == ("3", "1", "9")
+    assert given["--start"] == "together"
     assert (given["--scenario"], given["--seed"]) == ("slow.toml", "0")
     assert "--json" in before
 

@@ -35,7 +35,7 @@ def test_python_m_paceline_is_the_same_command_and_does_not_wait_for_torch() -> 
 
 
 FLAGS = """SCRIPT --workers --protocol --scenario --seed --out --json --target --shards --threads --epochs --max-steps
---max-seconds --on-loss --on-divergence --tee --record --report-waits"""
+--max-seconds --start --on-loss --on-divergence --tee --record --report-waits"""
 
 
 @pytest.mark.parametrize(

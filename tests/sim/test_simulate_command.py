@@ -214,6 +214,7 @@ REFUSED = {
     "a target of no script": (CLUSTER, (*BSP, "--target", "accuracy>=0.9"), ["--target", "--gradients"]),
     "records of no script": (CLUSTER, (*BSP, "--record", "4"), ["--record", "--gradients"]),
     "threads of no script": (CLUSTER, (*BSP, "--threads", "1"), ["--threads", "--gradients"]),
+    "a start of no script": (CLUSTER, (*BSP, "--start", "together"), ["--start", "--gradients"]),
     "a batch beside a script's": (
         CLUSTER,
         (*BSP, "--batch", "8", "--gradients", "train.py"),
