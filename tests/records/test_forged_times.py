@@ -217,6 +217,7 @@ def test_a_simulation_does_not_pass_for_a_real_run(virtual: Path) -> None:
     assert (found.row, found.rule) == ("script", rules.SAYS_OF_ITSELF)
     config = open_run(virtual, registry()).config
     kept = {key: config[key] for key in ("scenario", "limits")}
+    kept["deaths"] = {str(worker): "killed by SIGKILL" for worker in range(config["workers"])}
     said(virtual, simulation=None, **{**AS_REAL, **kept})
     edited(
         virtual,
