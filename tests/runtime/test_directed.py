@@ -14,6 +14,7 @@ from paceline.core.leases import Batch
 from paceline.core.orders import Order, Release
 from paceline.errors import RunFailed
 from paceline.protocols import registry
+from paceline.runtime.adoption import Adoption
 from paceline.runtime.directed import Directed, PrescribedLeases
 from paceline.runtime.member import Member
 
@@ -22,7 +23,7 @@ from paceline.runtime.member import Member
 def test_a_batch_that_a_dead_worker_held_is_not_missed_once_another_one_has_used_it(early: bool) -> None:
     """`early`: the other one asks before the death is replayed."""
     batch, never = Batch(0, 0), Batch(0, 1)
-    leases = PrescribedLeases("rounds", [0, 1], prescribed={0: deque([(0, batch), (0, never)]), 1: deque([(0, batch)])})
+    leases = PrescribedLeases("rounds", [0, 1], prescribed={0: deque([batch, never]), 1: deque([batch])})
     leases.open(0, [4, 4, 4], "digest")
     leases.take(0, 0, "digest")
     leases.take(0, 0, "digest")
@@ -45,6 +46,7 @@ class Full(Directed):
         one = Member(worker=0, process=0, watch=0, channel=None, log=Path("log"), printed=None)  # type: ignore[arg-type]
         one.areas = {3: 0, 4: 1}
         self.members = {0: one}
+        self._adoption = Adoption()
 
     def carry_out(self, order: Order) -> None:
         self.members[0].queued = lambda: None
