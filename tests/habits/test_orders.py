@@ -134,6 +134,10 @@ def test_two_workers_draw_the_same_blocks_whatever_else_they_draw_and_in_whateve
     for epoch, number in needed:
         random.random()
         assert other.block(epoch, number) == first[epoch, number]
+    third = Orders(BatchSampler(Unsized(200), 3, drop_last=False), 1)
+    for number in range(6):  # as training does it: something else is drawn before each next block
+        random.random()
+        assert third.block(0, number) == first[0, number]
     assert first[0, 1].order != first[1, 1].order
     assert other.known(0) == (6, first[0, 5].digest)
     assert len({block.digest for block in first.values()}) == 12

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.runtime.saves import Saves
 from support.launch import Launch
 
 SCRIPT = """
@@ -132,3 +133,19 @@ def test_with_saves_all_every_worker_writes_to_the_path_that_its_script_says(lau
     assert (tmp_path / "1.pt").exists()
     assert not (ended.folder / "worker-1").exists()
     assert ended.rows("SELECT value FROM run WHERE key = 'saves'") == [('"all"',)]
+
+
+def test_a_save_that_fails_half_way_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(b"whole")
+
+    def save() -> None:
+        with Saves(None).writing(path) as file:
+            Path(file).write_bytes(b"ha")
+            assert path.read_bytes() == b"whole"
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        save()
+    assert path.read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [path]

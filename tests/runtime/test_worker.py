@@ -61,7 +61,7 @@ def test_a_stopped_worker_still_gets_the_final_parameters(ends: Any) -> None:
     coordinator.send(messages.Stop(at_once=False))
     coordinator.send(messages.EpochOver())
     coordinator.send(messages.FinalRecorded("final"))
-    assert link.lease(0, "digest", list) is None
+    assert link.lease(0, Orders([[4, 5], [6]], seed=0)) is None
     assert link.finish() == Path("final")
 
 
@@ -81,7 +81,7 @@ def test_an_answer_out_of_turn_ends_the_worker_rather_than_being_passed_over(end
     link, coordinator = ends
     coordinator.send(messages.Compute(0, 0, 0, 0, []))
     with pytest.raises(RunFailed, match="worker 1 was sent Compute out of turn"):
-        link.lease(0, "digest", list)
+        link.lease(0, Orders([[4, 5], [6]], seed=0))
 
 
 def test_a_worker_that_is_stopped_at_once_leaves_its_script(ends: Any) -> None:
