@@ -23,7 +23,7 @@ from paceline.runtime.member import Member
 def test_a_batch_that_a_dead_worker_held_is_not_missed_once_another_one_has_used_it(early: bool) -> None:
     """`early`: the other one asks before the death is replayed."""
     batch, never = Batch(0, 0), Batch(0, 1)
-    leases = PrescribedLeases("rounds", [0, 1], prescribed={0: deque([batch, never]), 1: deque([batch])})
+    leases = PrescribedLeases("rounds", [0, 1], prescribed={0: deque([(0, batch), (0, never)]), 1: deque([(0, batch)])})
     leases.open(0, [4, 4, 4], "digest")
     leases.take(0, 0, "digest")
     leases.take(0, 0, "digest")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -214,3 +215,22 @@ def test_an_error_in_the_coordinator_that_nobody_foresaw_is_a_failed_run_with_a_
     assert run.summary["outcome"] == "failed"
     assert run.summary["error"].startswith("an error in Paceline that should not be: ")
     assert "Traceback" not in run.out + run.err
+
+
+def test_a_ledger_that_the_disk_has_no_room_for_fails_the_run_and_the_summary_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(training(epochs=10, samples=400))
+    command = 'ulimit -f 200; exec "$0" -m paceline run --quiet --record 0 -n 1 --out run train.py'
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3
+    assert "1000 steps" in done.stdout
+    assert "Traceback" not in done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["outcome"] == "failed"
+    assert "the ledger cannot be written" in summary["error"]

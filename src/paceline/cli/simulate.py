@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.run import CODES, MOST_THREADS, STARTS, add_start, checked_script, new_folder, seconds, whole
+from paceline.cli.run import CODES, MOST_THREADS, STARTS, above, add_start, checked_script, new_folder, whole
 from paceline.core.choice import choose
-from paceline.core.scenario import MOST_WORKERS, load
+from paceline.core.scenario import load
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.reading import reading
@@ -55,9 +55,13 @@ def add_to(commands: Any) -> None:
     )
     how = "how they synchronise; may be given several times (default: as in the RUN)"
     add("-p", "--protocol", action="append", metavar="NAME[:KEY=VALUE,…]", help=how)
-    add("-n", "--workers", type=whole("-n", 1, MOST_WORKERS), metavar="N", help="workers (default: the cluster's)")
+    add("-n", "--workers", type=whole("-n", 1), metavar="N", help="workers (default: the cluster's)")
     add(
-        "--seconds", type=seconds("--seconds"), default=math.inf, metavar="T", help="stop after so many virtual seconds"
+        "--seconds",
+        type=above("--seconds", " of seconds"),
+        default=math.inf,
+        metavar="T",
+        help="stop after so many virtual seconds",
     )
     add("--steps", type=whole("--steps", 1), default=math.inf, metavar="N", help="stop once so many steps are applied")
     add("--versions", type=whole("--versions", 1), default=math.inf, metavar="N", help="stop at that version")
