@@ -73,6 +73,20 @@ def test_a_script_that_catches_ctrl_c_tests_and_exports_what_it_has(
     assert main(["check", str(run.folder)]) == 0, capsys.readouterr().out
 
 
+def test_a_loop_without_a_loader_sees_ctrl_c_at_its_next_step(launch: Launch) -> None:
+    script = (
+        training(launch).replace("optimizer, loader = ", "optimizer = ").replace("optimizer, loader)", "optimizer)")
+    )
+    process = launch.start(script.replace("in loader:", "in [data.tensors]:"), "-n", "2", "-p", "asp")
+    for worker in range(2):
+        launch.events.wait_for("trains", worker)
+    os.killpg(process.pid, signal.SIGINT)
+    run = ended(process)
+    assert run.code == 130, run.err
+    assert "in time" not in run.err
+    assert run.log(0) == run.log(1) == "exiting from training early\ntested 4000\n"
+
+
 def test_a_script_that_lets_ctrl_c_through_ends_without_a_traceback(launch: Launch) -> None:
     script = training(launch).replace("except KeyboardInterrupt:\n    print", "finally:\n    print")
     process = launch.start(script, "-n", "2", "-p", "asp")

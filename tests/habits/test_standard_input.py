@@ -24,6 +24,12 @@ except OSError as error:
 """
 
 
+READS = """
+import stat
+print(stat.S_ISFIFO(os.fstat(0).st_mode), sys.stdin.read().split())
+"""
+
+
 def launched(script: str, tmp_path: Path, stdin: int, terminal: bool) -> subprocess.Popen[str]:
     """`paceline run`, whose controlling terminal is its standard input if that is one."""
     (tmp_path / "train.py").write_text(script)
@@ -59,9 +65,9 @@ def test_worker_0_alone_reads_what_is_piped_in(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.write(write, b"first\nsecond\n")
     os.close(write)
-    process = launched(training(before="print(sys.stdin.read().split())", epochs=1), tmp_path, read, terminal=False)
+    process = launched(training(before=READS, epochs=1), tmp_path, read, terminal=False)
     os.close(read)
     _, err = process.communicate(timeout=LONG)
     assert process.returncode == 0, err
     logs = [(tmp_path / "run" / f"worker-{worker}.log").read_text() for worker in range(2)]
-    assert logs == ["['first', 'second']\n", "[]\n"]
+    assert logs == ["True ['first', 'second']\n", "False []\n"]

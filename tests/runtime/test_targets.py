@@ -1,0 +1,14 @@
+"""A target that no version can meet is found before the first step."""
+
+from __future__ import annotations
+
+from support.launch import Launch
+from support.scripts import training
+
+
+def test_a_target_is_refused_before_the_first_step_if_the_script_registers_no_evaluate(launch: Launch) -> None:
+    run = launch.run(training("print('trains')"), "-n", "2", "--target", "accuracy>=0.9")
+    assert run.code == 2
+    assert '--target is "accuracy>=0.9", and the script registers no evaluate; give it one' in run.err
+    assert "trains" not in run.out
+    assert not run.folder.exists()
