@@ -472,7 +472,8 @@ def test_what_a_script_fills_in_before_its_first_step_is_what_all_replicas_begin
         """,
         epochs=1,
     ).replace("import os,", "import contextlib, os,")
-    run = launch.run(script, "-n", "4", "-p", protocol, args=(str(launch.tmp_path),)).completed()
+    together = ("--start", "together")  # its workers wait for one of them before `prepare`
+    run = launch.run(script, "-n", "4", "-p", protocol, *together, args=(str(launch.tmp_path),)).completed()
     assert "worker 2 died (killed by SIGKILL)" in run.err
     assert all((value == 5.0).all() for value in run.final().values())
     assert run.summary["samples"] == 64

@@ -95,9 +95,12 @@ def test_a_worker_that_is_stopped_at_once_leaves_its_script(ends: Any) -> None:
 def test_each_of_two_threads_gets_its_own_answer(ends: Any) -> None:
     """One waits for its step, and receives; what it gets for the other, which asks for a batch, it passes on."""
     link, coordinator = ends
+    orders = Orders([[4, 5], [6]], seed=0)
     with ThreadPoolExecutor(1) as other:
-        batch = other.submit(link.lease, 3, "digest", list)
-        assert coordinator.receive()[0] == messages.LeaseWanted(3, "digest")  # the other receives, from now on
+        batch = other.submit(link.lease, 3, orders)
+        assert coordinator.receive()[0] == messages.LeaseWanted(
+            3, 1, order_digest([[4, 5], [6]])
+        )  # the other receives, from now on
         link.pushed(FINISHED)
         coordinator.send(messages.Compute(7, 1, 2, 0, []))
         assert link.released().step == 7
@@ -107,9 +110,10 @@ def test_each_of_two_threads_gets_its_own_answer(ends: Any) -> None:
 
 def test_a_stop_ends_every_thread_and_the_one_that_trains_leaves_its_script(ends: Any) -> None:
     link, coordinator = ends
+    orders = Orders([[4, 5], [6]], seed=0)
     with ThreadPoolExecutor(1) as other:
-        batch = other.submit(link.lease, 3, "digest", list)
-        assert coordinator.receive()[0] == messages.LeaseWanted(3, "digest")
+        batch = other.submit(link.lease, 3, orders)
+        assert coordinator.receive()[0] == messages.LeaseWanted(3, 1, order_digest([[4, 5], [6]]))
         coordinator.send(messages.Stop(at_once=True))
         assert batch.result(60) is None
         with pytest.raises(SystemExit):
