@@ -56,7 +56,7 @@ def training(launch: Launch) -> str:
 def test_a_script_that_catches_ctrl_c_tests_and_exports_what_it_has(
     protocol: str, launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process = launch.start(training(launch), "-n", "2", "-p", protocol, "--max-steps", "1000000")
+    process = launch.start(training(launch), "-n", "2", "-p", protocol, "--saves", "all", "--max-steps", "1000000")
     for worker in range(2):
         launch.events.wait_for("trains", worker)
     os.killpg(process.pid, signal.SIGINT)

@@ -73,7 +73,7 @@ def test_an_exception_in_the_averager_fails_its_worker_and_shows_it(launch: Laun
         """,
         epochs=1,
     )
-    run = launch.run(script, "-n", "3", "-p", "ad-psgd").completed()
+    run = launch.run(script, "-n", "3", "-p", "ad-psgd", "--on-loss", "continue").completed()
     assert "worker 1 died (exit code 1)" in run.err
     assert "MemoryError: no memory for a share of the average" in run.err
     assert run.summary["per_worker"][1]["left"]["reason"] == "died"

@@ -75,7 +75,7 @@ def test_descriptors_come_along_though_the_sender_has_closed_its_own_and_none_st
 def test_what_the_other_end_says_is_heard_while_it_does_not_read(ends: Ends) -> None:
     for number in range(1000):
         ends.outbox.send(messages.SendState(number))
-    ends.there.send(messages.StoreReady(7))
+    ends.there.send(messages.StoreReady(7, ""))
     ends.loop.wait(0.0)
     assert ends.heard == [7]
 

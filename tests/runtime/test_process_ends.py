@@ -180,8 +180,9 @@ def test_more_workers_than_open_files_allow_are_refused_in_one_line(tmp_path: Pa
         ["bash", "-c", command, sys.executable], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("paceline: 32 workers take 240 open files, and 64 are allowed; raise that")
-    assert done.stderr.count("\n") == 1
+    refusal = done.stderr.splitlines()[-1]  # after the line that so many take turns on few cores
+    assert refusal.startswith("paceline: 32 workers take 240 open files, and 64 are allowed; raise that")
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -201,12 +202,12 @@ def test_a_run_whose_folder_is_removed_meanwhile_fails_in_one_line(launch: Launc
 
 
 def test_an_error_in_the_coordinator_that_nobody_foresaw_is_a_failed_run_with_a_summary(launch: Launch) -> None:
-    """Here a message that means nothing yet: the version that it is about was never asked for."""
+    """Here a message that means nothing under this protocol: nobody has a replica."""
     script = training(
         """
         if step == 3 and me == 0:
             from paceline.runtime import messages
-            optimizer.paceline_session.link._channel.send(messages.Evaluated(99, {"loss": "none"}))
+            optimizer.paceline_session.link._channel.send(messages.Stepped(0, None))
             signal.pause()
         """
     )

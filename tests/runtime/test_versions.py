@@ -40,7 +40,12 @@ def test_a_mean_that_a_replay_is_to_record_has_no_more_replicas_than_the_recorde
     recordings.prescribed = deque([(72, 1)])
     cuts: list[tuple[int, list[int]]] = []
     replicas: Any = SimpleNamespace(
-        samples=72, lost={}, steps=9, averages=3, cut=lambda workers, then: cuts.append((replicas.samples, workers))
+        samples=72,
+        lost={},
+        replicas={0: 0, 1: 0},
+        steps=9,
+        averages=3,
+        cut=lambda workers, then: cuts.append((replicas.samples, workers)),
     )
     members: Any = {worker: SimpleNamespace(offer=True) for worker in range(2)}
     means = Means(replicas, False, members, recordings, journal, lambda: 1.0)

@@ -755,6 +755,7 @@ class Coordinator:
         self._evaluations.begin(self.recordings.files() if wanted else [])
         ended = [member for member in members if member.stage == "ended"]
         if self._evaluations.pending and not ended:
+            self._look_at_ends()  # that all have died says more
             self._evaluation_failed("no worker is left to evaluate the recorded versions: all processes have ended")
         if not self._evaluations.go_on(ended) and not self._let_go:
             self._let_go = True
