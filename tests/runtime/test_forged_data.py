@@ -80,13 +80,18 @@ def replayed(folder: Path, again: Path, *flags: str) -> Run:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    """A run with a store and one with replicas, in which the worker dies that would have evaluated; their replays."""
+    """A run with a store and one with replicas, in which the worker dies that would have evaluated; their replays.
+
+    Steps are padded, so that every worker has its part of them, and each version is written before the next is due.
+    """
     folder = tmp_path_factory.mktemp("forged")
+    (folder / "padded.toml").write_text('[cluster]\ncompute = "20ms"\n')
 
     def make(name: str) -> Callable[[], tuple[Run, Run]]:
         def call() -> tuple[Run, Run]:
             (folder / name).mkdir()
             flags = ("-n", "3", "-p", PROTOCOLS[name], "--threads", "1", "--tee", "none", "--target", "accuracy>=0.1")
+            flags += ("--scenario", str(folder / "padded.toml"))
             recorded = run(SCRIPT, *flags, tmp_path=folder / name).completed()
             again = folder / name / "again"
             return recorded, replayed(recorded.folder, again, "--except", "seconds").completed()
