@@ -18,13 +18,12 @@ from paceline.core.facts import Fact
 from paceline.core.orders import DropUpdate, Order
 from paceline.core.scenario import Kill, Network, Scenario
 from paceline.protocols import registry
-from paceline.records.check import Checked, Wrong, check, rules
+from paceline.records.check import check, rules
 from paceline.records.ledger import SCHEMA
 from paceline.records.reading import open_run
-from paceline.sim.again import simulate_again
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
-from support.recorded import AS_REAL, crashed, edited, ends_here, leased, said, simulated
+from support.recorded import AS_REAL, checked, crashed, edited, ends_here, leased, said, simulated, wrong
 from support.runs import run
 from support.scripts import training
 
@@ -37,17 +36,6 @@ EVENTFUL = Scenario(
     events=(Kill(worker=1, at=0.4, rejoin_after=0.3), Kill(worker=0, at=0.8)),
 )
 PROTOCOLS = [*registry(), "ssp:bound=0", "ripples:schedule=random", "sync-switch:first=dssp,then=asp"]
-
-
-def checked(folder: Path) -> Checked:
-    with closing((opened := open_run(folder, registry())).ledger):
-        return check(opened, lambda run, ledger, stop: simulate_again(run, registry(), ledger, stop))
-
-
-def wrong(folder: Path) -> Wrong:
-    found = checked(folder).wrong
-    assert found is not None
-    return found
 
 
 # --- honest runs ------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,11 @@ import pytest
 import tomli_w
 
 from paceline.protocols import registry
-from paceline.records.check import Wrong, check, rules
+from paceline.records.check import rules
 from paceline.records.reading import open_run
-from paceline.sim.again import simulate_again
-from support.recorded import crashed, edited, ends_here, leased, said, simulated, summarized
+from support.recorded import checked, crashed, edited, ends_here, leased, said, simulated, summarized, wrong
 
 LAST_60 = ("DELETE FROM orders WHERE fact > {0}", "DELETE FROM facts WHERE id > {0}")
-
-
-def found_in(folder: Path) -> Wrong | None:
-    with closing((opened := open_run(folder, registry())).ledger):
-        return check(opened, lambda run, ledger, stop: simulate_again(run, registry(), ledger, stop)).wrong
-
-
-def wrong(folder: Path) -> Wrong:
-    found = found_in(folder)
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +25,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("honest")
     runs = {"real": leased(folder / "real"), "simulated": simulated(folder / "simulated", "ssp")}
     for run in runs.values():
-        assert found_in(run) is None
+        assert checked(run).wrong is None
     return runs
 
 
@@ -140,14 +127,14 @@ def test_a_script_that_failed_fails_a_run_that_bears_only_workers_that_were_kill
     found = wrong(said(real, deaths={"1": "exit code 1", **dict.fromkeys("023", "killed by SIGKILL")}))
     assert (found.row, found.rule) == ("end", rules.OUTCOME)
     assert found.expected == "failed, as the script of worker 1 failed, and on_loss is auto"
-    assert found_in(said(real, on_loss="continue")) is None
+    assert checked(said(real, on_loss="continue")).wrong is None
 
 
 @pytest.mark.parametrize("deaths", [None, {}])
 def test_of_every_worker_that_died_it_is_noted_how(real: Path, deaths: dict[str, str] | None) -> None:
     found = wrong(said(real, deaths=deaths))
     assert (found.table, found.row, found.rule) == ("run", "deaths", rules.DEATHS)
-    assert found_in(said(real, on_loss="continue", start=None)) is None, "as an older run has it"
+    assert checked(said(real, on_loss="continue", start=None)).wrong is None, "as an older run has it"
 
 
 @pytest.mark.parametrize("deaths", [[1, 2], {"1": 9}])
@@ -219,6 +206,6 @@ def test_a_real_run_does_not_pass_for_a_simulation(real: Path) -> None:
 
 def test_a_run_that_crashed_needs_no_end_but_is_held_to_its_configuration(tmp_path: Path) -> None:
     folder = crashed(tmp_path / "run", 60)
-    assert found_in(folder) is None
+    assert checked(folder).wrong is None
     (folder / "config.toml").write_text("workers = 9")
     assert wrong(folder).rule == rules.SAME_CONFIG

@@ -12,12 +12,11 @@ import pytest
 
 from paceline.core.scenario import Kill, Network, Scenario
 from paceline.protocols import registry
-from paceline.records.check import Checked, Wrong, check, rules
+from paceline.records.check import rules
 from paceline.records.reading import open_run
-from paceline.sim.again import simulate_again
 from paceline.sim.simulate import digest
 from support import runs
-from support.recorded import AS_REAL, crashed, edited, ends_here, moved, said, simulated
+from support.recorded import AS_REAL, checked, crashed, edited, ends_here, moved, said, simulated, wrong
 from support.scripts import training
 
 SCENARIO = """
@@ -44,17 +43,6 @@ STEP = ("began", "compute", "push", "wait", "pull", "other")
 NETWORK = Network(bandwidth=1e8, latency=0.001, message=1_000_000, incast=0.7)
 
 VIRTUAL = Scenario(compute=0.05, jitter=0.2, network=NETWORK, events=(Kill(worker=1, at=0.4, rejoin_after=0.3),))
-
-
-def checked(folder: Path) -> Checked:
-    with closing((opened := open_run(folder, registry())).ledger):
-        return check(opened, lambda run, ledger, stop: simulate_again(run, registry(), ledger, stop))
-
-
-def wrong(folder: Path) -> Wrong:
-    found = checked(folder).wrong
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")

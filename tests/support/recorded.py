@@ -17,10 +17,13 @@ from paceline.core.facts import Fact, GradientReady, StepDeclined
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.core.scenario import Scenario
 from paceline.protocols import registry
+from paceline.records.check import Checked, Wrong, check
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
+from paceline.records.reading import open_run
 from paceline.records.summary import write
 from paceline.records.times import StepTimes
+from paceline.sim.again import simulate_again
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 from paceline.training.seeding import order_digest
@@ -134,6 +137,19 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
         )
     write(folder / "summary.json", summary)
     return folder
+
+
+def checked(folder: Path) -> Checked:
+    """What `paceline check` finds in that folder; a simulation is simulated again."""
+    with closing((opened := open_run(folder, registry())).ledger):
+        return check(opened, lambda run, ledger, stop: simulate_again(run, registry(), ledger, stop))
+
+
+def wrong(folder: Path) -> Wrong:
+    """What it finds wrong there, which must be something."""
+    found = checked(folder).wrong
+    assert found is not None
+    return found
 
 
 def said(folder: Path, **changes: Any) -> Path:

@@ -28,8 +28,6 @@ class Checking:
         self.here: dict[int, None] = {}
         self.samples: dict[tuple[int, int], int | None] = {}
         """By (worker, step) of every gradient."""
-        self.came: dict[tuple[int, str, int], int] = {}
-        """How often a step's update arrived, or a version was taken: by (worker, "push" or "pull", its number)."""
         self.repeating = 0
         """Epochs whose order has some sample more than once."""
         self.made = VersionsMade()

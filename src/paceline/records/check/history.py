@@ -13,9 +13,7 @@ import msgspec
 from paceline.core.facts import (
     Fact,
     GradientReady,
-    ParametersTaken,
     TrainingBegan,
-    UpdateArrived,
     WorkerJoined,
     WorkerLeft,
 )
@@ -228,10 +226,6 @@ def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
             checking.here.pop(worker, None)
         case GradientReady(worker=worker, step=step, samples=samples):
             checking.samples[worker, step] = samples
-        case UpdateArrived(worker=worker, step=step):
-            checking.came[worker, "push", step] = checking.came.get((worker, "push", step), 0) + 1
-        case ParametersTaken(worker=worker, version=version):
-            checking.came[worker, "pull", version] = checking.came.get((worker, "pull", version), 0) + 1
     checking.tally.record(fact, orders)
     checking.made.record(fact, orders)
 

@@ -66,9 +66,9 @@ def _transfers(checking: Checking) -> None:
         return
     if not noted and checking.trained and checking.run.simulated:
         return  # a replay: its times are the recorded ones, and nothing was transferred at them
-    for key, times in checking.came.items():
-        if noted[key] < times:
-            raise Broken(TRANSFERS, f"{_transfer(*key)}, {count(times, 'time')}", noted[key])
+    for key, times in checking.moments.came.items():
+        if noted[key] < len(times):
+            raise Broken(TRANSFERS, f"{_transfer(*key)}, {count(len(times), 'time')}", noted[key])
 
 
 def _transfer(worker: int, direction: str, number: int) -> str:
