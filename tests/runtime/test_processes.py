@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -81,10 +82,14 @@ def await_end(process: int, within: float = LONG) -> None:
 
 def test_a_process_that_is_left_behind_is_found_and_ended(tmp_path: Path) -> None:
     traces = Traces(tmp_path / "temporary")
-    process = subprocess.Popen(["sleep", "1000"], env=traces.environment)
-    with pytest.raises(AssertionError, match=rf"process {process.pid}: .*sleep 1000"):
-        traces.assert_nothing_left(within=0.05)
-    assert process.wait(LONG) == -signal.SIGKILL
+    with subprocess.Popen(["cat", "-"], env=traces.environment, stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(b"here\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"here\n"  # while a program is being loaded, /proc shows no environment
+        with pytest.raises(AssertionError, match=rf"process {process.pid}: .*cat -"):
+            traces.assert_nothing_left(within=0.05)
+        assert process.wait(LONG) == -signal.SIGKILL
     traces.assert_nothing_left()
 
 
@@ -288,7 +293,7 @@ def test_the_death_of_the_store_fails_the_run_and_says_what_is_whole(launch: Lau
     run = ended(process)
     assert run.code == 3
     assert run.summary["outcome"] == "failed"
-    assert run.summary["error"] == "the parameter store's process died; what versions/ has is whole"
+    assert run.summary["error"] == "the parameter store's process died; the files in versions/ are whole"
     assert "Traceback" not in run.out + run.err
     assert not list((run.folder / "versions").glob("*.unfinished"))
 
