@@ -84,7 +84,7 @@ class Case:
 CASES = {
     "padded": Case(PADDED, 8, 400, 0.05),
     "link": Case(PADDED + LINK, 8, 400, 0.05, PROTOCOLS[:7]),
-    "unpadded": Case("", 2, 2000, 0.1),
+    "unpadded": Case("", 2, 6000, 0.1),
 }
 
 

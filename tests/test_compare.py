@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -107,7 +108,9 @@ def test_protocols_take_turns_seed_by_seed_and_the_table_has_a_row_for_each(
     assert compare(*TWO, "--target", "accuracy>=0.95") == 0
     assert job.begun == ALL
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == "bsp, seed 0: accuracy>=0.95 after 8.0 s; at its end: 8.0 s, accuracy 0.96"
+    ended = "bsp, seed 0: accuracy>=0.95 after 8.0 s; at its end: 8.0 s, accuracy 0.96"
+    assert re.fullmatch(re.escape(ended) + r" \(run 1 of 4, about \d+ s left\)", out[0])
+    assert out[3].endswith(" (run 4 of 4)")
     assert [" ".join(line.split()) for line in out[-7:-4]] == [
         "protocol seconds speed-up samples/s accuracy waiting stale max stale",
         "bsp 8.0 to 8.0 1.00 100 to 100 0.96 to 0.96 25% 0.50 to 0.50 3",
@@ -146,6 +149,49 @@ def test_quiet_leaves_only_the_table(job: Job, capsys: pytest.CaptureFixture[str
     assert "asp" in printed.out
 
 
+def test_a_comparison_is_exported_as_markdown_and_its_numbers_as_csv(job: Job) -> None:
+    job.ends["asp", 1] = lambda folder: 4
+    flags = ("--target", "accuracy>=0.95", "--export-markdown", "both.md", "--export-csv", "both.csv")
+    assert compare(*TWO, *flags) == 0
+    head, rule, bsp, _asp, *remarks = Path("both.md").read_text().splitlines()
+    assert head == "| protocol | seconds | speed-up | never | samples/s | accuracy | waiting | stale | max stale |"
+    assert rule == "| --- |" + " ---: |" * 8
+    assert bsp == "| bsp | 8.0 to 8.0 | 1.00 | 0 of 2 | 100 to 100 | 0.96 to 0.96 | 25% | 0.50 to 0.50 | 3 |"
+    assert "asp: 1 of 2 runs diverged" in remarks
+    with open("both.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["protocol"], row["seconds"], row["never"], row["accuracy"]) for row in rows] == [
+        ("bsp", "8.0", "0", "0.96"),
+        ("asp", "2.0", "1", "0.96"),
+    ]
+    assert [(row["seconds_low"], row["seconds_plus_minus"]) for row in rows] == [("8.0", ""), ("2.0", "")]
+
+
+@pytest.mark.parametrize("file", ["no/both.csv", "."])
+def test_an_export_that_can_t_be_written_is_refused_before_any_run(
+    file: str, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(*TWO, "--export-csv", file) == 2
+    assert capsys.readouterr().err.startswith(f"paceline: --export-csv {file}: it")
+    assert job.begun == []
+
+
+def test_with_stop_at_target_each_run_stops_at_it_and_another_target_makes_another_comparison(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Sequence[str]] = []
+    monkeypatch.setattr(command, "make_run", lambda words, interrupts: given.append(words) or job(words, interrupts))
+    assert compare("-p", "bsp", "--stop-at-target") == 2
+    assert capsys.readouterr().err.startswith("paceline: --stop-at-target has nothing to stop at: give --target")
+    assert compare("-p", "bsp", "--stop-at-target", "--target", "accuracy>=0.9") == 0
+    assert "--stop-at-target" in given[0][: given[0].index("train.py")]
+    for flags in (["--stop-at-target", "--target", "accuracy>=0.95"], ["--target", "accuracy>=0.9"]):
+        capsys.readouterr()
+        assert compare("-p", "bsp", *flags) == 2
+        assert '--out both holds another comparison: stop_at_target was "accuracy>=0.9"' in capsys.readouterr().err
+    assert job.begun == [("bsp", 0)]
+
+
 def test_with_the_linear_rule_protocols_whose_versions_are_means_have_n_times_the_rate(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +205,40 @@ def test_with_the_linear_rule_protocols_whose_versions_are_means_have_n_times_th
     }
     said = "learning rates (--learning-rate-rule linear): 4 times the script's under bsp, hsp, all-reduce; the script's"
     assert said in capsys.readouterr().out
+
+
+def test_ddp_is_one_more_row_and_has_n_times_the_rate_under_the_linear_rule(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare("-p", "bsp", "-p", "ddp", "-n", "3", "--learning-rate-rule", "linear") == 0
+    assert job.given["ddp-seed0"]["-p"] == "ddp"
+    assert job.given["ddp-seed0"]["--learning-rate-scale"] == "3.0"
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in out if line.startswith(("bsp ", "ddp "))] == ["bsp", "ddp"]
+    assert "ddp: plain DistributedDataParallel over gloo, for comparison; report.html does not have it" in out
+    assert compare("-p", "bsp", "-p", "ddp", "-n", "3", "--learning-rate-rule", "linear", "--dry-run") == 0
+    assert capsys.readouterr().out.count("done already") == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-seconds", "9"], "--max-seconds is given, and -p ddp, which can't follow it: leave one of them out"),
+        (["--stop-at-target", "--target", "loss<=1"], "--stop-at-target is given, and -p ddp, which can't follow it"),
+        (["--shards", "static"], "--shards is given, and -p ddp, which can't follow it"),
+        (["--scenario", "network.toml"], "network.toml: -p ddp sends gradients by gloo, which a scenario's network"),
+        (["--scenario", "death.toml"], "death.toml: a worker that is killed ends a run under -p ddp"),
+        (["-p", "ddp"], "-p ddp: ddp is given twice; give each protocol once"),
+    ],
+)
+def test_what_ddp_can_t_follow_is_refused_before_any_run(
+    flags: list[str], message: str, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("network.toml").write_text('[network]\nbandwidth = "1Gbit/s"\n')
+    Path("death.toml").write_text("[[event]]\nworker = 1\nat_step = 2\nkill = true\n")
+    assert compare("-p", "bsp", "-p", "ddp", *flags) == 2
+    assert capsys.readouterr().err.startswith(f"paceline: {message}")
+    assert job.begun == []
 
 
 def test_a_run_s_folder_is_called_by_protocol_and_seed(job: Job) -> None:
@@ -214,7 +294,9 @@ def test_an_interrupted_comparison_says_what_is_done_and_goes_on_to_the_same_res
     assert capsys.readouterr().err == line
     assert len(state()["runs"]) == 2
     assert compare(*TWO) == 0
-    assert "both: 2 runs of 4 done already" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "both: 2 runs of 4 done already" in out
+    assert re.findall(r"\(run \d of \d", out) == ["(run 3 of 4", "(run 4 of 4"]
     assert job.begun == [*ALL[:3], *ALL[2:]]
     assert state()["protocols"] == state("straight")["protocols"]
 
@@ -251,6 +333,19 @@ def test_runs_of_another_configuration_are_not_mixed_in(
     assert job.begun == ALL
 
 
+def test_a_dry_run_says_what_is_done_already_and_makes_nothing(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("steady.toml").write_text('[cluster]\ncompute = "100s"\n')
+    scenario = ("--scenario", "steady.toml", "-n", "2")
+    assert compare("-p", "bsp", *scenario) == 0
+    before = state()
+    capsys.readouterr()
+    assert compare(*TWO, *scenario, "--dry-run", "--steps", "2") == 0
+    rows = [" ".join(row.split()) for row in capsys.readouterr().out.splitlines()]
+    assert rows[1:3] == ["1 bsp 0 bsp-seed0 done already", "2 asp 0 asp-seed0 100.0"]
+    assert rows[5] == "3 runs to make, about 5 min of training; starting and evaluating take longer"
+    assert (job.begun, state()) == ([("bsp", 0)], before)
+
+
 # --- what ends a comparison
 
 
@@ -271,9 +366,21 @@ def test_a_first_run_that_is_refused_leaves_nothing(job: Job) -> None:
     assert not Path("both").exists()
 
 
+def test_a_function_that_waits_for_its_first_run_is_no_comparison_and_outlives_a_refused_run(job: Job) -> None:
+    Path("both").mkdir()
+    for name in ("function.py", "function.pkl"):
+        Path("both", name).write_text("pass")
+    job.ends[ALL[0]] = lambda folder: folder.rmdir() or 2  # type: ignore[func-returns-value]
+    assert compare(*TWO, script=("train.py",)) == 2
+    assert {path.name for path in Path("both").iterdir()} == {"function.py", "function.pkl"}
+
+
 def test_a_target_of_a_metric_that_there_is_not_costs_one_run(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*TWO, "--target", "acc>=0.9") == 2
-    assert '--target is "acc>=0.9", but both/bsp-seed0 has accuracy' in capsys.readouterr().err
+    assert (
+        '--target is "acc>=0.9", but both/bsp-seed0 has accuracy (did you mean "accuracy"?); name'
+        in capsys.readouterr().err
+    )
     assert compare(*TWO, "--target", "accuracy>=0.9") == 0
     assert job.begun == ALL
 

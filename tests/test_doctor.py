@@ -56,7 +56,7 @@ def test_each_line_says_ok_or_what_to_do_and_then_the_code_is_3(
         "ok  cores  2 of 2",
         "ok  cores   2 of 2",
         "NO  memory  none: buy some",
-        "NO  clock   OSError: no such thing: this could not be looked at; mend that first",
+        "NO  clock   OSError: no such thing: this could not be examined; mend that first",
     ]
 
 

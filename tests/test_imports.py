@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "sim": {"core", "records"},
     "runtime": {"core", "fabric", "training", "records"},
     "cli": {"core", "protocols", "fabric", "training", "records", "sim", "runtime"},
+    "programs": {"__main__", "core", "protocols", "training", "records", "runtime", "cli"},
 }
 """Folder to the other folders that it may import (and, always, itself, `errors` and `version`)."""
 
@@ -73,12 +74,24 @@ def test_protocols_never_import_each_other(file: Path) -> None:
 def test_neither_the_package_nor_its_pure_folders_load_torch() -> None:
     program = (
         "import sys, paceline, paceline.cli.main, paceline.protocols, paceline.core.scenario, "
-        "paceline.records.journal; paceline.protocols.registry(); assert 'torch' not in sys.modules"
+        "paceline.records.journal; paceline.protocols.registry(); paceline.run, paceline.Run, paceline.Comparison; "
+        "assert not {'torch', 'pandas', 'cloudpickle'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_what_every_script_imports_loads_the_standard_library_and_nothing_else() -> None:
+    """Each import of a package like rich takes as long as all of it."""
+    program = (
+        "import sys; before = set(sys.modules); import paceline; "
+        "tops = {name.partition('.')[0] for name in set(sys.modules) - before}; "
+        "assert tops <= {*sys.stdlib_module_names, 'paceline'}, tops"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    names = ["__version__", "finish", "is_main", "log", "prepare", "simulate", "worker", "workers"]
-    assert sorted(paceline.__all__) == names
+    of_scripts = ["finish", "is_main", "log", "prepare", "worker", "workers"]
+    of_programs = ["Comparison", "Run", "compare", "run", "simulate"]
+    assert sorted(paceline.__all__) == sorted(["__version__", *of_scripts, *of_programs])
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,12 +42,14 @@ def plain_parameter(cards: list[dict[str, Any]], name: str, key: str) -> dict[st
     return parameter
 
 
-def test_every_protocol_is_listed_with_its_family_title_paper_and_parameters(said: Any) -> None:
+def test_every_protocol_is_listed_with_what_it_does_its_title_paper_and_parameters(said: Any) -> None:
     found = blocks(said())
     assert list(found) == list(registry())
     for name, spec in registry().items():
-        heading, paper, *lines = found[name].splitlines()
-        assert heading == f"{name} · {spec.title} · {spec.family}"
+        heading, does, paper, *lines = found[name].splitlines()
+        kept_in = "replicas" if name in ("ad-psgd", "all-reduce", "ripples") else "store"
+        assert heading == f"{name} · {spec.title} · {kept_in}"
+        assert does == f"  {spec.does}"
         assert paper.strip() == spec.paper
         parameters = declared(spec.config)
         assert len(lines) == len(parameters)
@@ -54,6 +57,12 @@ def test_every_protocol_is_listed_with_its_family_title_paper_and_parameters(sai
             assert line.startswith(f"  {key}={written(parameter.default)} ")
             assert parameter.rule in line
             assert parameter.what in line
+
+
+def test_the_list_and_the_documentation_say_the_same_of_what_each_protocol_does(said: Any) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "protocols" / "README.md").read_text().replace("`", "")
+    assert [name for name, spec in registry().items() if f"[{name}]({name}.md) | {spec.does} |" not in page] == []
+    assert all(spec.does for spec in registry().values())
 
 
 def test_the_defaults_as_they_are_listed_can_be_typed_and_are_the_default_choice(said: Any) -> None:
@@ -113,7 +122,7 @@ def test_one_protocol_is_shown_with_its_file_s_docstring_and_its_invariants(name
     spec = registry()[name]
     page = said(name)
     about = importlib.import_module(spec.config.__module__).__doc__.strip()
-    for text in (about, spec.title, spec.family, spec.paper, *spec.invariants):
+    for text in (about, spec.title, spec.paper, *spec.invariants):
         assert text in page
     assert ("Workers go in rounds." in page) == spec.rounds
     for key, parameter in declared(spec.config).items():

@@ -15,10 +15,10 @@ MAY_IMPORT = {
     "errors": set(),
     "version": set(),
     "api": {"core", "errors", "protocols", "records", "sim"},
-    "__init__": {"errors", "version", "training", "api"},
+    "__init__": {"errors", "version", "training", "api", "programs"},
     "__main__": {"cli"},
 }
-"""Module to the parts of the package that it may import; `training` and `api` when one of their names is first used."""
+"""Module to the parts of the package that it may import; what has names of `__init__` when one is first used."""
 
 
 def ours(nodes: list[ast.AST]) -> set[str]:

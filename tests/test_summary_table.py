@@ -22,7 +22,7 @@ def shown(steps: list[int], samples: float | None, capsys: pytest.CaptureFixture
         {"worker": worker, "steps": made, "max_lead": 0, "left": None, **seconds} for worker, made in enumerate(steps)
     ]
     summary = {**EMPTY, "workers": len(steps), "samples_per_second": samples, "per_worker": rows}
-    print_summary(summary, Path("run"))  # type: ignore[arg-type]
+    print_summary(summary, Path())  # type: ignore[arg-type]
     return capsys.readouterr().out
 
 

@@ -404,7 +404,11 @@ def test_a_run_that_is_refused_has_said_why_and_nothing_is_left(job: Job, capsys
 
 
 @pytest.mark.parametrize(
-    ("metrics", "has"), [({"acc": 0.9, "loss": 0.1}, "has acc, loss"), ({}, "has none, as the script registers no")]
+    ("metrics", "has"),
+    [
+        ({"acc": 0.9, "loss": 0.1}, 'has acc, loss (did you mean "acc"?); name'),
+        ({}, "has none, as the script registers no"),
+    ],
 )
 def test_a_run_without_that_metric_ends_the_search_and_the_line_says_which_there_are(
     metrics: dict[str, float | None], has: str, job: Job, capsys: pytest.CaptureFixture[str]
@@ -418,8 +422,8 @@ def test_a_run_without_that_metric_ends_the_search_and_the_line_says_which_there
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["-p", "bsp"], "-p bsp: tune searches for switch_at of sync-switch; give that, or nothing"),
-        (["-p", "sync-switch:switch_at=0.5"], "switch_at is what is searched for; leave it out"),
+        (["-p", "bsp"], "-p bsp: tune searches for switch_at of sync-switch; give that, or no -p"),
+        (["-p", "sync-switch:switch_at=0.5"], "tune searches for switch_at; leave it out"),
         (["-p", "sync-swich"], 'unknown protocol "sync-swich" (did you mean "sync-switch"?)'),
         (["--runs", "0"], '--runs is "0"; it must be a whole number, 1 or more'),
         (["--settings", "x"], '--settings is "x"; it must be a whole number, 1 or more'),

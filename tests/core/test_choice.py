@@ -176,6 +176,8 @@ def test_the_registry_is_in_alphabetical_order() -> None:
     [
         ("sps", ['"sps"', 'did you mean "ssp"', "known:"]),
         ("", ['unknown protocol ""', "known:"]),
+        ("ssp=3", ['unknown protocol "ssp=3" (did you mean "ssp:bound=3"?)']),
+        ("made-up=3", ['unknown protocol "made-up=3" (did you mean "made-up:KEY=3"?)']),
         ("ssp:bund=2", ['"bund"', 'did you mean "bound"']),
         ("bsp:bound=2", ['"bound"', "known: none"]),
         ("ssp:bound=x", ["bound", '"x"', "a whole number"]),

@@ -259,16 +259,6 @@ def test_a_cancel_before_what_has_happened_is_taken_as_now() -> None:
     assert ends(of) == {1: 2.0}
 
 
-def test_those_under_way_are_counted_each_way_until_they_are_reported() -> None:
-    of = link(latency=1.0)
-    for direction in ("push", "push", "push", "pull"):
-        of.begin(0, direction, 100, 0.0)
-    of.cancel(1, 0.5)
-    assert (of.under_way("push"), of.under_way("pull")) == (2, 1)
-    drain(of)
-    assert (of.under_way("push"), of.under_way("pull")) == (0, 0)
-
-
 # Ties
 
 

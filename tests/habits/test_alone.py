@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from hashlib import sha256
 
 import pytest
 
@@ -67,7 +68,7 @@ if me == 0:
     process = launch.start(script, *flags, args=(str(launch.tmp_path),))
     worker = int(launch.events.wait_for("reads")[1])
     text = said(process, r"has not called prepare\(\), last heard of \d+ s ago\n")
-    assert "paceline: workers 1, 2 have waited for 0 s: the start waits for worker 0 to come to prepare()" in text
+    assert "paceline: workers 1, 2 have waited for 0 s: the start waits until worker 0 calls prepare()" in text
     assert order(launch) == ["begins 0"]
     os.kill(worker, signal.SIGUSR1)
     ended(process).completed()
@@ -96,6 +97,13 @@ def test_a_script_that_fails_before_prepare_fails_once_and_no_other_worker_begin
     assert run.err.count(" died ") == 1
     assert run.summary["error"].startswith("worker 0 died (exit code 1)")
     assert (run.out + run.err).count("Traceback") == 1
+
+
+def test_whoever_edits_a_script_while_its_workers_begin_changes_nothing_of_the_run(launch: Launch) -> None:
+    edit = "if me == 0: open(__file__, 'w').write('raise SystemExit(9)')"
+    run = launch.run(training(before=edit), "-n", "2", "-p", "asp").completed()
+    text = training(before=edit).encode()
+    assert run.rows("SELECT value FROM run WHERE key = 'script_sha256'") == [(f'"{sha256(text).hexdigest()}"',)]
 
 
 def test_a_run_that_is_interrupted_before_the_others_begin_ends_at_once(launch: Launch) -> None:

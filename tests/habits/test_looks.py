@@ -1,7 +1,8 @@
-"""A look at the loader before training takes nothing from it: the epoch that it began begins anew."""
+"""A look at the loader takes nothing from it, before the training loop and inside it. One loop trains at a time."""
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -24,65 +25,96 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 
-looks, loaders = int(sys.argv[1]), int(sys.argv[2])
+looks, loaders, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 data = TensorDataset(torch.randn(256, 4), torch.randn(256, 2))
-loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=loaders)
+loader = DataLoader(data, batch_size=size, shuffle=True, num_workers=loaders)
 model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
-if looks == 1:
+if looks == "one":
     x, y = next(iter(loader))
-elif looks:
+elif looks == "three":
     for number, (x, y) in enumerate(loader):
-        if number == looks - 1:
+        if number == 2:
             break
+elif looks == "kept":
+    kept = iter(loader)
+    x, y = next(kept)
 for _ in range(2):
-    for x, y in loader:
+    for number, (x, y) in enumerate(loader):
+        if looks == "nested":
+            for x, y in loader:
+                break
         optimizer.zero_grad()
         (model(x) - y).square().mean().backward()
         optimizer.step()
+        if looks == "inside" and number == 2:
+            next(iter(loader))
+            seen = sum(len(x) for x, y in loader)
 """
 
+INSIDE = {"asp", "ripples", "all-reduce"}
+"""Where two workers look from inside the loop."""
 
-def look(launch: Launch, looks: int, *flags: str, loaders: int = 0) -> Run:
-    args = (str(looks), str(loaders))
+
+FORGED = [
+    ("INSERT INTO looks VALUES (0, 1, 5)", rules.LEASED),
+    ("INSERT INTO looks SELECT * FROM looks", rules.LEASED),
+    ("INSERT INTO looks VALUES (0, 7, 5)", rules.LOOKED_AT),
+    ("INSERT INTO looks VALUES (0, 7, NULL)", rules.LOOKED_AT),
+]
+"""What is added to a ledger, and the rule that it breaks."""
+
+
+def look(launch: Launch, looks: str, *flags: str, loaders: int = 0, size: int = 8) -> Run:
+    args = (looks, str(loaders), str(size))
     return launch.run(SCRIPT, "--threads", "1", "--seed", "4", *flags, args=args).completed()
 
 
 @pytest.mark.parametrize("protocol", sorted(registry()))
-def test_two_workers_that_look_first_train_every_sample_once(protocol: str, launch: Launch) -> None:
-    ended = look(launch, 1, "-n", "2", "-p", protocol)
+def test_two_workers_that_look_at_the_loader_train_every_sample_once(protocol: str, launch: Launch) -> None:
+    looks = "inside" if protocol in INSIDE else "one"
+    ended = look(launch, looks, "-n", "2", "-p", protocol)
     assert (ended.summary["samples"], ended.summary["samples_missed"]) == (512, 0)
-    assert ended.rows("SELECT DISTINCT epoch FROM epochs ORDER BY epoch") == [(0,), (1,)]
+    opened = [(0,), (1,), *([(2,)] if looks == "inside" else [])]
+    assert ended.rows("SELECT DISTINCT epoch FROM epochs ORDER BY epoch") == opened
     assert ended.rows("SELECT count(*) FROM batches") == [(64,)], "none is skipped"
     assert main(["check", str(ended.folder)]) == 0
 
 
-@pytest.mark.parametrize(("looks", "loaders"), [(1, 0), (3, 2)])
-def test_a_run_is_the_same_to_the_bit_with_a_look_and_without(looks: int, loaders: int, launch: Launch) -> None:
-    plain, looked = (look(launch, number, "-n", "1", "-p", "bsp", loaders=loaders) for number in (0, looks))
-    assert looked.summary["final_parameters_sha256"] == plain.summary["final_parameters_sha256"]
-    assert looked.rows("SELECT epoch, batch FROM batches") == plain.rows("SELECT epoch, batch FROM batches")
-    assert len(looked.rows("SELECT * FROM looks")) == looks + 2 * loaders, "and those that were fetched ahead"
+def test_a_run_is_the_same_to_the_bit_with_a_look_and_without(launch: Launch) -> None:
+    plain = look(launch, "none", "-n", "1", "-p", "bsp")
     assert plain.rows("SELECT * FROM looks") == []
-    assert main(["check", str(looked.folder)]) == 0
+    ahead = 4  # of two loader processes
+    for looks, loaders, seen in (("one", 0, 1), ("three", 2, 3 + ahead), ("kept", 2, 1 + ahead), ("inside", 0, 68)):
+        looked = look(launch, looks, "-n", "1", "-p", "bsp", loaders=loaders)
+        assert looked.summary["final_parameters_sha256"] == plain.summary["final_parameters_sha256"], looks
+        assert looked.rows("SELECT epoch, batch FROM batches") == plain.rows("SELECT epoch, batch FROM batches"), looks
+        assert len(looked.rows("SELECT * FROM looks")) == seen, looks
+        assert looked.summary["samples_missed"] == 0, looks
+        assert main(["check", str(looked.folder)]) == 0, looks
     assert main(["replay", str(looked.folder), "--out", str(looked.folder / "again")]) == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "rule"),
-    [
-        ("INSERT INTO looks VALUES (0, 1, 5)", rules.LEASED),
-        ("INSERT INTO looks SELECT * FROM looks", rules.LEASED),
-        ("INSERT INTO looks VALUES (0, 7, 5)", rules.LOOKED_AT),
-    ],
-)
-def test_a_look_that_was_none_is_found(
-    change: str, rule: str, launch: Launch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder: Path = look(launch, 1, "-n", "1", "-p", "bsp").folder
-    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
-        database.execute(change)
-    assert main(["check", str(folder)]) == WRONG
-    assert rule in capsys.readouterr().out
+def test_a_loop_that_goes_on_after_another_one_has_trained_is_refused(launch: Launch) -> None:
+    run = launch.run(SCRIPT, "-n", "2", "-p", "asp", "--max-seconds", "20", args=("nested", "0", "8"))
+    assert run.code == 2
+    assert "one loop at a time: give the other loop a DataLoader of its own" in run.err
+    assert run.err.count("\n") == 1
+
+
+def test_a_look_that_fetches_ahead_to_the_end_of_the_data_did_not_ask_in_vain(launch: Launch) -> None:
+    looked = look(launch, "one", "-n", "1", "-p", "bsp", loaders=1, size=128)
+    assert set(looked.rows("SELECT * FROM looks")) == {(0, 0, 0), (0, 0, 1), (0, 0, None)}
+    assert main(["check", str(looked.folder)]) == 0
+
+
+def test_a_look_that_was_none_is_found(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = look(launch, "one", "-n", "1", "-p", "bsp").folder
+    for number, (change, rule) in enumerate(FORGED):
+        forged = shutil.copytree(folder, tmp_path / f"forged-{number}")
+        with closing(sqlite3.connect(forged / "ledger.sqlite")) as database, database:
+            database.execute(change)
+        assert main(["check", str(forged)]) == WRONG, change
+        assert rule in capsys.readouterr().out, change

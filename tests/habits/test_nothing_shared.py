@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.core.leases import Batch
 from paceline.runtime.alike import Alike
+from paceline.runtime.offers import epochs_over
+from paceline.runtime.unused import unused
 from paceline.training import prepare
 from paceline.training.alone import unjoined
+from paceline.training.loader import PacedLoader, PacedStream
 from paceline.training.session import Session
 from support.launch import Launch
+from support.scripts import training
 
 SCRIPT = """
 import sys
@@ -49,6 +54,12 @@ ALIKE = (
 )
 
 
+NEVER_ITERATED = (
+    "paceline: the loader that prepare() returned was never iterated: every worker trained on all of the data; write "
+    "model, optimizer, loader = paceline.prepare(…) and iterate over that loader\n"
+)
+
+
 @pytest.mark.parametrize(
     ("way", "protocol", "said"),
     [
@@ -56,7 +67,7 @@ ALIKE = (
         ("none", "ps-plus", NO_LOADER + ALIKE),
         ("none", "ad-psgd", NO_LOADER + ALIKE),
         ("share", "asp", NO_LOADER),
-        ("other", "asp", ALIKE),
+        ("other", "asp", ALIKE + NEVER_ITERATED),
     ],
 )
 def test_workers_that_train_on_the_same_samples_are_told_of(way: str, protocol: str, said: str, launch: Launch) -> None:
@@ -102,6 +113,87 @@ def test_gradients_are_compared_where_they_tell_something() -> None:
     assert first_gradient(1.0, workers=1) is None
 
 
+# --- what the script did not use
+
+
+@pytest.mark.parametrize(
+    ("loads", "workers", "used", "line"),
+    [
+        (True, 2, (True, True, 0), None),
+        (True, 2, (True, True, 64), None),  # samples were missed, and counted as such
+        (False, 2, (True, False, 0), None),
+        (True, 2, (True, False, 0), "the loader that prepare() returned was never iterated: every worker trained on"),
+        (True, 1, (True, False, 0), "the loader that prepare() returned was never iterated: its samples are not"),
+        (True, 2, (False, False, 0), "no step was made after paceline.prepare(); put that line before the training"),
+        (False, 2, (False, False, 0), "no step was made after paceline.prepare(); put that line before the training"),
+        (
+            True,
+            2,
+            (False, True, 1536),
+            "1,536 samples were fetched, and optimizer.step() was never called on the prepared optimizer (SGD)",
+        ),
+        (True, 2, (False, True, 0), "no step was made after paceline.prepare(); put that line before the training"),
+    ],
+)
+def test_a_run_that_did_not_use_what_prepare_returned_says_so_at_its_end(
+    loads: bool, workers: int, used: tuple[bool, bool, int], line: str | None
+) -> None:
+    steps, opened, fetched = used
+    offer: Any = SimpleNamespace(loads=loads, optimizer="SGD")
+    told = unused(offer, workers, steps=steps, opened=opened, fetched=fetched)
+    assert told is None if line is None else str(told).startswith(line)
+
+
+# --- loops after the last epoch
+
+
+@pytest.mark.parametrize("kind", [PacedLoader, PacedStream])
+@pytest.mark.parametrize(("made", "here", "told"), [(1, True, 0), (2, True, 1), (2, False, 0)])
+def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here: bool, told: int) -> None:
+    """Not by a thread that fetches ahead: it knows no last step."""
+    calls: list[str] = []
+    link = SimpleNamespace(seed=0, worker=0, epochs_are_over=lambda: calls.append("over"))
+    session: Any = SimpleNamespace(
+        link=link,
+        here=here,
+        go=None,
+        epochs=2,
+        steps=0,
+        fetched=[],
+        untouched=[],
+        backward_seen=False,
+        loop_begins=lambda last: False,
+        loop_ended=lambda: None,
+        done_computing=lambda: None,
+    )
+    loader = kind(DataLoader(TensorDataset(torch.ones(4, 2))), session)
+    loader._trained = made
+    assert list(loader) == []
+    assert len(calls) == told
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        (None, "prepare(epochs=2): these epochs are over and this loop gets no batches; give prepare or --epochs more"),
+        (3, "--epochs 3: these epochs are over and this loop gets no batches; give --epochs more"),
+    ],
+)
+def test_who_said_the_last_epoch_is_named(flag: int | None, line: str) -> None:
+    offer: Any = SimpleNamespace(epochs=2)
+    settings: Any = SimpleNamespace(epochs=flag)
+    assert epochs_over(offer, settings) == line
+
+
+def test_a_run_that_loops_on_after_its_last_epoch_says_so_once(launch: Launch) -> None:
+    loops_on = "for epoch in range(2):\n    for x, y in loader:\n        raise SystemExit('a batch')"
+    run = launch.run(training(epochs=1, samples=16, after=loops_on), "-n", "2", "--quiet").completed()
+    assert run.err == (
+        "paceline: prepare(epochs=1): these epochs are over and this loop gets no batches; "
+        "give prepare or --epochs more\n"
+    )
+
+
 # --- started by another launcher
 
 
@@ -123,8 +215,8 @@ def test_processes_that_another_launcher_started_are_told_once_of_paceline_run(
     line = unjoined(environment)
     assert (line is not None) == told
     if line is not None:
-        assert line.startswith("paceline: prepare() joins nothing in these 4 processes, as paceline run did not start")
-        assert line.endswith("start it with: paceline run -n 4 SCRIPT")
+        assert line.startswith("paceline: each of these 4 processes trains a model of its own")
+        assert line.endswith("start the script with `paceline run -n 4 SCRIPT` instead of torchrun")
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -79,8 +79,9 @@ except RuntimeError as error:
 else:
     wrong.append("missing/nowhere.pt was saved")
 torch.load(f"{folder}/given.pt", weights_only=True)["given"]
-with open(f"{folder}/opened-{me}.pt", "wb") as file:
-    torch.save({"worker": me}, file)
+for _ in range(2):
+    with open(f"{folder}/opened-{me}", "wb") as file:
+        torch.save({"worker": me}, file)
 torch.save({"worker": me}, os.devnull)
 print("wrong", json.dumps(wrong))
 """
@@ -96,10 +97,12 @@ def test_four_workers_that_save_to_one_path_each_read_what_they_saved_and_worker
     folder.mkdir()
     torch.save({"given": 1}, folder / "given.pt")
     ended = launch.run(SCRIPT, "-n", "4", "-p", protocol, "--threads", "1", args=(str(folder),)).completed()
+    remark = f"paceline: worker 1 saves to '{folder}/opened-1', a file that the script opened itself"
+    assert ended.err.count("a file that the script opened itself") == ended.err.count(remark) == 1
     for worker in range(4):
         (line,) = [line for line in ended.log(worker).splitlines() if line.startswith("wrong")]
         assert json.loads(line.removeprefix("wrong")) == []
-    opened = [f"opened-{worker}.pt" for worker in range(4)]
+    opened = [f"opened-{worker}" for worker in range(4)]
     assert sorted(file.name for file in folder.iterdir()) == sorted(
         [*FILES, "given.pt", "round-4.pt", "round-5.pt", *opened]
     )

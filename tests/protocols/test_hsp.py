@@ -636,7 +636,7 @@ def test_a_hold_names_who_transfers_whom_a_round_waits_for_and_what_has_not_come
     assert reasons(machine, arrived(1, 0))[0] == "version 1 waits for worker 0, 2"
     machine = ahead()
     check(machine, [(ready(0, 1, 0), [push(0, 1)])])
-    assert reasons(machine, arrived(0, 1)) == ["version 1 has not come to it yet"]
+    assert reasons(machine, arrived(0, 1)) == ["version 1 has not reached it yet"]
     machine = begun(2, idle="always")
     check(machine, pushed(0, 0, 0, [held(0, 1, 0)]))
     assert reasons(machine, ready(0, 1, 0)) == ["its gradient is of the round after version 1, which is not made yet"]
@@ -645,7 +645,7 @@ def test_a_hold_names_who_transfers_whom_a_round_waits_for_and_what_has_not_come
 def test_in_order_a_hold_names_who_gets_the_version_first() -> None:
     machine = begun(2, idle="none", broadcast="order")
     check(machine, [*pushed(1, 0, 0, [hold(1)]), (ready(0, 0, 0), [push(0, 0)])])
-    assert reasons(machine, arrived(0, 0))[1:] == ["version 1 goes to worker 1 first", "version 1 goes to everybody"]
+    assert reasons(machine, arrived(0, 0))[1:] == ["version 1 goes to worker 1 first", "version 1 goes to all workers"]
 
 
 def test_a_release_ahead_says_why() -> None:
@@ -754,7 +754,7 @@ class Timed:
         self.obey(self.machine.handle(began(*range(len(self.compute)))), 0.0)
         for fact in self.facts():
             self.obey(self.machine.handle(fact), fact.at)
-            self.pushes = max(self.pushes, self.link.under_way("push"))
+            self.pushes = max(self.pushes, len(self.pushing))
             if len(self.made) >= rounds:
                 break
         return self

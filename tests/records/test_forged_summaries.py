@@ -119,6 +119,17 @@ def test_a_run_that_was_stopped_had_a_limit(tmp_path: Path) -> None:
     assert (found.rule, found.expected) == (rules.OUTCOME, "a limit that ended it, as workers were stopped")
 
 
+def test_a_run_that_stopped_at_its_target_met_it(tmp_path: Path) -> None:
+    folder = simulated(tmp_path / "run", "asp")
+    said(folder, limits={}, stop_at_target=True, targets=["loss<=1", "accuracy>=0.5"])
+    edited(folder, "INSERT INTO evaluations VALUES (1, 'loss', 0.5), (2, 'accuracy', 0.4)")
+    found = wrong(folder)
+    expected = "a recorded version with accuracy>=0.5, at which it was to stop"
+    assert (found.rule, found.expected) == (rules.OUTCOME, expected)
+    edited(folder, "UPDATE evaluations SET value = 0.5 WHERE metric = 'accuracy'")
+    assert wrong(folder).rule != rules.OUTCOME
+
+
 def test_a_worker_that_died_fails_a_run_that_was_to_stop_then(real: Path) -> None:
     assert wrong(said(real, on_loss="stop")).rule == rules.OUTCOME
 

@@ -127,15 +127,37 @@ def test_a_real_run_is_going_on_until_its_launcher_is_killed_and_can_be_checked_
     assert "still going on" in refusal(folder)
     os.killpg(started.pid, signal.SIGKILL)
     ended(started)
-    while is_written(folder):  # its workers end with it
-        assert time.monotonic() < soon
-        time.sleep(0.05)
+    assert not is_written(folder)
     run = open_run(folder, registry())
     with closing(run.ledger):
         assert "crashed before its end" in run.unended
         found = check(run)
     assert found.wrong is None
     assert found.counts["facts"] > 0
+
+
+def test_a_run_is_over_when_its_launcher_is_though_a_worker_is_still_there(tmp_path: Path) -> None:
+    (passed, told), (let_go, has_let_go) = os.pipe(), os.pipe()
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    with ledger.still():
+        worker = os.fork()
+    if not worker:
+        ledger.let_go_of_lock()
+        os.close(told)
+        os.write(has_let_go, b"!")
+        os.read(passed, 1)
+        os._exit(0)
+    os.read(let_go, 1)
+    assert is_written(tmp_path)
+    assert ledger._lock is not None
+    os.close(ledger._lock)  # as the kernel does for a launcher that is killed
+    ledger._lock = None
+    assert not is_written(tmp_path)
+    os.close(told)
+    os.waitpid(worker, 0)
+    for end in (passed, let_go, has_let_go):
+        os.close(end)
+    ledger.close()
 
 
 def facts(folder: Path) -> int:

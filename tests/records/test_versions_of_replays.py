@@ -10,7 +10,7 @@ import pytest
 
 from paceline.records.check import rules
 from paceline.records.check.rules import Broken
-from paceline.records.check.versions import _of_store
+from paceline.records.check.versions import _of_means, _of_store
 from paceline.records.check.versions_made import Made, VersionsMade
 
 
@@ -30,4 +30,23 @@ def test_a_version_that_is_made_while_workers_are_being_stopped_may_be_noted_lat
     else:
         with pytest.raises(Broken) as broken:
             _of_store(checking, recorded, {1: 1})
+        assert broken.value.rule == rules.RECORDED_WHEN
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_the_mean_of_a_replay_without_any_step_has_the_moment_of_the_beginning(replays: bool) -> None:
+    """No order moves the replay's clock on. In a run, the clock is at the last worker's end by then."""
+    ledger = sqlite3.connect(":memory:")
+    ledger.executescript("CREATE TABLE epochs (samples)")
+    run = SimpleNamespace(ledger=ledger, config={}, simulated=False)
+    made = VersionsMade(at=2.5, replicas=2)
+    checking: Any = SimpleNamespace(
+        run=run, made=made, trained=True, completed=True, replays=replays, proved=[], row=None
+    )
+    recorded: dict[int, tuple[float, int | None]] = {1: (0.1, 0)}
+    if replays:
+        _of_means(checking, recorded, {1: 1})
+    else:
+        with pytest.raises(Broken) as broken:
+            _of_means(checking, recorded, {1: 1})
         assert broken.value.rule == rules.RECORDED_WHEN

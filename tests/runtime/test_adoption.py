@@ -301,6 +301,27 @@ def test_what_two_workers_changed_to_different_values_is_refused_in_one_line_tha
     assert "changed something else" in line
 
 
+def test_an_optimizer_s_state_that_is_loaded_back_changes_nothing_though_others_have_trained_meanwhile(
+    launch: Launch,
+) -> None:
+    """As Accelerate's prepare() does, and so transformers' Trainer."""
+    inside = """
+if me == 1:
+    await_("trained")
+shown = optimizer.state_dict()
+print(sorted(shown["state"]))
+shown["param_groups"][0]["lr"] = 0.25
+optimizer.load_state_dict(shown)
+train(model, optimizer, range(1))
+reach("trained")
+print(optimizer.param_groups[0]["lr"], sorted(optimizer.state_dict()["state"]))
+"""
+    flags = ("-n", "2", "-p", "asp", "--tee", "all")
+    run = launch.run(script(inside), *flags, args=(str(launch.tmp_path),)).completed()
+    for said in ("[worker 0] []", "[worker 1] [0, 1]", "[worker 0] 0.25 [0, 1]", "[worker 1] 0.25 [0, 1]"):
+        assert said in run.out
+
+
 @pytest.mark.parametrize(("workers", "protocol"), [(1, "asp"), (2, "bsp")])
 def test_a_state_that_every_worker_loads_after_prepare_is_resumed_as_in_plain_pytorch(
     workers: int, protocol: str, launch: Launch, tmp_path: Path

@@ -77,7 +77,8 @@ WRONG = [
     (["run", "--max-steps", "9" * 20, "train.py"], "it must be a whole number, 9007199254740992 or less"),
     (["run", "--report-waits", "1e300", "train.py"], '--report-waits is "1e300"; it must be 1000000000 or less'),
     (["run", "-p", "dssp:upper=100000000", "train.py"], "dssp: upper is 100000000 steps, and lower 3; upper must be"),
-    (["run", "-p", f"ssp:bound={10**300}", "train.py"], "it must be at most 9007199254740992"),
+    (["simulate", "--seconds", "1e300", "c.toml"], '--seconds is "1e300"; it must be 1000000000 or less'),
+    (["run", "-p", f"ssp:bound={10**300}", "train.py"], "0 steps; it must be at most 9007199254740992"),
     (["run", "--scenario", "short.toml", "train.py"], "it must be 0, or 0.001us or more"),
     (["run", "--scenario", "crowd.toml", "train.py"], "write a whole number, at least 1 and at most 100000"),
     (["run", "pipe"], "pipe: Not a regular file; name the training script to run"),
@@ -129,8 +130,26 @@ WRONG = [
     (["run", "-p", "bsp,aps", "train.py"], "(each -p names one; commands that take several take -p bsp -p asp)"),
     (["rnu", "train.py"], 'unknown command "rnu" (did you mean "run"?); known: run, compare,'),
     (["run", "--worker", "4", "train.py"], 'unrecognized arguments: --worker (did you mean "--workers"?); see'),
+    (
+        ["simulate", "-p", "bsp", "--scenario", "c.toml"],
+        "unrecognized arguments: --scenario; the cluster is an argument, not a flag: paceline simulate CLUSTER.toml",
+    ),
     (["run", "--workerz=2", "train.py"], 'unrecognized arguments: --workerz=2 (did you mean "--workers"?); see'),
     (["runn", "train.py"], "runn"),
+    (["check", "run", ""], "unrecognized arguments: ; see paceline check --help"),
+    (["--worker", "4"], "see paceline --help"),
+    (["run", "--worker", "4", "train.py"], "; see paceline run --help"),
+    (["run", "--bound", "3", "train.py"], "--bound (bound is a protocol's parameter: -p ssp:bound=3); see"),
+    (["run", "-p", "ssp", "--bound=3", "train.py"], "(bound is a protocol's parameter: -p ssp:bound=3); see"),
+    (["simulate", "--group-size", "3"], "(group_size is a protocol's parameter: -p ripples:group_size=3); see"),
+    (["check", "--bound", "3", "run"], "unrecognized arguments: --bound"),
+    (["train.py"], 'unknown command "train.py"; to train with that script: paceline run train.py'),
+    (["data.bin", "-n", "2"], 'unknown command "data.bin"; to train with that script: paceline run data.bin'),
+    (
+        ["run", "-p", "asp", "-p", "bsp", "train.py"],
+        "run takes one protocol, and was given -p asp -p bsp; paceline compare takes several",
+    ),
+    (["run", "--target", "accuracy", "train.py"], "or the shell takes the sign away: --target 'accuracy>=0.9'"),
     (["run", "--out", "run", "train.py"], "--out run holds a run already; name another folder, or remove this one"),
     (["run", "--out", "full", "train.py"], "--out full is not an empty folder; name another one"),
     (["run", "--out", "train.py", "train.py"], "--out train.py is not an empty folder; name another one"),
@@ -205,7 +224,8 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
             """
         ),
         ("-n", "2"),
-        "the optimizer, a Lookahead, wraps another one, and the store can't tell which of them has the parameters",
+        "the optimizer, of class Lookahead, wraps another one, and the store can't tell which of them has the "
+        "parameters",
     ),
     "an attribute of a user's own optimizer that changes": (
         training(
@@ -354,6 +374,11 @@ FAILING: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("-n", "2"),
         "evaluate() raised, on version 2: KeyError: 'labels'",
     ),
+    "an evaluate that exits": (
+        training(before="def evaluate(model): sys.exit(0)"),
+        ("-n", "2"),
+        "evaluate() raised, on version 2: SystemExit: 0",
+    ),
     "an evaluate whose keys aren't strings": (
         training(before="def evaluate(model): return {1: 0.5}"),
         ("-n", "2"),
@@ -375,7 +400,9 @@ def test_a_run_that_fails_ends_with_3_and_says_why_once(name: str, runs: Any) ->
     assert FAILING[name][2] in run.summary["error"]
     shown = " ".join((run.out + run.err).split())
     assert shown.count(FAILING[name][2]) == 1, run.out + run.err
-    assert shown.count("Traceback") == (name == "an evaluate that raises"), run.out + run.err
+    assert shown.count("Traceback") == (name in ("an evaluate that raises", "an evaluate that exits")), (
+        run.out + run.err
+    )
     assert "paceline/" not in shown.replace(str(run.folder.parent), "")
 
 
@@ -383,4 +410,4 @@ def test_more_workers_than_there_is_memory_for_are_refused_before_any_is_started
     assert too_many(4, 4 * 35_000_000) == ""
     told = too_many(5, 4 * 35_000_000)
     assert told.startswith("5 workers take at least 175,000,000 bytes of memory")
-    assert told.endswith("and 140,000,000 are to be had: ask for fewer with -n")
+    assert told.endswith("and 140,000,000 are available; ask for fewer with -n")

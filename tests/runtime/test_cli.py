@@ -50,6 +50,14 @@ def test_help_names_every_command_and_flag(
     assert [word for word in words.split() if word not in out] == []
 
 
+def test_what_a_terminal_has_no_sign_for_is_shown_as_a_question_mark() -> None:
+    command = [sys.executable, "-m", "paceline", "protocols", "bsp"]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=ascii_only, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("bsp ? ")
+    assert done.stderr == ""
+
+
 def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     captured = capsys.readouterr()
@@ -156,7 +164,7 @@ def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the
         after="paceline.finish(); print('out'); print('err', file=sys.stderr)",
     ).replace("optimizer.zero_grad()", "optimizer.zero_grad(); scheduler.step()")
     flags = ["-p", "ssp:bound=2", "--json", "--seed", "7", "--threads", "1", "--record", "2", "--scenario"]
-    targets = ["--target", "constant>=0.5", "--target", "constant > 0.5", "--target", "accuracy>=0.1"]
+    targets = ["--target", "constant>=0.5", "--target", "constant > 0.5", "--target", "error<0"]
     run = launch.run(script, *flags, str(scenario), *targets, args=("--its", "own")).completed()
 
     summary = json.loads(run.out)
@@ -166,7 +174,7 @@ def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the
     assert list(summary) == KEYS.split()
     assert run.err.count("out\n") == run.err.count("err\n") == 1  # worker 0's, and nowhere on standard output
     assert "inside" in run.log(0)
-    assert "evaluates" in run.log(0)
+    assert run.log(0).count("evaluates") == 1 + len(summary["evaluations"])  # before training, for the metrics' names
     assert "evaluates" not in run.log(1) + run.log(2)
 
     assert summary["protocol"] == {"name": "ssp", "config": {"bound": 2}}
@@ -204,7 +212,7 @@ def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the
     assert evaluations[-1]["error"] == pytest.approx(error, rel=rounding), "it was another version that was evaluated"
     assert evaluations[-2]["error"] != pytest.approx(error, rel=10 * rounding), "else it shows nothing"
     first = {"at_seconds": evaluations[0]["at_seconds"], "samples": 32}
-    assert summary["targets"] == {"constant>=0.5": first, "constant>0.5": None, "accuracy>=0.1": None}
+    assert summary["targets"] == {"constant>=0.5": first, "constant>0.5": None, "error<0": None}
 
     rates = {
         (worker, step): json.loads(text)
@@ -235,7 +243,7 @@ def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the
     assert config["arguments"] == ["--its", "own"]
     assert (config["workers"], config["threads"], config["seed"], config["record"]) == (3, 1, 7, 2)
     assert (config["shards"], config["buffers"], config["on_loss"]) == ("dynamic", "mean", "auto")
-    assert config["targets"] == ["constant>=0.5", "constant>0.5", "accuracy>=0.1"]
+    assert config["targets"] == ["constant>=0.5", "constant>0.5", "error<0"]
     assert config["limits"] == {"epochs": 2}
     assert config["environment"]["torch"] == torch.__version__
     assert config["scenario"]["worker"] == [{"index": 1, "speed": 0.5}]

@@ -37,6 +37,17 @@ def test_a_batch_that_a_dead_worker_held_is_not_missed_once_another_one_has_used
     assert leases.left_over() == 8  # the one that it was not given again, and what was set aside for it
 
 
+def test_a_worker_that_is_to_get_a_batch_of_an_epoch_which_no_worker_has_opened_yet_draws_its_order() -> None:
+    """In the recorded run another worker was there first, left its loop early, and gave the batch back."""
+    batch = Batch(1, 2)
+    leases = PrescribedLeases("queue", [0, 1], prescribed={0: deque([(0, batch)]), 1: deque([(1, batch)])})
+    leases.open(0, [4, 4, 4], "first")
+    assert leases.undrawn(0, 0) == (1, 0)
+    leases.open(1, [4, 4, 4], "second")
+    assert leases.undrawn(0, 0) is None
+    assert leases.take(0, 0, "first") == batch
+
+
 class Full(Directed):
     """One worker, for whose next step there is no push area."""
 

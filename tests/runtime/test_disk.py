@@ -135,6 +135,7 @@ def test_a_reader_of_config_toml_never_sees_half_of_it(ledger: Ledger, tmp_path:
     script.write_text("")
     settings = Settings(
         script=script,
+        source=script.read_bytes(),
         arguments=(),
         choice=choose("asp", registry()),
         workers=2,

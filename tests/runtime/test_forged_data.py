@@ -27,45 +27,12 @@ from paceline.records.summary import MOMENT, Tally, Target, write
 from support import nursery
 from support.recorded import simulated
 from support.runs import Run, run, side_by_side
+from support.scripts import that_draws
 
-SCRIPT = """
-import os, signal, time
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-torch.manual_seed(3)
-model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-data = TensorDataset(torch.randn(240, 6), torch.randint(0, 3, (240,)))
-loader = DataLoader(data, batch_size=8, shuffle=True)
-
-
-def evaluate(model):
-    model.eval()
-    with torch.no_grad():
-        accuracy = (model(data.tensors[0]).argmax(dim=1) == data.tensors[1]).double().mean().item()
-    return {"accuracy": accuracy, "drawn": torch.rand(()).item()}
-
-
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2, evaluate=evaluate)
-step = 0
-for epoch in range(2):
-    for x, y in loader:
-        if paceline.worker() == 0 and step == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        paceline.log(loss=loss.item(), seconds=time.perf_counter())
-        optimizer.step()
-        optimizer.zero_grad()
-        step += 1
-    scheduler.step()
-"""
+SCRIPT = that_draws(
+    "if paceline.worker() == 0 and step == 4: os.kill(os.getpid(), signal.SIGKILL)",
+    logged="loss=loss.item(), seconds=time.perf_counter()",
+)
 
 PROTOCOLS = {"store": "asp", "replicas": "ripples:group_size=2"}
 Both = Mapping[str, tuple[Run, Run]]

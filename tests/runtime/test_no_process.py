@@ -39,7 +39,7 @@ def test_an_orphan_that_cannot_be_forked_is_told_and_leaves_nothing(
     """Whether this process's fork fails, or that of the process in between."""
     before, children = set(os.listdir("/proc/self/fd")), set(processes.children())
     monkeypatch.setattr(os, "fork", failing(os.fork, after))
-    with pytest.raises(NoProcess, match=f"^{FULL}[0-9,]+ bytes of memory are to be had"):
+    with pytest.raises(NoProcess, match=f"^{FULL}[0-9,]+ bytes of memory are available"):
         fork_orphan(lambda: 0, os.getpid())
     assert not processes._orphaning
     assert set(os.listdir("/proc/self/fd")) == before

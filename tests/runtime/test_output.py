@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import io
 import os
+import select
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from paceline.runtime.output import LONGEST, Output
-from paceline.runtime.progress import Screen, View
-from support.scripts import training
+from paceline.runtime.progress import Screen
+from paceline.runtime.view import View
+from support.events import LONG
+from support.launch import Launch
+from support.runs import ended
+from support.scripts import ENDLESS, training
 
 
 class Pipe:
@@ -63,7 +70,8 @@ def test_a_progress_bar_is_shown_as_it_goes(tmp_path: Path) -> None:
 def test_on_a_terminal_with_the_table_a_progress_bar_stands_above_it_in_one_line(tmp_path: Path) -> None:
     terminal, pipe = io.StringIO(), Pipe(tmp_path)
     view = View(seconds=1.0, steps=2, speed=3.0, done=None, rows=())
-    shown = Screen(pipe.output, "ssp", Console(file=terminal, force_terminal=True, width=100, highlight=False))
+    console = Console(file=terminal, force_terminal=True, width=100, highlight=False)
+    shown = Screen(pipe.output, "ssp", tmp_path, console)
     pipe.send(b"before\n\r 10%\r 20%\r")
     shown.show(view)
     assert "before" in terminal.getvalue()
@@ -104,3 +112,21 @@ def test_a_run_whose_standard_error_is_full_or_closed_trains(standard_error: str
     )
     assert done.returncode == 0
     assert "32 steps" in done.stdout
+
+
+def test_a_run_whose_output_nobody_reads_ends_when_it_is_told_to(launch: Launch) -> None:
+    """As with a pager that is left alone. The launcher is in the middle of a line when the signal comes."""
+    process = launch.start(training("print('x' * 20_000)", **ENDLESS), "-n", "1")
+    pipe = os.open(f"/proc/{process.pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
+    room = select.poll()
+    room.register(pipe, select.POLLOUT)
+    soon = time.monotonic() + LONG
+    while room.poll(0):
+        assert time.monotonic() < soon
+        time.sleep(0.01)
+    os.close(pipe)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(LONG) == 130
+    run = ended(process)
+    assert run.summary["outcome"] == "interrupted"
+    assert "Traceback" not in run.out + run.err

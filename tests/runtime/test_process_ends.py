@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from paceline.runtime.processes import children, end_adopted, end_group
 from support.launch import Launch
 from support.runs import ended
 from support.scripts import ENDLESS, training
@@ -66,6 +68,11 @@ def test_what_loader_processes_listen_on_is_for_their_own_user_and_no_file(tmp_p
 
 
 ENDS = """
+if step == 1 and me == 0:
+    child = os.fork()
+    if not child:
+        sys.exit(3)
+    print("forked, ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 if step == 2 and me == 0:  # in a session of its own, which no process group's end reaches
     import subprocess
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -92,14 +99,53 @@ if step == 2 and me == 3:
 
 
 def test_a_run_ends_whatever_its_scripts_start_and_however_they_exit(launch: Launch) -> None:
-    """A program in its own session; an exit code that is none; a thread that never ends; a fork by one that does."""
+    """A fork; a program in its own session; an exit code that is none; a thread that never ends; a thread's fork."""
     script = training(ENDS)
     run = launch.run(script, "-n", "4", "-p", "asp", "--shards", "static", "--on-loss", "continue").completed()
     assert "paceline: worker 1 died (exit code 1) in step 2; the others go on" in run.err
     assert "paceline: worker 2 died (exit code 1) in step 2; the others go on" in run.err
     assert run.log(2).count("ValueError: with a thread that waits for ever") == 1
+    assert run.log(0) == "forked, ended with 3\n"
     assert run.log(3) == "forked by a thread, ended with 0\n"
     assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "died", "died", "finished"]
+
+
+def test_the_program_that_removes_torch_s_shared_files_is_given_the_time_for_it(tmp_path: Path) -> None:
+    """As `torch.multiprocessing.set_sharing_strategy("file_system")` starts it: it ends when those it serves have."""
+    manager, shared = tmp_path / "torch_shm_manager", tmp_path / "shared"
+    manager.write_text(f"#!/bin/sh\necho begun\nread nothing\nsleep 0.1\nrm {shared}\n")
+    manager.chmod(0o755)
+    shared.touch()
+    before = children()
+    with subprocess.Popen([manager], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as tidier:
+        assert tidier.stdin is not None
+        assert tidier.stdout is not None
+        assert tidier.stdout.readline() == b"begun\n"
+        served = subprocess.Popen(["sleep", "1000"], stdout=tidier.stdin)
+        tidier.stdin.close()
+        end_adopted(before)
+        assert children() == before
+        served.wait()
+    assert not shared.exists()
+
+
+def test_what_python_tracks_for_spawned_processes_is_removed_when_their_group_is_killed() -> None:
+    """As loaders with `multiprocessing_context="spawn"` need it: a tracker in their group removes their semaphores."""
+    script = """
+        import multiprocessing.shared_memory, subprocess, sys, time
+        shared = multiprocessing.shared_memory.SharedMemory(create=True, size=8)
+        subprocess.Popen(["sleep", "1000"])
+        print(shared.name, flush=True)
+        time.sleep(1000)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0) as leader:
+        assert leader.stdout is not None
+        shared = Path("/dev/shm", leader.stdout.readline().decode().strip())
+        assert shared.exists()
+        end_group(leader.pid)
+        leader.stdout.read()  # to its end: all that had it open, the tracker and `sleep` too, have ended
+    assert not shared.exists()
 
 
 def test_a_process_that_a_thread_has_forked_ends_with_its_parent_too(launch: Launch) -> None:
@@ -151,6 +197,16 @@ def test_a_signal_in_the_first_moments_ends_with_130_and_no_traceback(number: si
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 2)])
+def test_of_signals_that_are_ignored_from_the_start_only_sighup_stays_so(number: signal.Signals, code: int) -> None:
+    def ignore() -> None:  # as a shell script's `&` does it of SIGINT, and `nohup` of SIGHUP
+        signal.signal(number, signal.SIG_IGN)
+
+    arguments = [sys.executable, "-c", IMPORTING, str(int(number))]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, preexec_fn=ignore)
+    assert done.returncode == code, "2: the number is no command"
+
+
 def test_what_the_store_had_not_written_whole_is_taken_away_and_all_files_have_one_mode(launch: Launch) -> None:
     script = training(
         """
@@ -181,7 +237,7 @@ def test_more_workers_than_open_files_allow_are_refused_in_one_line(tmp_path: Pa
     )
     assert done.returncode == 2
     refusal = done.stderr.splitlines()[-1]  # after the line that so many take turns on few cores
-    assert refusal.startswith("paceline: 32 workers take 240 open files, and 64 are allowed; raise that")
+    assert refusal.startswith("paceline: 32 workers take 240 open files, and 64 are allowed; raise that limit")
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -190,8 +246,9 @@ def test_a_run_whose_folder_is_removed_meanwhile_fails_in_one_line(launch: Launc
     script = training(
         """
         if step == 3 and me == 0:
-            import shutil
-            shutil.rmtree(sys.argv[1])
+            import os, shutil
+            while os.path.exists(sys.argv[1]):  # rmtree fails at a file that comes or goes meanwhile
+                shutil.rmtree(sys.argv[1], ignore_errors=True)
         """
     )
     folder = launch.tmp_path / "gone"
@@ -199,6 +256,7 @@ def test_a_run_whose_folder_is_removed_meanwhile_fails_in_one_line(launch: Launc
     assert run.code == 3
     assert "Traceback" not in run.out + run.err
     assert f"{folder}: the summary can't be written: No such file or directory" in " ".join((run.out + run.err).split())
+    assert "the recorded versions" not in run.out + run.err
 
 
 def test_an_error_in_the_coordinator_that_nobody_foresaw_is_a_failed_run_with_a_summary(launch: Launch) -> None:
@@ -220,7 +278,7 @@ def test_an_error_in_the_coordinator_that_nobody_foresaw_is_a_failed_run_with_a_
 
 def test_a_ledger_that_the_disk_has_no_room_for_fails_the_run_and_the_summary_says_so(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(training(epochs=10, samples=400))
-    command = 'ulimit -f 200; exec "$0" -m paceline run --quiet --record 0 -n 1 --out run train.py'
+    command = 'ulimit -f 400; exec "$0" -m paceline run --quiet --record 0 -n 1 --out run train.py'
     done = subprocess.run(
         ["bash", "-c", command, sys.executable],
         cwd=tmp_path,

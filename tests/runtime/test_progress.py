@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import pty
 import re
@@ -18,14 +19,17 @@ import pytest
 from rich.console import Console
 
 from paceline.core.choice import choose
-from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived
+from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import ApplyUpdate
 from paceline.protocols import registry
-from paceline.records.summary import Tally
+from paceline.records.summary import Tally, Target
 from paceline.runtime import progress
+from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.member import Member
 from paceline.runtime.output import Output
-from paceline.runtime.progress import Lines, Row, Screen, View, Watch, line, screen, state
+from paceline.runtime.progress import Lines, Screen, line
+from paceline.runtime.screen import screen
+from paceline.runtime.view import Curve, Row, Score, View, Watch, duration, ranges, settled, state
 from support.events import LONG
 from support.launch import Launch
 from support.scripts import training
@@ -38,7 +42,7 @@ class Asked:
     """Stands in for `Settings`."""
 
     def __init__(self, **given: Any) -> None:
-        self.__dict__ |= {"epochs": None, "max_steps": None, "max_seconds": None, **given}
+        self.__dict__ |= {"epochs": None, "max_steps": None, "max_seconds": None, "targets": (), **given}
 
 
 def member(worker: int = 0, **known: Any) -> Member:
@@ -102,19 +106,20 @@ def test_time_that_begins_anew_with_training_leaves_no_speed_behind(tally: Tally
 
 
 @pytest.mark.parametrize(
-    ("given", "epoch", "done"),
+    ("given", "epoch", "done", "until"),
     [
-        ({}, None, None),
-        ({}, (32, 2), 0.125),
-        ({"epochs": 4}, (32, 2), 0.0625),
-        ({}, (32, None), None),
-        ({"max_steps": 4}, (32, 2), 0.5),
-        ({"max_seconds": 3.0}, None, 2 / 3),
-        ({"max_steps": 1}, None, 1.0),
+        ({}, None, None, ""),
+        ({}, (32, 2), 0.125, "2 epochs"),
+        ({"epochs": 4}, (32, 2), 0.0625, "4 epochs"),
+        ({"epochs": 1}, (32, 2), 0.25, "1 epoch"),
+        ({}, (32, None), None, ""),
+        ({"max_steps": 4}, (32, 2), 0.5, "--max-steps 4"),
+        ({"max_seconds": 3.0}, None, 2 / 3, "--max-seconds 3"),
+        ({"max_steps": 1}, None, 1.0, "--max-steps 1"),
     ],
 )
 def test_what_is_done_is_the_share_of_whatever_ends_the_run_first(
-    given: dict[str, Any], epoch: tuple[int, int | None] | None, done: float | None, tally: Tally
+    given: dict[str, Any], epoch: tuple[int, int | None] | None, done: float | None, until: str, tally: Tally
 ) -> None:
     watch = Watch(Asked(**given), {0: member(0), 1: member(1)}, tally)  # type: ignore[arg-type]
     if epoch is not None:
@@ -122,7 +127,7 @@ def test_what_is_done_is_the_share_of_whatever_ends_the_run_first(
     stepped(tally, 0, 0, 1.0)
     stepped(tally, 1, 0, 1.0)
     view = watch.look(2.0)
-    assert view.done == done
+    assert (view.done, view.until) == (done, until)
     assert view.left == (None if done is None else pytest.approx(2.0 * (1 - done) / done))
 
 
@@ -141,6 +146,85 @@ def test_what_is_done_is_the_share_of_whatever_ends_the_run_first(
 )
 def test_a_workers_state_is_a_few_words(known: dict[str, Any], said: str) -> None:
     assert state(member(**known)) == said
+
+
+def test_a_wait_is_for_those_who_have_not_come_by_now_and_counts_for_each_of_them() -> None:
+    first, second = "waiting for worker 1, 2, 3, 4", "waiting for worker 2, 3"
+    known = {0: first, 1: second, 2: "computing", 3: "pushing", 4: second}
+    states, awaited_by = settled(known, dict.fromkeys(known, 0))
+    assert states == {**known, **dict.fromkeys((0, 1, 4), "waiting for workers 2-3")}
+    assert awaited_by == {2: 3, 3: 3}
+    in_circle = {0: "waiting for worker 1", 1: "waiting for worker 0"}
+    assert settled(in_circle, dict.fromkeys(in_circle, 0)) == (in_circle, {0: 1, 1: 1})
+
+
+@pytest.mark.parametrize("said", ["5 workers", "the slowest of 80 workers (1 of them)"])
+def test_a_wait_for_so_many_workers_is_for_the_slowest_of_those_who_do_not_wait(said: str) -> None:
+    known = {0: f"waiting for {said}", 1: "computing", 2: "computing", 3: "waiting: version 7 is being made", 4: "died"}
+    states, awaited_by = settled(known, {0: 1, 1: 1, 2: 0, 3: 0, 4: None})
+    assert states == {**known, 0: "waiting for worker 2"}
+    assert awaited_by == {2: 1}
+
+
+def test_a_wait_for_something_else_stays_as_it_is() -> None:
+    known = {0: "waiting for worker 1 to come to prepare()", 1: "waiting for 2 of its 3 workers"}
+    assert settled(known, {0: 0, 1: 0}) == (known, {})
+
+
+def test_a_curve_keeps_its_course_and_its_mean_in_a_few_points_however_long_it_is() -> None:
+    curve = Curve()
+    for value in range(1024):
+        curve.add(float(value))
+        curve.add(math.nan)
+        curve.add(math.inf)
+    assert Curve.MOST // 2 <= len(curve.points) < Curve.MOST
+    assert curve.points == sorted(curve.points)
+    assert sum(curve.points) / len(curve.points) == 511.5
+
+
+def test_a_view_has_the_course_of_what_workers_that_train_log(tally: Tally) -> None:
+    known = {0: member(0, logged={"loss": 2.0}), 1: member(1, logged={"loss": 4.0})}
+    watch = Watch(Asked(), known, tally)  # type: ignore[arg-type]
+    watch.look(1.0)
+    known[1].logged["loss"] = 1.0
+    assert watch.look(2.0).curve == (3.0, 1.5)
+    assert watch.look(2.0).logged == ("loss", 1.5)
+    for worker in (0, 1):
+        tally.record(WorkerLeft(worker=worker, reason="finished", at=3.0), ())
+    assert watch.look(4.0).curve == (3.0, 1.5, 1.5), "after training nothing is added"
+
+
+def test_a_target_has_the_best_value_so_far_and_the_moment_at_which_it_was_met(tally: Tally) -> None:
+    targets = (Target.parse("accuracy>=0.9"), Target.parse("loss<=0.1"))
+    watch = Watch(Asked(targets=targets), {0: member(0)}, tally)  # type: ignore[arg-type]
+    assert watch.look(1.0).scores == (
+        Score("accuracy", None, "accuracy>=0.9", None),
+        Score("loss", None, "loss<=0.1", None),
+    )
+    for version, accuracy, loss in ((1, math.nan, math.nan), (2, 0.95, 0.2), (3, 0.92, 0.4), (4, 0.5, 0.5)):
+        tally.recorded(version, 10.0 * version, None)
+        tally.evaluated(version, {"accuracy": accuracy, "loss": loss})
+    assert watch.look(1.0).scores == (
+        Score("accuracy", 0.95, "accuracy>=0.9", 20.0),
+        Score("loss", 0.2, "loss<=0.1", None),
+    )
+    without = Watch(Asked(), {0: member(0)}, tally)  # type: ignore[arg-type]
+    tally.evaluated(4, {"accuracy": 0.7, "loss": 0.3})
+    assert without.look(1.0).scores == (Score("accuracy", 0.7), Score("loss", 0.3))
+
+
+def test_a_view_counts_the_versions_that_are_evaluated(tally: Tally) -> None:
+    known = {0: member(0, stage="ended")}
+    evaluations = Evaluations(lambda one, message: None)
+    watch = Watch(Asked(), known, tally, evaluations)  # type: ignore[arg-type]
+    assert (watch.look(1.0).evaluated, watch.look(1.0).evaluates) == (None, False)
+    evaluations.begin([(1, "one"), (2, "two")])
+    evaluations.go_on([known[0]])
+    assert (watch.look(1.0).evaluated, watch.look(1.0).evaluates) == ((0, 2), True)
+    evaluations.done()
+    assert watch.look(1.0).evaluated == (1, 2)
+    evaluations.give_up()
+    assert not watch.look(1.0).evaluates
 
 
 # --- how it is said
@@ -162,7 +246,7 @@ VIEW = View(
 def test_a_line_has_all_of_it_in_short() -> None:
     assert line(VIEW) == (
         "65 s: 400 steps, 8.0 a second; 25% done, about 3:16 left; loss 0.7; staleness 1.0; "
-        "workers 0, 1 waiting for worker 3"
+        "workers 0-1 waiting for worker 3"
     )
     assert line(View(1.0, 0, 0.0, None, ())) == "1 s: 0 steps, 0.0 a second"
 
@@ -179,37 +263,56 @@ def test_whatever_else_may_end_a_run_counts_if_it_is_nearer(share: float, done: 
     assert (view.done, view.passed) == (done, 3.0)
 
 
-def test_a_screen_has_a_line_for_each_worker() -> None:
-    assert [" ".join(words.split()) for words in screen(VIEW, "ssp").splitlines()] == [
-        "ssp · 1:05 · 400 steps · 8.0 steps/s · 25%, about 3:16 left",
-        "worker steps steps/s lead stale loss",
-        "0 150 3.0 3 1 0.5 waiting for worker 3",
-        "1 150 3.0 3 2 0.7 waiting for worker 3",
-        "2 0 0.0 - - - died",
-        "3 100 2.0 0 0 0.9 computing",
-    ]
+def test_while_versions_are_evaluated_a_line_says_how_many_are_and_what_came_of_it() -> None:
+    view = replace(VIEW, evaluated=(3, 8), scores=(Score("accuracy", 0.81234), Score("loss", None, "loss<=0.1")))
+    assert line(view) == "65 s: 3 of 8 versions evaluated; accuracy 0.8123"
 
 
-def test_of_hundreds_of_workers_the_first_are_shown_and_the_others_counted() -> None:
-    crowd = replace(VIEW, rows=tuple(replace(VIEW.rows[0], worker=number) for number in range(500)))
-    shown = screen(crowd, "ssp").splitlines()
-    assert len(shown) == 2 + 16 + 1
-    assert shown[-1] == "and 484 more workers"
-    assert "workers 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 484 more waiting for" in line(crowd)
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ([3], "3"),
+        ([2, 0, 1, 4], "0-2, 4"),
+        ([0, 2, 4, 6], "0, 2 and 2 more"),
+        ([0, 1, 3, 4, 6, 7], "0-1, 3-4 and 2 more"),
+    ],
+)
+def test_workers_are_listed_in_ranges_and_of_many_the_first(workers: list[int], said: str) -> None:
+    assert ranges(workers, 2) == said
 
 
-@pytest.mark.parametrize("sign", [None, ("JPY_PARENT_PID", "7"), ("COLAB_GPU", ""), ("TERM", "dumb")])
-def test_a_notebooks_terminal_is_shown_lines(
+def test_hundreds_of_workers_in_like_state_are_a_few_words() -> None:
+    crowd = [replace(VIEW.rows[0], worker=number) for number in range(500)]
+    assert line(replace(VIEW, rows=tuple(crowd))).endswith("; workers 0-499 waiting for worker 3")
+    made = [replace(row, state=f"waiting: version {row.worker} is being made") for row in crowd]
+    assert line(replace(VIEW, rows=tuple(made))).endswith("; workers 0-499 waiting for the store")
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        None,
+        ("JPY_PARENT_PID", "7"),
+        ("COLAB_GPU", ""),
+        ("TERM", "dumb"),
+        ("TERM", "unknown"),
+        ("CI", "true"),
+        ("encoding", "ascii"),
+    ],
+)
+def test_what_shows_each_picture_below_the_one_before_is_shown_lines(
     sign: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("JPY_PARENT_PID", "COLAB_GPU"):
+    for name in ("JPY_PARENT_PID", "COLAB_GPU", "CI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     if sign is not None:
         monkeypatch.setenv(*sign)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    asked: Any = Asked(quiet=False, json=False, progress=10.0, choice=choose("asp", registry()))
+    for stream in ("stdout", "stderr"):
+        terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii" if sign == ("encoding", "ascii") else "utf-8")
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr(sys, stream, terminal)
+    asked: Any = Asked(quiet=False, json=False, progress=10.0, choice=choose("asp", registry()), folder=tmp_path)
     found = progress.shower(asked, Output(shown_on=sys.stdout, prefix=False))
     assert found is not None
     found.close()
@@ -220,15 +323,16 @@ def test_a_notebooks_terminal_is_shown_lines(
     ("seconds", "said"), [(8.4, "8 s"), (125.0, "2:05"), (3725.0, "1:02:05"), (36000.0, "10:00:00")]
 )
 def test_times_are_written_as_clocks_show_them(seconds: float, said: str) -> None:
-    assert progress._time(seconds) == said
+    assert duration(seconds) == said
 
 
-def test_lines_are_said_while_anybody_trains(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_said_while_anybody_trains_or_evaluates(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines(Output(shown_on=sys.stdout, prefix=False), 1.0)
     over = tuple(replace(row, lead=None) for row in VIEW.rows)
-    for view in (View(1.0, 0, 0.0, None, VIEW.rows), VIEW, replace(VIEW, rows=over)):
+    evaluated = replace(VIEW, rows=over, evaluated=(1, 2))
+    for view in (View(1.0, 0, 0.0, None, VIEW.rows), VIEW, replace(VIEW, rows=over), evaluated):
         lines.show(view)
-    assert capsys.readouterr().err == f"paceline: {line(VIEW)}\n"
+    assert capsys.readouterr().err == f"paceline: {line(VIEW)}\npaceline: {line(evaluated)}\n"
 
 
 def test_what_is_printed_meanwhile_stands_above_the_screen_and_the_screen_goes_when_it_is_closed(
@@ -236,7 +340,8 @@ def test_what_is_printed_meanwhile_stands_above_the_screen_and_the_screen_goes_w
 ) -> None:
     terminal = io.StringIO()
     output = Output(shown_on=sys.stdout, prefix=False)
-    shown = Screen(output, "ssp", Console(file=terminal, force_terminal=True, width=100, highlight=False))
+    console = Console(file=terminal, force_terminal=True, width=100, height=24, highlight=False)
+    shown = Screen(output, "ssp", Path("runs/one"), console)
     shown.show(VIEW)
     output.say("worker 2 died [exit code 1]")
     shown.show(VIEW)
@@ -247,7 +352,42 @@ def test_what_is_printed_meanwhile_stands_above_the_screen_and_the_screen_goes_w
     above = before_end.index("paceline: worker 2 died [exit code 1]\n")
     assert before_end.index("computing") < above < before_end.rindex("computing")
     erased = terminal.getvalue().rpartition("computing")[2]
-    assert erased.count("\x1b[2K") == len(screen(VIEW, "ssp").splitlines())
+    assert erased.count("\x1b[2K") == len(screen(VIEW, "ssp", "runs/one", 100, 24).plain.splitlines())
+
+
+def test_no_color_leaves_no_style_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown() -> str:
+        terminal = io.StringIO()
+        screen = Screen(Output(shown_on=sys.stdout, prefix=False), "ssp", Path(), Console(file=terminal, **looks))
+        screen.show(VIEW)
+        screen.close()
+        return terminal.getvalue()
+
+    looks: dict[str, Any] = {"force_terminal": True, "width": 100, "color_system": "standard"}
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[33mwaiting for \x1b[0m\x1b[1;35mworker 3\x1b[0m" in shown()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "waiting for worker 3" in shown()
+    assert not re.search(r"\x1b\[[0-9;]*m", shown())
+
+
+def test_a_terminal_that_takes_no_more_is_not_written_to_until_it_does() -> None:
+    """Whoever writes to a terminal that was stopped with Ctrl-S waits: the whole run would."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(reading, "rb"), open(writing, "wb", buffering=0) as pipe:
+        terminal = io.StringIO()
+        terminal.fileno = pipe.fileno  # type: ignore[method-assign]
+        console = Console(file=terminal, force_terminal=True, width=100)
+        shown = Screen(Output(shown_on=sys.stdout, prefix=False), "ssp", Path(), console)
+        while pipe.write(b"x" * 4096):
+            pass
+        shown.show(VIEW)
+        assert "computing" not in terminal.getvalue()
+        os.read(reading, 1 << 16)
+        shown.show(VIEW)
+        shown.close()
+    assert "computing" in terminal.getvalue()
 
 
 # --- in real runs
@@ -273,11 +413,12 @@ def test_on_a_terminal_the_workers_are_shown_and_the_summary_stays(tmp_path: Pat
     (tmp_path / "train.py").write_text(LOGGING)
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "paceline", "run", "-p", "asp", "--out", "run", "train.py"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdin=end, stdout=end, stderr=end)
+    env = {name: value for name, value in os.environ.items() if name != "CI"} | {"TERM": "xterm"}
+    process = subprocess.Popen(command, cwd=tmp_path, stdin=end, stdout=end, stderr=end, env=env)
     os.close(end)
     shown = b"".join(iter(_reader(terminal), b"")).decode()
     assert process.wait(LONG) == 0
-    assert re.search(r"asp · \d+ s · \d+ steps", shown)
+    assert re.search(r"asp · 2 workers · \d+ s · \d+ steps", re.sub(r"\x1b\[[\d;]*m", "", shown))
     last = shown.rindex("\x1b[2K")
     assert "2 workers" in shown[last:], "the summary comes after the screen is gone"
 

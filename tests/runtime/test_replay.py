@@ -23,39 +23,9 @@ from paceline.records.ledger import read_facts
 from paceline.records.reading import open_run
 from support import nursery
 from support.runs import Run, run, side_by_side
+from support.scripts import that_draws
 
-SCRIPT = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-torch.manual_seed(3)
-model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-data = TensorDataset(torch.randn(240, 6), torch.randint(0, 3, (240,)))
-loader = DataLoader(data, batch_size=8, shuffle=True)
-
-
-
-def evaluate(model):
-    model.eval()
-    with torch.no_grad():
-        return {"loss": nn.functional.cross_entropy(model(data.tensors[0]), data.tensors[1]).item()}
-
-
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2, evaluate=evaluate)
-for epoch in range(2):
-    for x, y in loader:
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        paceline.log(loss=loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    scheduler.step()
-"""
+SCRIPT = that_draws()
 
 UNEQUAL = """
 [cluster]

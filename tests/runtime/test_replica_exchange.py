@@ -75,6 +75,7 @@ def company_of_three(stepped: bool) -> Iterator[Company]:
         Outbox(to_store, loop, unused),
         0,
         idle_cores=unused,
+        timed=unused,
         applied=unused,
         made=unused,
         checked=unused,

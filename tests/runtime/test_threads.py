@@ -39,6 +39,39 @@ print("trained", trained)
 """
 
 
+BESIDE = """
+import threading
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+def train():
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=4, shuffle=True))
+    for x, y in loader:
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        states = model.state_dict(), optimizer.state_dict()
+    paceline.finish()
+    print("trained, of", sorted(states[0]), len(states[1]["state"]))
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_script_may_prepare_and_train_in_a_thread_of_its_own(launch: Launch) -> None:
+    run = launch.run(BESIDE, "-n", "2", "-p", "bsp", "--tee", "all").completed()
+    assert run.out.count("trained, of ['bias', 'weight'] 2\n") == 2, run.out
+    assert run.summary["samples"] == 64
+
+
 @pytest.mark.parametrize("protocol", ["bsp", "asp", "ripples"])
 def test_a_thread_of_the_script_may_fetch_ahead(protocol: str, launch: Launch) -> None:
     run = launch.run(AHEAD, "-n", "2", "-p", protocol, "--tee", "all").completed()

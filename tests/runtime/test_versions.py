@@ -21,15 +21,15 @@ def test_a_version_has_the_buffers_of_those_whose_deaths_were_not_told_before_it
     store: Any = SimpleNamespace(record=written.append, slots=SimpleNamespace(where={1: 0, 2: 1}))
     members: Any = {worker: SimpleNamespace(left=None) for worker in range(3)}
     offer: Any = SimpleNamespace(buffers=None, loads=True)
-    versions = StoredVersions(exchange, members, recordings, lambda: 1.0)
+    versions = StoredVersions(exchange, members, recordings)
     versions.begin(store, offer)
     versions.ordered(1)
     members[0].left = "died"
     exchange.lost[0] = None
-    versions.made(1)
+    versions.made(1, 1.0)
     exchange.samples = 16
     versions.ordered(2)
-    versions.made(2)
+    versions.made(2, 2.0)
     assert [order.workers for order in written] == [[0, 1, 2], [1, 2]]
 
 

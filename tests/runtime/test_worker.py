@@ -11,7 +11,7 @@ import pytest
 from paceline.core.choice import choose
 from paceline.core.leases import Batch
 from paceline.core.scenario import Scenario
-from paceline.errors import RunFailed
+from paceline.errors import PeerLost, RunFailed
 from paceline.fabric.channel import Channel, pair
 from paceline.protocols import registry
 from paceline.runtime import messages
@@ -22,9 +22,10 @@ from paceline.training.orders import Orders
 from paceline.training.seeding import order_digest
 
 SETTINGS: dict[str, Any] = {
-    "script": Path("train.py"), "arguments": (), "workers": 2, "seed": 0, "threads": 1, "folder": Path("run"),
-    "shards": None, "epochs": None, "record": 4, "targets": (), "on_loss": "continue", "tee": "first",
-    "max_steps": None, "max_seconds": None, "report_waits": 30.0, "json": False, "on_divergence": "stop",
+    "script": Path("train.py"), "source": b"", "arguments": (), "workers": 2, "seed": 0, "threads": 1,
+    "folder": Path("run"), "shards": None, "epochs": None, "record": 4, "targets": (), "on_loss": "continue",
+    "tee": "first", "max_steps": None, "max_seconds": None, "report_waits": 30.0, "json": False,
+    "on_divergence": "stop",
 }  # fmt: skip
 
 
@@ -75,6 +76,18 @@ def test_a_lease_of_a_new_epoch_is_given_after_its_order_is_told(ends: Any) -> N
     told = [coordinator.receive()[0] for _ in range(3)]
     wanted = messages.LeaseWanted(3, 1, digest)
     assert told == [wanted, messages.OrderDrawn(3, 0, digest, [[4, 5], [6]], True, 3), wanted]
+
+
+def test_a_process_that_the_script_forks_says_nothing_in_the_workers_name(ends: Any) -> None:
+    link, coordinator = ends
+    link.leave_to_parent()  # as in the child of a fork
+    link.leave_to_parent()  # and in that one's child
+    link.refuse("the script asks for LOCAL_RANK")
+    link.ended_by_parser(2)
+    with pytest.raises(RuntimeError, match="a process that the script forked takes no part in the run"):
+        link.lease(0, Orders([[4, 5], [6]], seed=0))
+    with pytest.raises(PeerLost):
+        coordinator.receive()
 
 
 def test_an_answer_out_of_turn_ends_the_worker_rather_than_being_passed_over(ends: Any) -> None:

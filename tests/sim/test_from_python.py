@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from snippets import snippets
 
 import paceline
 import paceline.api
@@ -155,20 +156,18 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", ["README.md", "docs/simulate.md"])
-def test_the_tables_that_pages_show_are_what_comes_out(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables_that_the_page_shows_are_what_comes_out(capsys: pytest.CaptureFixture[str]) -> None:
     """A simulation is the same everywhere, so what it printed once can be compared to the last digit."""
-    blocks = (ROOT / page).read_text().split("```")[1::2]
     shown = 0
-    for block, following in pairwise(blocks):
-        command = block.replace("\\\n", " ").strip()
-        if command.startswith("paceline simulate "):
-            arguments = [argument.replace("examples/", f"{ROOT}/examples/") for argument in command.split()[1:]]
-            assert main(arguments) == 0
-        elif command.startswith("python\nimport paceline") and "paceline.simulate(" in command:
-            exec(command.removeprefix("python"), {})
-        else:
+    for block, following in pairwise(snippets((ROOT / "docs" / "simulate.md").read_text())):
+        if following.language != "text":
             continue
+        if block.language == "python":
+            exec(block.text, {})
+        else:
+            (command,) = block.commands
+            assert command.words[:2] == ["paceline", "simulate"]
+            assert main([word.replace("examples/", f"{ROOT}/examples/") for word in command.words[1:]]) == 0
         shown += 1
-        assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == following.strip("\n").splitlines()
-    assert shown > 0
+        assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == following.text.splitlines()
+    assert shown == 2

@@ -327,7 +327,7 @@ def test_that_averages_are_free_where_only_the_stores_link_is_given_is_said(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_cleanly_with_what_was_reached(number: int, tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(CLUSTER)
-    flags = ["-p", "asp", "-p", "bsp", "--seconds", "1e12", "--out", str(tmp_path / "kept"), "--json"]
+    flags = ["-p", "asp", "-p", "bsp", "--seconds", "1e9", "--out", str(tmp_path / "kept"), "--json"]
     main_of = "import sys; from paceline.cli.main import main; sys.exit(main(sys.argv[1:]))"
     process = subprocess.Popen(
         [sys.executable, "-c", main_of, "simulate", str(tmp_path / "cluster.toml"), *flags],

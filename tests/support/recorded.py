@@ -99,7 +99,7 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
     folder.mkdir()
     choice = choose(protocol, registry())
     with closing(Ledger(folder / "ledger.sqlite")) as ledger:
-        journal = Journal(ledger)
+        journal, made = Journal(ledger), dict[int, float]()
         noted(folder, ledger, {**AS_REAL, "protocol": choice.to_plain(), "workers": 4, "seed": seed})
 
         def record(fact: Fact, orders: tuple[Order, ...]) -> None:
@@ -113,6 +113,8 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
             for order in orders:
                 if isinstance(order, ApplyUpdate):
                     ledger.checked(order.version, order.version)
+                    ledger.committed(order.version, fact.at)
+                    made[order.version] = fact.at
 
         def use(worker: int, step: int, epoch: int, batch: int) -> None:
             ledger.leased(worker, epoch, (epoch, batch))
@@ -125,7 +127,7 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
             ledger.epoch_opened(number, order, order_digest(order), 0, sum(map(len, order)))
         version, samples = journal.tally.versions, sum(share.samples for share in journal.tally.shares.values())
         sha256, file = "5" * 64, f"versions/{version:08d}.safetensors"
-        journal.recorded(version, journal.tally.latest, samples, sha256, file)
+        journal.recorded(version, made[version], samples, sha256, file)
         journal.ended("completed", None)
         summary = journal.tally.summary(
             protocol=choice,

@@ -61,6 +61,46 @@ def training(
     )
 
 
+DRAWS = """
+import os, signal, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+data = TensorDataset(torch.randn(240, 6), torch.randint(0, 3, (240,)))
+loader = DataLoader(data, batch_size=8, shuffle=True)
+def evaluate(model):
+    model.eval()
+    with torch.no_grad():
+        accuracy = (model(data.tensors[0]).argmax(dim=1) == data.tensors[1]).double().mean().item()
+    return {{"accuracy": accuracy, "drawn": torch.rand(()).item()}}
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2, evaluate=evaluate)
+step = 0
+for epoch in range(2):
+    for x, y in loader:
+{inside}
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        paceline.log({logged})
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+    scheduler.step()
+"""
+
+
+def that_draws(inside: str = "", *, logged: str = "loss=loss.item()") -> str:
+    """A script for replays, which draws wherever it can: values, orders, masks and what it evaluates.
+
+    It has buffers, momentum and a scheduler, too. `inside` comes before each step, and `logged` is what is logged.
+    """
+    return DRAWS.format(inside=indent(dedent(inside), " " * 8), logged=logged)
+
+
 ENDLESS: dict[str, int] = {"epochs": 300, "samples": 4000}
 """For `training`: more than any test waits for, in epochs so long that a stopped script is soon through them."""
 

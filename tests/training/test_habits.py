@@ -285,6 +285,7 @@ def averages_swapped_in_to_evaluate(model, part, optimizer):
                 for average, parameter in zip(averages, part.parameters()):
                     parameter.copy_(average)
                 evaluated.append(loss_of(part, 1000).item())
+                evaluated.append(model.state_dict()["averages_swapped_in_to_evaluate.first.weight"].clone())
                 for own, parameter in zip(kept, part.parameters()):
                     parameter.data.copy_(own)
     return evaluated
@@ -982,7 +983,7 @@ def test_a_parameter_changed_in_place_after_a_step_is_refused_in_one_line_with_i
 
 
 def test_averages_swapped_in_to_evaluate_and_out_again_are_no_change(loops: Twins) -> None:
-    assert len(loops.same("averages_swapped_in_to_evaluate")) == 3
+    assert len(loops.same("averages_swapped_in_to_evaluate")) == 6
 
 
 # --- groups, freezing, rates ----------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from paceline.errors import ConfigError
+from paceline.training import prepare as preparing
+from paceline.training.frameworks import where_prepare_goes
 from paceline.training.loader import checked
 from paceline.training.prepare import prepare
 
@@ -28,6 +30,11 @@ def train(model: nn.Linear, optimizer: torch.optim.SGD, loader: DataLoader[tuple
     prepared = paceline.prepare(model, optimizer, loader, epochs=2)
     assert_type(prepared, tuple[nn.Linear, torch.optim.SGD, DataLoader[tuple[Tensor, ...]]])
     model, optimizer, loader = prepared
+
+run = paceline.run(train, workers=4, protocol="ssp", scenario={"worker": []}, on_loss="stop", kwargs={"loader": None})
+assert_type(run, paceline.Run)
+assert_type(paceline.compare("train.py", protocol=["bsp", "asp"]).runs, list[paceline.Run])
+assert_type(run.state_dict(), dict[str, Tensor])
 """
 
 
@@ -54,16 +61,19 @@ def test_a_distributed_sampler_is_refused_in_a_line_of_its_own(batches: bool) ->
         checked(loader)
 
 
-def framework(package: str) -> Any:
-    return type("Wrapped", (), {"__module__": f"{package}.wrappers"})()
+def framework(module: str) -> Any:
+    return type("Wrapped", (), {"__module__": module})()
 
 
 @pytest.mark.parametrize(
     ("wrapped", "said"),
     [
-        (framework("lightning"), "before Lightning Fabric's setup"),
-        (framework("lightning_fabric"), "before Lightning Fabric's setup"),
-        (framework("accelerate"), "before Accelerate's prepare"),
+        (framework("lightning.fabric.wrappers"), "before Lightning Fabric's setup.*without setup_dataloaders"),
+        (framework("lightning_fabric.wrappers"), "before Lightning Fabric's setup.*without setup_dataloaders"),
+        (framework("lightning.pytorch.trainer.trainer"), r"before fit\(\).*have configure_optimizers\(\) return it"),
+        (framework("pytorch_lightning.trainer.trainer"), r"before fit\(\).*have configure_optimizers\(\) return it"),
+        (framework("accelerate.optimizer"), "before Accelerate's prepare"),
+        (framework("transformers.trainer"), "A Trainer makes its own only in train"),
         (None, "A Trainer makes its own only in train"),
     ],
 )
@@ -76,3 +86,49 @@ def test_what_a_framework_has_wrapped_is_refused_with_where_prepare_goes(wrapped
             checked(wrapped)
         with pytest.raises(ConfigError, match=said):
             prepare(wrapped, torch.optim.SGD(model.parameters()))
+
+
+def test_outside_a_run_prepare_may_be_called_again_as_a_notebook_s_cell_does() -> None:
+    for _ in range(2):
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters())
+        assert prepare(model, optimizer) == (model, optimizer)
+
+
+def test_a_worker_of_a_program_that_has_prepared_a_model_alone_may_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing._Process, "link", None)
+    model = nn.Linear(2, 2)
+    prepare(model, torch.optim.SGD(model.parameters()))
+    assert preparing._Process.prepared
+    link: Any = object()
+    preparing.attach(link)  # as in a worker that the program's process forks
+    assert not preparing._Process.prepared
+
+
+def test_a_model_that_is_not_there_is_not_told_of_optimizers() -> None:
+    nothing: Any = None
+    with pytest.raises(ConfigError, match=r"prepare\(\) got a NoneType as its model; it must be a torch.nn.Module$"):
+        prepare(nothing, torch.optim.SGD(nn.Linear(2, 2).parameters()))
+
+
+def test_who_only_shares_the_beginning_of_a_framework_s_name_is_not_taken_for_it() -> None:
+    assert where_prepare_goes(framework("accelerated.wrappers")) == ""
+
+
+def test_an_optimizer_that_swaps_parameters_outside_its_step_is_refused() -> None:
+    """As the schedule-free ones do: a worker would test and save the values that it trains, not their average."""
+
+    class Swapping(torch.optim.SGD):
+        def train(self) -> None: ...
+
+        def eval(self) -> None: ...
+
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"of class Swapping, changes the parameters in its train\(\) and eval\(\)"):
+        prepare(model, Swapping(model.parameters()))
+
+
+def test_more_epochs_than_a_record_can_hold_are_refused_with_the_bound() -> None:
+    model = nn.Linear(1, 1)
+    with pytest.raises(ConfigError, match=f"it must be a whole number, {2**53} or less"):
+        prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), epochs=10**30)

@@ -1,7 +1,7 @@
 """`name:key=value,key=value`: how a protocol and its parameters are written, wherever one is named.
 
 A protocol's `Config` declares each parameter once, with `parameter`: its default, what it means, its range. Its
-`__post_init__` calls `check_parameters`, and then checks what two parameters have to do with each other.
+`__post_init__` calls `check_parameters`, and then checks how two parameters fit together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.core.machine import Machine, Part, Spec
 from paceline.core.orders import Why
 from paceline.errors import ConfigError
 
-MOST_WHOLE = 2**53  # beyond it not every reader of a ledger keeps whole numbers as they are
+MOST_WHOLE = 2**53  # beyond it some readers of a ledger round whole numbers
 
 T = TypeVar("T")
 
@@ -34,8 +34,8 @@ def parameter(
 ) -> T:
     """A field of a protocol's `Config`.
 
-    `what` says what it means, and in which unit; `unit` is the word after a refused value. A number is `least` or
-    more (with `above`, more than `least`) and `most` or less.
+    `what` says what the parameter means, and in which unit. `unit` is the word after a refused value. A number is
+    `least` or more (with `above`, more than `least`) and `most` or less.
     """
     about = {"what": what, "unit": unit, "least": least, "most": most, "above": above}
     return field(default=default, metadata=about)
@@ -43,12 +43,12 @@ def parameter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """What a `Config` declares of one parameter; `parameter` says what the words and the range are."""
+    """What a `Config` declares of one parameter. See `parameter` for the words and the range."""
 
     name: str
     default: Any
     kind: type[Any]
-    """bool, int or float; str is one of the words in `allowed`, or a protocol if there are none."""
+    """bool, int, float or str. A str is one of the words in `allowed`, or a protocol if `allowed` is empty."""
     allowed: tuple[str, ...] = ()
     optional: bool = False
     """Whether it may be None, written `none`."""
@@ -67,20 +67,20 @@ class Parameter:
         return self._must_be(nouns[self.kind], self._range())
 
     def read(self, protocol: str, text: str) -> Any:
-        """The allowed value that `text` writes. Raises ConfigError if there is none."""
+        """Return the allowed value that `text` writes. Raises ConfigError if there is none."""
         value: Any = text
         if self.optional and text == "none":
             value = None
         elif self.kind is bool and text in ("true", "false"):
             value = text == "true"
         elif self.kind in (int, float):
-            with contextlib.suppress(ValueError):  # then it is still text, which `check` refuses
+            with contextlib.suppress(ValueError):  # what is no number stays text, and `check` refuses it
                 value = self.kind(text)
         self.check(protocol, value)
         return value
 
     def check(self, protocol: str, value: Any) -> None:
-        """Raises ConfigError for a value that is of another kind, not finite, or out of range."""
+        """Raise ConfigError for a value that is of another kind, not finite, or out of range."""
         if self.optional and value is None:
             return
         if not self._is_of_kind(value):
@@ -90,7 +90,7 @@ class Parameter:
         low = self.least is not None and (value <= self.least if self.above else value < self.least)
         high = self.most is not None and value > self.most
         if self.kind is int and value > MOST_WHOLE:
-            raise self._refused(protocol, value, f"it must be at most {MOST_WHOLE}")
+            raise self._refused(protocol, value, f"at most {MOST_WHOLE}")
         if low or high:
             raise self._refused(protocol, value, self._must_be(self._range()))
 
@@ -117,7 +117,7 @@ class Parameter:
 
 
 def declared(config: type[Any]) -> dict[str, Parameter]:
-    """What the class `config` declares, by name, in its order."""
+    """Return what the class `config` declares, by name, in its order."""
     hints = get_type_hints(config)
     return {entry.name: _parameter(entry, hints[entry.name]) for entry in fields(config)}
 
@@ -140,7 +140,7 @@ def _parameter(entry: Field[Any], kind: Any) -> Parameter:
 
 
 def check_parameters(protocol: str, config: Any) -> None:
-    """For a Config's `__post_init__`. Raises ConfigError, in one line, for the first value that is not allowed."""
+    """Raise ConfigError, in one line, for the first value that is not allowed. For a Config's `__post_init__`."""
     for name, about in declared(type(config)).items():
         about.check(protocol, getattr(config, name))
 
@@ -174,16 +174,16 @@ class Choice:
 
     @property
     def unapplied(self) -> int:
-        """How many updates of one worker may be unapplied at once, whichever part decides: see `Spec.unapplied`."""
+        """How many updates of one worker may be unapplied at once, whichever part is active: see `Spec.unapplied`."""
         return max([self.spec.unapplied(self.config), *(part.unapplied for part in self.parts)])
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Code of a `why` to its sentence: its own, and those of its parts."""
+        """Code of a `why` to its sentence: those of the protocol, and those of its parts."""
         return {code: text for one in (*self.parts, self) for code, text in one.spec.reasons.items()}
 
     def sentence(self, why: Why) -> str:
-        """`why` written out, whichever of its parts said it."""
+        """Write `why` out as a sentence, whichever part said it."""
         for one in (self, *self.parts):
             if why[0] in one.spec.reasons:
                 return one.spec.sentence(why)
@@ -203,7 +203,7 @@ class Choice:
 
 
 def choose(text: str, known: Mapping[str, Spec]) -> Choice:
-    """The choice that `text` writes. Raises ConfigError, in one line, for any mistake.
+    """Return the choice that `text` writes. Raises ConfigError, in one line, for any mistake.
 
     >>> from paceline.protocols import registry
     >>> str(choose("ssp:bound=2", registry()))
@@ -228,9 +228,9 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
 
 
 def check_fit(choice: Choice, hosts: Sequence[str]) -> None:
-    """Raises ConfigError, in one line, if the protocol can't train with one worker on each of these hosts.
+    """Raise ConfigError, in one line, if the protocol can't train with one worker on each of these hosts.
 
-    Runs and simulations ask here, so that both refuse the same parts in the same words. Machines can be composed of
+    Runs and simulations ask here, so both refuse the same parts in the same words. Machines can be composed of
     any protocols of one family, but an optimizer's state can't be moved between the store and the workers.
     """
     for key, part in zip(choice.spec.parts, choice.parts, strict=True):
@@ -245,12 +245,12 @@ def check_fit(choice: Choice, hosts: Sequence[str]) -> None:
 
 
 def _settings(text: str, spec: Spec, known: Mapping[str, Spec]) -> list[str]:
-    """The settings in `text`, one each: a part's own (`first=dssp:lower=2,upper=8`) stay with it.
+    """Split `text` into settings. A part's own settings (`first=dssp:lower=2,upper=8`) stay with it.
 
-    One that both the whole and the part have is the whole's.
+    A setting that both the whole and the part have is the whole's.
     """
     own = declared(spec.config)
-    inner: Mapping[str, Parameter] = {}  # what the part has that the last setting names with parameters
+    inner: Mapping[str, Parameter] = {}  # the parameters of the part in the last setting, if it gives any of them
     settings: list[str] = []
     for setting in text.split(","):
         key, _, value = setting.partition("=")
@@ -264,7 +264,7 @@ def _settings(text: str, spec: Spec, known: Mapping[str, Spec]) -> list[str]:
 
 
 def _part(whole: Spec, key: str, text: str, known: Mapping[str, Spec]) -> Choice:
-    """The protocol that this parameter of `whole` names: of its family, and without parts itself."""
+    """Return the protocol that this parameter of `whole` names: of the same family, and without parts itself."""
     name = text.partition(":")[0]
     if name == whole.name:
         raise ConfigError(f"{whole.name}: {key} is {name}; {name} can't contain itself")
@@ -279,15 +279,15 @@ def _part(whole: Spec, key: str, text: str, known: Mapping[str, Spec]) -> Choice
 
 
 def named(name: str, known: Mapping[str, Spec]) -> Spec:
-    """The protocol of that name. Raises ConfigError, in one line, if there is none."""
+    """Return the protocol of that name. Raises ConfigError, in one line, if there is none."""
     if name not in known:
-        hint = _apart(name, known) or nearest(name, known)
+        hint = _apart(name, known) or _without_key(name, known) or nearest(name, known)
         raise ConfigError(f'unknown protocol "{name}"{hint}; known: {", ".join(known)}')
     return known[name]
 
 
 def _apart(text: str, known: Iterable[str]) -> str:
-    """What was probably meant by a name with commas in it: several protocols, or parameters."""
+    """A hint for a name with commas in it: several protocols were meant, or parameters."""
     name, comma, rest = text.partition(",")
     if not comma:
         return ""
@@ -298,6 +298,13 @@ def _apart(text: str, known: Iterable[str]) -> str:
     return f" (each -p names one; commands that take several take {several})"
 
 
+def _without_key(text: str, known: Mapping[str, Spec]) -> str:
+    """A hint for `ssp=3`: a protocol with a value, and no parameter named."""
+    name, equals, value = text.partition("=")
+    keys = list(declared(known[name].config)) if equals and name in known else []
+    return f' (did you mean "{name}:{keys[0] if len(keys) == 1 else "KEY"}={value}"?)' if keys else ""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean "…"?)` if something known is near, else nothing."""
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
@@ -305,7 +312,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def brief(spec: Spec, parameters: Mapping[str, Any]) -> str:
-    """The protocol with those of these parameters that are not as they are by default, as they are typed."""
+    """The protocol as it is typed, with those parameters that differ from their defaults."""
     usual = declared(spec.config)
     settings = ",".join(f"{key}={written(value)}" for key, value in parameters.items() if value != usual[key].default)
     return f"{spec.name}:{settings}" if settings else spec.name

@@ -1,19 +1,19 @@
-"""Step counters: how many steps each worker has finished, who is last and who first, and when their updates came."""
+"""Step counters: how many steps each worker has finished, which workers are last and first, and when updates came."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-NAMED_UP_TO = 64  # workers; a scan of so few costs less than the sentence that names them
+NAMED_UP_TO = 64  # workers: scanning so few costs less than the sentence that names them
 
 
 @dataclass(slots=True)
 class Counts:
     """Steps finished by each live worker, with the least and the most of them always at hand.
 
-    A count of the workers at each number and pointers to its ends make every operation O(1) amortized:
-    one only climbs, the other never falls further than it climbed, and neither climbs further than the
+    A count of the workers at each number, and pointers to its ends, make every operation O(1) amortized.
+    One pointer only climbs. The other never falls further than it climbed. Neither climbs further than the
     steps that were finished.
     """
 
@@ -21,12 +21,12 @@ class Counts:
     at: dict[int, int] = field(default_factory=dict)
     """How many workers have finished exactly so many steps; no zeros."""
     least: int = 0
-    """The smallest number in `finished`; where there is none, the last that was."""
+    """The smallest number in `finished`, or the last one if `finished` is empty."""
     most: int = 0
-    """The greatest, in the same way."""
+    """The greatest number, in the same way."""
 
     def enter(self, worker: int) -> None:
-        """A newcomer counts from the slowest live worker's number, so that nobody waits for it to catch up."""
+        """A newcomer counts from the slowest live worker's number, so no worker waits for it to catch up."""
         self.finished[worker] = self.least
         self.at[self.least] = self.at.get(self.least, 0) + 1
 
@@ -40,7 +40,7 @@ class Counts:
         self._vacate(count)
 
     def leave(self, worker: int) -> None:
-        """It counts no more."""
+        """The worker counts no more."""
         self._vacate(self.finished.pop(worker))
 
     def lead(self, worker: int) -> int:
@@ -48,7 +48,7 @@ class Counts:
         return self.finished[worker] - self.least
 
     def slowest(self) -> str:
-        """Who is last, by name in a small company, else by number: a scan of thousands would not be O(1)."""
+        """The slowest workers: by name if all are few, else by number, as a scan of thousands would not be O(1)."""
         if len(self.finished) > NAMED_UP_TO:
             return f"the slowest of {len(self.finished)} workers ({self.at[self.least]} of them)"
         return "worker " + ", ".join(str(one) for one, count in self.finished.items() if count == self.least)
@@ -68,16 +68,16 @@ class Counts:
 class Pace:
     """Counts of steps, and the times at which each live worker's last two updates arrived, in seconds.
 
-    Each number of steps has a heap of those who came to it, by the time at which they did. What is
-    outdated in it is dropped when it comes up, and where it is the greater part: every operation is
-    O(log n) amortized, and nothing is kept longer than O(n).
+    Each number of steps has a heap of the workers that came to it, by the time at which they did. Outdated
+    entries are dropped when they come up, and when they are the greater part. So every operation is
+    O(log n) amortized, and all that is kept is O(n).
     """
 
     counts: Counts = field(default_factory=Counts)
     times: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    """Of each live worker: its latest arrival and the one before, as far as there were any."""
+    """For each live worker: its latest arrival and the one before, as far as there were any."""
     queues: dict[int, list[tuple[tuple[float, ...], int]]] = field(default_factory=dict)
-    """(its latest arrival if there was one, worker) of those at each number: who has none sorts first."""
+    """(latest arrival if there was one, worker) of the workers at each number. Those without an arrival sort first."""
 
     def enter(self, worker: int) -> None:
         """A newcomer counts from the slowest live worker's number, and nothing is known of its pace."""
@@ -94,16 +94,16 @@ class Pace:
         self._thin(count)
 
     def leave(self, worker: int) -> None:
-        """It counts no more, and what was known of it is forgotten."""
+        """The worker counts no more, and what was known of it is forgotten."""
         count = self.counts.finished[worker]
         self.counts.leave(worker)
         del self.times[worker]
         self._thin(count)
 
     def laggard(self) -> int:
-        """The slowest: of those with the fewest steps the one unheard of for longest, then the lowest.
+        """The slowest worker: of those with the fewest steps the one that has not pushed for longest, then the lowest.
 
-        Who was never heard of comes before all others. There must be a worker.
+        A worker that has never pushed comes before all others. There must be a worker.
         """
         queue = self.queues[self.counts.least]
         while not self._holds(self.counts.least, queue[0]):
@@ -119,7 +119,7 @@ class Pace:
         if not here:
             del self.queues[count]
         elif len(self.queues[count]) > 2 * here:
-            # Sorted is a heap, too. Who left and came back at the same number may be in it twice.
+            # A sorted list is a heap, too. A worker that left and came back at the same number may be in it twice.
             self.queues[count] = sorted({entry: None for entry in self.queues[count] if self._holds(count, entry)})
 
     def _holds(self, count: int, entry: tuple[tuple[float, ...], int]) -> bool:

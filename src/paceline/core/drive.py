@@ -15,10 +15,10 @@ def drive(
     carry_out: Callable[[Order], None],
     record: Callable[[Fact, tuple[Order, ...]], None],
 ) -> None:
-    """Hand each fact to the machine, record it with the machine's orders, carry these out in turn.
+    """Hand each fact to the machine, record it with the machine's orders, and carry these out in turn.
 
-    `facts` is a live source: what `carry_out` brings about comes out of it later. `record` is
-    called before any order is carried out, so that the record never lacks a cause.
+    `facts` is a live source: it later yields what `carry_out` has caused. `record` is
+    called before any order is carried out, so the record never lacks a cause.
     """
     for fact in facts:
         orders = machine.handle(fact)

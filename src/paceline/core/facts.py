@@ -1,8 +1,8 @@
-"""Facts: what has happened, one frozen class for each. A machine learns of the world by these alone.
+"""Facts: what has happened, one frozen class for each. A machine learns of the world by facts alone.
 
 `at` is in seconds since the run's start, on the coordinator's monotonic clock or the simulator's.
 A step number belongs to one worker and is never used twice. A version counts the updates applied
-to the parameters in the store; the initial parameters are the version that `TrainingBegan` names.
+to the parameters in the store. The initial parameters are the version that `TrainingBegan` names.
 Where every worker has a replica of its own, a version counts that replica's changes: its own steps, and
 the averages of groups that it was in.
 """
@@ -21,14 +21,14 @@ class TrainingBegan:
     version: int
     at: float
     work: int | None = None
-    """How much the whole run has to do: samples, or steps where samples are not counted; None when nobody knows."""
+    """How much the whole run has to do: samples, or steps where samples are not counted; None if that is unknown."""
     seed: int = 0
-    """What a machine that draws lots begins with."""
+    """Seeds a machine that draws lots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJoined:
-    """A worker has come, at any time; `step` is its next unused number."""
+    """A worker has joined, at any time. `step` is its next unused number."""
 
     worker: int
     host: str
@@ -38,7 +38,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLeft:
-    """A worker has gone, at any time. What it had not fully pushed will never arrive."""
+    """A worker has left, at any time. What it had not fully pushed will never arrive."""
 
     worker: int
     reason: str
@@ -60,7 +60,7 @@ class GradientReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDeclined:
-    """A released step has no data left to work on; the worker computes no more."""
+    """A released step has no data left to work on. The worker computes no more."""
 
     worker: int
     step: int
@@ -89,7 +89,7 @@ class ParametersTaken:
 class ReduceFinished:
     """A group has averaged, and no member has died meanwhile.
 
-    Of parameters, every member's replica is the mean; of gradients, the mean is there.
+    If it averaged parameters, every member's replica is now the mean. If it averaged gradients, their mean is ready.
     """
 
     group: int
@@ -98,7 +98,7 @@ class ReduceFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceFailed:
-    """A group could not average, and no member's replica has changed. `WorkerLeft` of the lost comes before."""
+    """A group could not average, and no member's replica has changed. `WorkerLeft` of the lost members comes first."""
 
     group: int
     lost: tuple[int, ...]
@@ -107,9 +107,9 @@ class ReduceFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCopied:
-    """A joiner has its replica: that of the source, as it was when the copy was ordered.
+    """A joiner has its replica: the source's, as it was when the copy was ordered.
 
-    The source may have left meanwhile in an orderly way; if it has died, this never comes.
+    The source may have left meanwhile in an orderly way. If it has died, this fact never comes.
     """
 
     source: int

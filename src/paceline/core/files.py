@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
 from pathlib import Path
+from typing import TextIO
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """All of a regular file. Raises OSError for anything else: of a pipe, whoever reads it might wait for ever."""
+    """Read all of a regular file. Raises OSError for anything else: reading a pipe might wait for ever."""
     descriptor = os.open(Path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode
@@ -18,3 +20,13 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "Not a regular file")
         return file.read()
+
+
+def is_read(stream: TextIO, within: float = 0.0) -> bool:
+    """Whether this stream takes more in so many seconds: a pipe or a terminal whose reader has stopped doesn't."""
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), select.POLLOUT)
+    except (OSError, ValueError):  # it is no file, or closed
+        return True
+    return bool(poll.poll(within * 1000))

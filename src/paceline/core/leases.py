@@ -1,15 +1,15 @@
-"""Who works on which batch: one epoch is one pass over the data by all workers together.
+"""Which worker works on which batch. One epoch is one pass over the data by all workers together.
 
 A batch is leased when a worker's loader asks for it, bound to a step when the step's gradient is ready,
-and settled when that update is applied. What is dropped, or held by a worker that leaves, returns to
-the pool and is leased again to whoever asks next, in whatever epoch that worker is. So every batch of
+and settled when that update is applied. Batches of a dropped update, or of a worker that leaves, return to
+the pool. They are leased again to the next worker that asks, in whatever epoch that worker is. So every batch of
 an opened epoch is settled once, or is still to be counted as missed at the end.
 
 Three ways of dealing:
 
-`queue`   the next batch to whoever asks: fast workers take more
+`queue`   the next batch to the next worker that asks: fast workers take more
 `rounds`  by (fetch, worker): the same batch to the same worker, whatever the timing. The k-th fetches of
-          all workers are neighbours in the stream of epochs, so that no round is short where epochs meet
+          all workers are neighbours in the stream of epochs, so no round is short where epochs meet
 `static`  every worker its fixed share, the 1/n of each epoch that its rank gives
 """
 
@@ -39,18 +39,18 @@ class Epoch:
     sizes: list[int]
     """Samples in each batch."""
     digests: list[str]
-    """Of the order of samples up to each block's end, as its first worker drew it; the others must draw the same."""
+    """Of the order of samples up to each block's end, as the first worker drew it. The others must draw the same."""
     start: int
-    """Where it begins in the stream of epochs, as far as its dealing depends on that."""
+    """Where the epoch begins in the stream of epochs; 0 where dealing does not depend on that."""
     whole: bool
     """Whether the last block of its order is known."""
     shares: dict[int, deque[int]] = field(default_factory=dict)
     """Batches set aside for each worker (`rounds` and `static`)."""
     queue: deque[int] = field(default_factory=deque)
-    """Batches for whoever asks (`queue`)."""
+    """Batches for the next worker that asks (`queue`)."""
 
     def differs(self, digest: str, blocks: int) -> bool:
-        """Whether somebody drew another order in so many blocks, as far as it is known here."""
+        """Whether this digest is of another order than the known one, after so many blocks."""
         return blocks <= len(self.digests) and digest != self.digests[blocks - 1]
 
 
@@ -63,9 +63,11 @@ class Leases:
     """Live workers, ascending: later epochs are shared among these."""
     epochs: dict[int, Epoch] = field(default_factory=dict)
     pool: deque[Batch] = field(default_factory=deque)
-    """Returned, to be leased again."""
+    """Batches that returned, to be leased again."""
     held: dict[int, dict[Batch, None]] = field(default_factory=dict)
     """Leased to each worker, not yet bound to a step."""
+    times: dict[Batch, int] = field(default_factory=dict)
+    """How often each batch that is not used up was leased; not counting looks."""
     bound: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
     """By (worker, step), of updates neither applied nor dropped yet."""
     settled: int = 0
@@ -73,12 +75,12 @@ class Leases:
     skipped: int = 0
     """Samples of steps that the script skipped: consumed, not applied."""
     missed: int = 0
-    """Samples of updates whose drop said that they are not to come back."""
+    """Samples of dropped updates that are not leased again."""
     dealt: int = 0
-    """Batches in the epochs opened so far: where the next one begins in the stream of epochs."""
+    """Batches in the epochs opened so far: where the next epoch begins in the stream of epochs."""
 
     def open(self, epoch: int, sizes: list[int], digest: str, last: bool = True) -> None:
-        """Open an epoch with these batch sizes, in the order whose digest is given; or go on with its next block."""
+        """Open an epoch with these batch sizes, in the order whose digest is given, or go on with its next block."""
         if epoch not in self.epochs:
             self.epochs[epoch] = Epoch([], [], self.dealt if self.dealing == "rounds" else 0, False)
         opened, workers = self.epochs[epoch], self.members
@@ -95,7 +97,7 @@ class Leases:
         self.dealt += len(sizes)
 
     def undrawn(self, worker: int, epoch: int) -> tuple[int, int] | None:
-        """The (epoch, block) of samples' order that has to be known before this worker is dealt its next batch."""
+        """The (epoch, block) of the samples' order that must be known before this worker is dealt its next batch."""
         if epoch not in self.epochs:
             return epoch, 0
         opened = self.epochs[epoch]
@@ -120,11 +122,11 @@ class Leases:
         return self._lease(worker, self.pool.popleft()) if self.pool else None
 
     def size(self, batch: Batch) -> int:
-        """Samples in it."""
+        """Samples in the batch."""
         return self.epochs[batch.epoch].sizes[batch.index]
 
     def bind(self, worker: int, step: int, batches: tuple[Batch, ...]) -> int:
-        """These batches are in this step's update. Returns their samples."""
+        """Note that these batches are in this step's update. Return their samples."""
         self._release(worker, batches)
         self.bound[worker, step] = batches
         return sum(map(self.size, batches))
@@ -132,6 +134,7 @@ class Leases:
     def skip(self, worker: int, batches: tuple[Batch, ...]) -> None:
         """The worker used them up in a step that it skipped."""
         self._release(worker, batches)
+        self._use_up(batches)
         self.skipped += sum(map(self.size, batches))
 
     def give_back(self, worker: int, batches: tuple[Batch, ...]) -> None:
@@ -142,7 +145,9 @@ class Leases:
     def put_back(self, worker: int, epoch: int, batches: tuple[Batch, ...]) -> list[Batch]:
         """The worker only looked at them, or fetched them ahead meanwhile, and begins that epoch anew.
 
-        Returns those that are now as if they had never been leased: neither leased again since, nor of another epoch.
+        Return the batches that are now as if never leased: neither leased again since, nor of another epoch. A batch
+        that another worker, or an earlier loop, was leased and gave up goes back to where it came from: it stays
+        returned.
         """
         undone: list[Batch] = []
         held = self.held.get(worker, {})
@@ -153,21 +158,25 @@ class Leases:
                 self.pool.remove(batch)
             else:
                 continue
-            if batch.epoch != epoch:
+            undone.append(batch)
+            if others := self.times.pop(batch, 1) - 1:
+                self.times[batch] = others
+            if others or batch.epoch != epoch:
                 self.pool.appendleft(batch)
                 continue
             opened = self.epochs[epoch]
             opened.shares.get(worker, opened.queue).appendleft(batch.index)
-            undone.insert(0, batch)
-        return undone
+        return undone[::-1]
 
     def samples(self, worker: int, step: int) -> int:
         """Samples in the step's update, as long as it is neither settled nor dropped."""
         return sum(map(self.size, self.bound.get((worker, step), ())))
 
     def settle(self, worker: int, step: int) -> int:
-        """The step's update is applied. Returns its samples."""
-        samples = sum(map(self.size, self.bound.pop((worker, step), ())))
+        """The step's update is applied. Return its samples."""
+        batches = self.bound.pop((worker, step), ())
+        self._use_up(batches)
+        samples = sum(map(self.size, batches))
         self.settled += samples
         return samples
 
@@ -177,13 +186,14 @@ class Leases:
         if samples == "return":
             self.pool.extend(batches)
         else:
+            self._use_up(batches)
             self.missed += sum(map(self.size, batches))
 
     def deal(self, dealing: Dealing) -> None:
-        """Deal so from now on; a fixed share stays one.
+        """Deal in this way from now on. A fixed share stays one.
 
-        What rounds had set aside for somebody is anybody's: of the newest epoch in its order, of earlier ones, which
-        the others may have left behind, in whatever epoch somebody asks.
+        Batches that rounds had set aside for a worker are free for all. Those of the newest epoch are dealt in that
+        epoch, in its order. The others may have left earlier epochs behind, so their batches are dealt in any epoch.
         """
         if self.dealing == "static" or dealing == self.dealing:
             return
@@ -198,12 +208,12 @@ class Leases:
                 self.pool.extend(Batch(number, index) for index in indices)
 
     def join(self, worker: int) -> None:
-        """A worker has come: epochs opened from now on are shared with it, older ones through the pool."""
+        """A worker has joined. Epochs opened from now on are shared with it, older ones through the pool."""
         if worker not in self.members:
             self.members = sorted([*self.members, worker])
 
     def leave_out(self, worker: int) -> None:
-        """A worker takes no part for a while: what was set aside for it is anybody's. `join` brings it back."""
+        """A worker takes no part for a while. Batches set aside for it are free for all. `join` brings it back."""
         if self.dealing == "static":
             return
         self.members = [member for member in self.members if member != worker]
@@ -211,11 +221,10 @@ class Leases:
             opened.queue.extend(opened.shares.pop(worker, deque()))
 
     def leave(self, worker: int, died: bool) -> None:
-        """A worker has gone: what it holds returns, and what was set aside for it is anybody's.
+        """A worker has left. Batches that it holds return, and those set aside for it are free for all.
 
-        Of a worker that died the latter is leased again in whatever epoch somebody asks, too; one that
-        finished has had its chance at an epoch that it left early. Updates that it pushed stay bound
-        until the machine has applied or dropped them.
+        If it died, the latter are leased again in any epoch, too. A worker that finished has had its chance at an
+        epoch that it left early. Updates that it pushed stay bound until the machine has applied or dropped them.
         """
         self.members = [member for member in self.members if member != worker]
         self.pool.extend(self.held.pop(worker, {}))
@@ -227,9 +236,9 @@ class Leases:
                 opened.queue.extend(share)
 
     def left_over(self) -> int:
-        """Samples that were leased and never applied, as things stand, or were set aside for one who died.
+        """Samples that were leased and are not applied, or were set aside for a worker that died.
 
-        At a run's end this is what was missed: it returned when nobody was left to take it.
+        At a run's end these are the missed samples: they returned when no worker was left to take them.
         """
         waiting = [*self.pool, *(batch for held in self.held.values() for batch in held)]
         waiting += [batch for batches in self.bound.values() for batch in batches]
@@ -237,9 +246,14 @@ class Leases:
 
     def _lease(self, worker: int, batch: Batch) -> Batch:
         self.held.setdefault(worker, {})[batch] = None
+        self.times[batch] = self.times.get(batch, 0) + 1
         return batch
 
     def _release(self, worker: int, batches: tuple[Batch, ...]) -> None:
         held = self.held.get(worker, {})
         for batch in batches:
             del held[batch]
+
+    def _use_up(self, batches: tuple[Batch, ...]) -> None:
+        for batch in batches:
+            self.times.pop(batch, None)

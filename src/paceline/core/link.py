@@ -1,8 +1,8 @@
 """The parameter server's link as a fluid: when each transfer ends, given when it began and what else is on the way.
 
-The link is full duplex. Pushes share the way in and pulls the way out; the two don't disturb each other. Of k
-transfers on one way each gets 1/k of its goodput, at every moment, and no more than its worker's own link carries.
-While more than one push is on its way the goodput inwards is bandwidth × incast, for all of them together. A transfer
+The link is full duplex. Pushes share the way in and pulls the way out, and the two don't disturb each other. Of k
+transfers on one way each gets 1/k of its goodput at every moment, and no more than its worker's own link carries.
+While more than one push is on its way, the goodput inwards is bandwidth × incast, for all of them together. A transfer
 shares the way from the moment it begins until its last byte has left, and ends `latency` later. So a push of M bytes
 alone takes latency + M/B, n equal ones at once take latency + n·M/B (without incast), and one of 0 bytes takes the
 latency alone.
@@ -53,12 +53,12 @@ class Open:
 class Way:
     """One direction, with the transfers whose bytes are still leaving.
 
-    What each of them has got since the way was last idle is one and the same number, `served`, less what it was
-    when the transfer began. So a transfer leaves when `served` reaches a mark that never changes, and whoever
-    else comes or goes only changes when that is: no event looks at more than the first of a heap.
+    `served` counts the bytes that each flow has got since the way was last idle. What one transfer has got is `served`
+    less its value when the transfer began. So a transfer leaves when `served` reaches a mark that never changes. Other
+    transfers only change when that is. No event looks at more than the first of a heap.
 
-    A way that is never idle goes on counting. The rounding of `served` is then worth no more time than that of a
-    moment is, times the number of flows: no bytes are served faster than the goodput.
+    A way that is never idle goes on counting. The rounding of `served` is then worth no more time than the rounding of
+    a moment, times the number of flows: no bytes are served faster than the goodput.
     """
 
     alone: float
@@ -66,17 +66,17 @@ class Way:
     together: float
     """Goodput of all flows, when there are more."""
     most: float = math.inf
-    """What one flow gets at most, in bytes a second: the worker's own link is no faster."""
+    """What one flow gets at most, in bytes a second: the speed of the worker's own link."""
     now: float = 0.0
     """The moment that `served` is for."""
     served: float = 0.0
-    """Bytes that each flow which was here all the time has got since the way was last idle."""
+    """Bytes that a flow has got that was here ever since the way was last idle."""
     flows: dict[int, None] = field(default_factory=dict)
     """Numbers of the transfers that share the way."""
     marks: list[tuple[float, int]] = field(default_factory=list)
-    """A heap of (`served` at which it leaves, number); those no longer in `flows` are to be skipped."""
+    """A heap of (`served` at which it leaves, number). Skip those that are no longer in `flows`."""
     due: float | None = field(default=None, compare=False)
-    """What `first` said, until anything changes."""
+    """The last result of `first`, until anything changes."""
 
     def first(self) -> float | None:
         """When the next flow leaves, if nothing changes."""
@@ -88,14 +88,14 @@ class Way:
         return self.due
 
     def leave(self, at: float) -> int:
-        """The first flow leaves, at the moment that `first` gave. Returns its number."""
+        """The first flow leaves, at the moment that `first` gave. Return its number."""
         self.served, number = self.marks[0]
         self.now = at
         self.remove(number)
         return number
 
     def serve(self, at: float) -> None:
-        """Go on to `at`. `first` was asked, and nobody leaves until then."""
+        """Go on to `at`. `first` was asked, and no flow leaves until then."""
         if self.flows and at > self.now:  # no time at an infinite goodput is no number
             got = (at - self.now) * self._goodput() / len(self.flows)
             if self.most < math.inf:
@@ -110,7 +110,7 @@ class Way:
         heappush(self.marks, (self.served + size, number))
 
     def remove(self, number: int) -> None:
-        """It leaves or is cancelled; it may have left already."""
+        """The flow leaves or is cancelled. It may have left already."""
         self.flows.pop(number, None)
         self.due = None
         if not self.flows:
@@ -126,9 +126,9 @@ class SharedLink:
     """The link, with all transfers that have begun and were neither reported by `finish` nor cancelled.
 
     Time goes on only by what happens: to the `at` of a `begin` or `cancel`, and to the end of what `finish`
-    returns. So whoever takes every end with `finish` before telling of what happened later, and begins what an end
-    gives rise to at that transfer's `ended`, has exactly the model's times, however late it asks. Every call costs
-    O(log n), amortized over the transfers.
+    returns. A caller has exactly the model's times, however late it asks, if it keeps two rules. It takes every end
+    with `finish` before it tells of what happened later. What an end causes begins at that transfer's `ended`. Every
+    call costs O(log n), amortized over the transfers.
     """
 
     bandwidth: float | None
@@ -140,19 +140,17 @@ class SharedLink:
     each: float | None = None
     """Bytes a second of one worker's own link, each way; None is unlimited."""
     moment: float = 0.0
-    """What the link has been advanced to, in seconds: nothing begins before it any more."""
+    """The second that the link has been advanced to. Nothing begins before it any more."""
     begun: int = 0
     """How many transfers ever began: the next one's number."""
     open: dict[int, Open] = field(default_factory=dict)
     """By number."""
-    counts: dict[Direction, int] = field(default_factory=lambda: {"push": 0, "pull": 0})
-    """How many of `open` go each way."""
     ways: dict[Direction, Way] = field(init=False)
     ends: list[tuple[float, int]] = field(default_factory=list)
-    """A heap of (end, number) of those whose last byte has left; those no longer in `open` are to be skipped."""
+    """A heap of (end, number) of transfers whose last byte has left. Skip those that are no longer in `open`."""
 
     def __post_init__(self) -> None:
-        # An infinite goodput needs no case of its own: all that is on the way leaves before time goes on.
+        # An infinite goodput is no special case: all that is on the way leaves before time goes on.
         most = math.inf if self.bandwidth is None else self.bandwidth
         each = math.inf if self.each is None else self.each
         self.ways = {"push": Way(most, most * self.incast, each), "pull": Way(most, most, each)}
@@ -171,24 +169,23 @@ class SharedLink:
         return cls(bandwidth, network.latency, network.incast, network.worker_bandwidth)
 
     def begin(self, worker: int, direction: Direction, size: int, at: float) -> int:
-        """A transfer of `size` bytes, 0 or more, begins at second `at`, or at `moment` if that is later.
+        """Begin a transfer of `size` bytes, 0 or more, at second `at`, or at `moment` if that is later.
 
-        Returns its number.
+        Return its number.
         """
         way = self.ways[direction]
         self._go_on(way, at)
         number = self.begun
         self.begun += 1
         self.open[number] = Open(worker, direction, size, self.moment)
-        self.counts[direction] += 1
         way.enter(number, size)
         return number
 
     def cancel(self, number: int, at: float) -> bool:
-        """It is never to end: from `at` on its share is the others'. Returns whether that is so.
+        """Cancel the transfer: from `at` on the others have its share. Return whether it was cancelled.
 
-        Nothing happens if there is no such transfer, if it was reported or cancelled, or if it has ended by then:
-        `finish` still reports that one.
+        Nothing happens if there is no such transfer, or if it was reported or cancelled. Nothing happens either if it
+        has ended by then: `finish` still reports it.
         """
         if number not in self.open:
             return False
@@ -197,7 +194,7 @@ class SharedLink:
         if self.open[number].ended <= self.moment:
             return False
         way.remove(number)
-        self._close(number)
+        del self.open[number]
         return True
 
     def next_end(self) -> float | None:
@@ -212,10 +209,10 @@ class SharedLink:
         return end
 
     def finish(self, until: float) -> Transfer | None:
-        """The earliest transfer that has ended by `until` and was not reported yet. Without one it is None.
+        """Return the earliest transfer that has ended by `until` and was not reported yet; None if there is none.
 
-        They come in the order of their ends, and of their beginnings where they end at the same instant. Asking too
-        early does no harm: time stays where it is.
+        Transfers come in the order of their ends, and of their beginnings where they end at the same instant. Asking
+        too early does no harm: time stays where it is.
         """
         end = self.next_end()
         if end is None or end > until:
@@ -224,30 +221,21 @@ class SharedLink:
             self._let_out(way, end)
         self.moment = max(self.moment, end)
         number = heappop(self.ends)[1]
-        one = self._close(number)
+        one = self.open.pop(number)
         return Transfer(
             number=number, worker=one.worker, direction=one.direction, size=one.size, began=one.began, ended=end
         )
 
-    def under_way(self, direction: Direction) -> int:
-        """How many transfers have begun that way and were neither reported nor cancelled."""
-        return self.counts[direction]
-
     def _go_on(self, way: Way, at: float) -> None:
-        """Time goes on to `at`, for this way: the other one need not know."""
+        """Time goes on to `at`, for this way. The other way stays as it is."""
         self.moment = max(self.moment, at)
         self._let_out(way, self.moment)
         way.serve(self.moment)
 
     def _let_out(self, way: Way, by: float) -> None:
-        """Those leave the way whose last byte has left by then. Nothing that begins from now on can change it."""
+        """Let out the transfers whose last byte has left by then. What begins from now on can't change that."""
         while (left := way.first()) is not None and left <= by:
             number = way.leave(left)
             ended = left + self.latency
             self.open[number].ended = ended
             heappush(self.ends, (ended, number))
-
-    def _close(self, number: int) -> Open:
-        one = self.open.pop(number)
-        self.counts[one.direction] -= 1
-        return one

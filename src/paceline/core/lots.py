@@ -1,4 +1,4 @@
-"""Lots: seeded draws whose whole state is one number, so that a machine that draws stays plain data.
+"""Lots: seeded draws whose whole state is one number, so a machine that draws stays plain data.
 
 The generator is splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
 """
@@ -15,12 +15,12 @@ _MASK = (1 << 64) - 1
 
 @dataclass(slots=True)
 class Lots:
-    """Draws. Two with the same state draw the same from then on, on any machine."""
+    """A source of draws. Two with the same state draw the same from then on, on any computer."""
 
     state: int = 0
 
     def below(self, bound: int) -> int:
-        """A whole number from 0 to `bound` - 1, each as likely as any other up to one part in 2**64 / bound."""
+        """Draw a whole number from 0 to `bound` - 1, each as likely as any other up to one part in 2**64 / bound."""
         self.state = (self.state + 0x9E3779B97F4A7C15) & _MASK
         mixed = self.state
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -29,13 +29,13 @@ class Lots:
         return (mixed * bound) >> 64
 
     def shuffle(self, items: list[T]) -> None:
-        """Put them in any order, in place. O(n)."""
+        """Shuffle the items in place. O(n)."""
         for last in range(len(items) - 1, 0, -1):
             other = self.below(last + 1)
             items[last], items[other] = items[other], items[last]
 
     def sample(self, items: list[T], count: int) -> list[T]:
-        """So many different ones of them, in any order. O(count) draws; `items` stays as it is."""
+        """Draw `count` different items, in any order. O(count) draws. `items` stays as it is."""
         picked: dict[int, int] = {}
         chosen = []
         for place in range(count):

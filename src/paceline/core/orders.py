@@ -1,8 +1,7 @@
-"""Orders: what is to be done, one frozen class for each. A machine acts on the world by these alone.
+"""Orders: what is to be done, one frozen class for each. A machine acts on the world by orders alone.
 
-Every order carries `why`: a code and its arguments, which `Spec.sentence` writes out when somebody
-reads it (a tuple costs a tenth of a formatted string on the decision path). Orders that differ only
-in `why` are equal.
+Every order carries `why`: a code and its arguments. `Spec.sentence` writes them out when a reader asks (a tuple costs
+a tenth of a formatted string on the decision path). Orders that differ only in `why` are equal.
 """
 
 from __future__ import annotations
@@ -24,16 +23,19 @@ class Release:
     step: int
     version: int
     parameters: Literal["pull", "held", "eager", "own"] = "pull"
-    """How the worker comes by that version: by a fresh `pull` from the store, which begins now; it has `held` it
-    since an earlier pull; it was pulled for this step ahead of time (`eager`), and all that the worker has pushed
-    and that is not in it is to be added to it; or it is the worker's `own` replica as it is now, which may change
-    while the worker computes on a copy."""
+    """How the worker gets that version.
+
+    - `pull`: by a fresh pull from the store, which begins now.
+    - `held`: the worker has held it since an earlier pull.
+    - `eager`: it was pulled for this step ahead of time. The worker adds all that it has pushed and that is not in it.
+    - `own`: it is the worker's own replica as it is now, which may change while the worker computes on a copy.
+    """
     why: Why = field(default=UNSAID, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Wait. `why` says for whom."""
+    """Wait. `why` says what for."""
 
     worker: int
     why: Why = field(default=UNSAID, compare=False)
@@ -64,14 +66,14 @@ class ApplyUpdate:
 
     version: int
     contributions: tuple[tuple[int, int, float], ...]
-    """(worker, step, weight). The weights of one version's gradients sum to 1; updates that the workers' own
-    optimizers made (`Spec.optimizer`) weigh what is to be added of them."""
+    """(worker, step, weight). The weights of one version's gradients sum to 1. Where the workers' own optimizers made
+    the updates (`Spec.optimizer`), a weight is the share of the update that is added."""
     why: Why = field(default=UNSAID, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropUpdate:
-    """Never apply this step's update; or, of a replica that is gone, it is in no other one."""
+    """Never apply this step's update. Where workers own replicas: it was in a lost replica, and in no other one."""
 
     worker: int
     step: int
@@ -82,7 +84,7 @@ class DropUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveOut:
-    """This worker takes no part until the next `SwitchProtocol`: what data is set aside for it is anybody's."""
+    """This worker takes no part until the next `SwitchProtocol`. Data set aside for it is free for the others."""
 
     worker: int
     why: Why = field(default=UNSAID, compare=False)
@@ -90,13 +92,13 @@ class LeaveOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdjustTraining:
-    """Multiply what the versions ordered from now on are stepped with, where this worker's hyperparameters hold."""
+    """Scale the hyperparameters of the versions ordered from now on, where this worker's hyperparameters hold."""
 
     worker: int
     learning_rate_scale: float
-    """Of the script's rates, whatever it was before."""
+    """The factor of the script's rates, whatever it was before."""
     momentum_scale: float = 1.0
-    """The same of the script's `momentum`, where its optimizer has one. Its buffers stay as they are."""
+    """The factor of the script's `momentum`, where its optimizer has one. Momentum buffers stay as they are."""
     why: Why = field(default=UNSAID, compare=False)
 
 
@@ -109,9 +111,9 @@ class SwitchProtocol:
     parameters: tuple[tuple[str, str | int | float | bool | None], ...]
     """Its parameters' values, by name."""
     members: tuple[tuple[int, str, int], ...]
-    """Who takes part, as in `TrainingBegan`."""
+    """The workers that take part, as in `TrainingBegan`."""
     since: float
-    """`at` of the fact from which on the protocol before it was let run dry."""
+    """`at` of the fact from which on the previous protocol began no further step."""
     why: Why = field(default=UNSAID, compare=False)
 
 
@@ -122,17 +124,18 @@ class StepReplica:
     worker: int
     step: int
     version: int
-    """Of the replica, that this makes."""
+    """The replica's version that this step makes."""
     group: int | None = None
-    """With the mean gradient that this group has made; None: with the worker's own gradient of that step."""
+    """The group whose mean gradient to step with; None: the worker's own gradient of that step."""
     why: Why = field(default=UNSAID, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduce:
-    """These average: into scratch, and all of them have it or none. Its end is `ReduceFinished` or `ReduceFailed`.
+    """Let these members average: into scratch, so that all have the mean or none has.
 
-    Between this order and its end no other one touches its members' replicas. A member may compute meanwhile.
+    Its end is `ReduceFinished` or `ReduceFailed`. Until then no other order touches the members' replicas. A member
+    may compute meanwhile.
     """
 
     group: int
@@ -140,9 +143,9 @@ class Reduce:
     members: tuple[int, ...]
     """Ascending: summed in this order."""
     what: Literal["parameters", "gradients"]
-    """Of parameters, every member's replica becomes the mean; of gradients, the mean waits for `StepReplica`."""
+    """The mean of parameters becomes every member's replica. The mean of gradients waits for `StepReplica`."""
     contributions: tuple[tuple[int, int, float], ...] = ()
-    """Of gradients, as in `ApplyUpdate`."""
+    """For gradients, as in `ApplyUpdate`."""
     why: Why = field(default=UNSAID, compare=False)
 
 
@@ -150,8 +153,8 @@ class Reduce:
 class CopyReplica:
     """Give this joiner the source's replica and its optimizer's state, as they are now. Its end is `ReplicaCopied`.
 
-    The source waits for nothing: whatever its replica becomes meanwhile is not copied. It is in no group that is at
-    work. If it leaves in an orderly way, the copy goes on; if it dies, the copy is void, and another one is ordered.
+    The source does not wait: changes of its replica after this order are not copied. The source is in no group that is
+    at work. If it leaves in an orderly way, the copy goes on. If it dies, the copy is void, and another one is ordered.
     """
 
     source: int

@@ -1,6 +1,6 @@
-"""Who takes part where every worker owns a replica: each one's step, its replica's version, the groups that average.
+"""Which workers take part where each owns a replica: their steps, the versions of replicas, the groups that average.
 
-What all decentralized machines share, as `core.roster` is for those with a parameter server.
+All decentralized machines share this, as machines with a parameter server share `core.roster`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REASONS = {
     "never-shared": "worker {0} {1} before its replica was averaged with another one's",
     "joined": "worker {0} joined, and starts from the replica of worker {1}",
     "copied": "it has the replica of worker {0}",
-    "nobody-here": "worker {0} joined, and nobody is here whose replica it could copy",
+    "nobody-here": "worker {0} joined, and there is no replica that it could copy",
     "no-replica-yet": "worker {0} joined, and no replica can be copied before a group has ended or a copy is there",
 }
 """Sentences of the reasons that these machines share."""
@@ -42,16 +42,16 @@ class Seat:
     """One live worker and its replica."""
 
     step: int
-    """The step it was last released for; when it never was, the one before its first."""
+    """The step that it was last released for; before its first release, the one before its first step."""
     version: int = 0
-    """Of its replica: how often it has changed."""
+    """How often its replica has changed."""
     computed_on: int = -1
     """The replica's version that this step computes on."""
     phase: Phase = "parked"
-    """`parked`: it has joined and waits for a replica to copy; `copying`: that is on its way to it; `ready`: the
-    gradient is there and not applied; `applied`: it is in the replica."""
+    """`parked`: the worker has joined and waits for a replica to copy; `copying`: that copy is on its way; `ready`: the
+    gradient is there and not applied; `applied`: the gradient is in the replica."""
     samples: int | None = None
-    """In this step's gradient, once it is there."""
+    """Samples in this step's gradient, once it is there."""
     group: int | None = None
     """The group that averages its replica, or its gradient, now."""
     alone: list[int] = field(default_factory=list)
@@ -64,37 +64,37 @@ class Replicas:
 
     A step goes computing → ready → applied, then the worker is released for the next one. Its replica may be
     averaged in any phase, by one group at a time, and is not stepped meanwhile. A worker without data declines
-    a step and computes no more; its replica may still be averaged. It may leave at any time.
+    a step and computes no more. Its replica may still be averaged. It may leave at any time.
 
-    A joiner is given a copy of somebody's replica first, and takes part from the copy's end on. Whose: of those who
-    have data left, or of all if nobody has, the one whose replica has changed most often, in no group at work; while
-    all are in one, the joiner waits. If the source dies, the joiner is given another one's. Where nobody is here to
-    copy from, or ever will be, a joiner begins alone, with the parameters that it was started with, as version 0.
+    A joiner first gets a copy of another worker's replica, and takes part from the copy's end on. The source is the
+    worker whose replica has changed most often, of those that have data left, or of all if none has. It is in no group
+    at work. While all are in one, the joiner waits. If the source dies, the joiner gets another worker's replica. If
+    there is no replica to copy and none will come, a joiner begins alone: with the parameters that it was started with,
+    as version 0.
     """
 
     seats: dict[int, Seat] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
-    """Of those who take part."""
+    """Of the workers that take part."""
     groups: dict[int, Reduce] = field(default_factory=dict)
-    """Those that are at it."""
+    """The groups at work."""
     broken: dict[int, None] = field(default_factory=dict)
-    """Those of them of which a member has died: what it had may be in no replica, so they can only fail."""
+    """Groups at work of which a member has died. What it had may be in no replica, so these groups can only fail."""
     made: int = 0
     """Groups ordered so far: the next one's number."""
     began: bool = False
     waiting: dict[int, None] = field(default_factory=dict)
-    """Joiners who have been given no replica to copy, in the order in which they came."""
+    """Joiners that have been given no replica to copy, in the order in which they came."""
     copies: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By joiner: whose replica is on its way to it, and the last step in that which was in no other one then; or -1."""
+    """By joiner: the source of its copy, and the last step that only the source's replica had at that time, or -1."""
     used: dict[int, int] = field(default_factory=dict)
-    """The last step number of those who left: numbers only grow, also for one who comes back."""
+    """The last step number of each worker that left. Numbers only grow, also for a worker that comes back."""
 
     def observe(self, fact: Fact) -> Seat | None:
         """Check `fact`, note it, and return the seat that it is about, if it is about one.
 
-        Of a worker that left, the seat as it was; a group that it is in goes on until its end is told, and has failed
-        if the worker died. Raises
-        ProtocolViolation with nothing changed.
+        For a worker that left, it is the seat as it was. A group that the worker is in goes on until its end is told,
+        and has failed if the worker died. Raises ProtocolViolation with nothing changed.
         """
         if isinstance(fact, TrainingBegan):
             self._begin(fact)
@@ -115,14 +115,14 @@ class Replicas:
                 raise ProtocolViolation(fact, "it does not happen where every worker owns a replica")
 
     def release(self, worker: int, why: Why) -> Release:
-        """The order that starts the worker's next step on its replica as it is, noted."""
+        """Note and return the order that starts the worker's next step on its replica as it is."""
         seat = self.seats[worker]
         seat.step += 1
         seat.computed_on, seat.phase, seat.samples = seat.version, "computing", None
         return Release(worker=worker, step=seat.step, version=seat.version, parameters="own", why=why)
 
     def apply(self, worker: int, why: Why, group: int | None = None) -> StepReplica:
-        """The order that steps its replica with the gradient that it has ready, or with a group's mean, noted."""
+        """Note and return the order that steps a replica with its worker's ready gradient, or with a group's mean."""
         seat = self.seats[worker]
         seat.version += 1
         seat.phase = "applied"
@@ -136,7 +136,7 @@ class Replicas:
         why: Why,
         contributions: tuple[tuple[int, int, float], ...] | None = None,
     ) -> Reduce:
-        """The order that averages these replicas, or the gradients contributed, noted. `members` ascend."""
+        """Note and return the order that averages these replicas, or these gradients. `members` ascend."""
         group, self.made = self.made, self.made + 1
         order = Reduce(
             group=group,
@@ -151,9 +151,9 @@ class Replicas:
         return order
 
     def copy(self) -> tuple[CopyReplica, ...]:
-        """The orders that give all who wait for a replica one to copy, noted; none while there is none.
+        """Note and return the orders that give each waiting joiner a replica to copy; none while there is none.
 
-        O(n), while somebody waits.
+        O(n), while a joiner waits.
         """
         if not self.waiting or (source := self._source()) is None:
             return ()
@@ -165,7 +165,7 @@ class Replicas:
         return tuple(CopyReplica(source=source, worker=worker, why=("joined", worker, source)) for worker in joiners)
 
     def begin_alone(self) -> int | None:
-        """The first of those who wait, if there is nobody else: it waits no longer, and its replica is version 0."""
+        """Return the first waiting joiner, if all workers wait. It waits no longer, and its replica is version 0."""
         if not self.waiting or len(self.waiting) < len(self.seats):
             return None
         worker = next(iter(self.waiting))
@@ -174,22 +174,22 @@ class Replicas:
         return worker
 
     def still_here(self, group: int) -> list[int]:
-        """The members of a group who have not left since it began, ascending, while it is at work.
+        """Return the members of a group at work that have not left since it began, ascending.
 
-        Who has come back is not one of them.
+        A worker that has come back is not one of them.
         """
         members = self.groups[group].members if group in self.groups else ()
         return [worker for worker in members if worker in self.seats and self.seats[worker].group == group]
 
     def hold(self, worker: int) -> tuple[Hold, ...]:
-        """The order to this joiner to wait, if it could be given no replica yet."""
+        """Return the order to this joiner to wait, if there was no replica for it yet."""
         return (Hold(worker=worker, why=("no-replica-yet", worker)),) if worker in self.waiting else ()
 
     @staticmethod
     def lost_with(fact: WorkerLeft, seat: Seat) -> tuple[DropUpdate, ...]:
-        """The orders to drop what the departed had ready and not applied, or, if it died, shared with nobody.
+        """Return the orders to drop the departed worker's unapplied gradient, and if it died, its unshared steps.
 
-        One that ended in an orderly way keeps its place in the final mean, with all that its replica has.
+        A worker that ended in an orderly way keeps its place in the final mean, with all that its replica has.
         """
         why: Why = ("never-shared", fact.worker, fact.reason)
         steps = list(seat.alone) if fact.reason == "died" else []
@@ -219,7 +219,7 @@ class Replicas:
         if source != fact.source:
             raise ProtocolViolation(fact, f"no replica of worker {fact.source} is on its way to worker {fact.worker}")
         del self.copies[fact.worker]
-        if fact.source in self.seats:  # what was in its replica then is in two now
+        if fact.source in self.seats:  # what the source's replica had then is in two replicas now
             seat = self.seats[fact.source]
             seat.alone = [step for step in seat.alone if step > last]
         self.seats[fact.worker].phase = "parked"
@@ -256,7 +256,7 @@ class Replicas:
         return seat
 
     def _void(self, source: int) -> None:
-        """No copy of its replica comes to its end any more."""
+        """No copy of this source's replica comes to its end any more."""
         for worker in [worker for worker, (copied, _) in self.copies.items() if copied == source]:
             del self.copies[worker]
             self.seats[worker].phase = "parked"

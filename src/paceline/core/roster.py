@@ -1,4 +1,4 @@
-"""Who takes part, and how far each one's step has come: the part that all parameter-server machines share."""
+"""Which workers take part, and how far each one's step has come: what all parameter-server machines share."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ NAMED_AT_MOST = 4  # workers that a reason names; naming all would cost O(n) for
 
 
 def mean_of(arrived: Mapping[tuple[int, int], int | None]) -> tuple[tuple[int, int, float], ...]:
-    """The contributions that are the mean of these gradients, by (worker, step) with the samples in each.
+    """Return the contributions that are the mean of these gradients, by (worker, step) with the samples in each.
 
-    In ascending order, weighed by samples; if any are not counted, every gradient weighs the same.
+    They ascend, and are weighed by samples. If any gradient's samples are not counted, all weigh the same.
     """
     counted = all(arrived.values())
     parts = [(worker, step, (samples or 1) if counted else 1) for (worker, step), samples in sorted(arrived.items())]
@@ -49,7 +49,7 @@ def mean_of(arrived: Mapping[tuple[int, int], int | None]) -> tuple[tuple[int, i
 
 
 def check_beginning(fact: TrainingBegan, began: bool) -> None:
-    """Raises ProtocolViolation if training has begun already, or its members are not named as they are to be."""
+    """Raise ProtocolViolation if training has begun already, or its members are not named as they should be."""
     if began:
         raise ProtocolViolation(fact, "training has begun already")
     workers = [worker for worker, _, _ in fact.members]
@@ -65,36 +65,36 @@ class Seat:
     """One live worker."""
 
     step: int
-    """The step it was last released for; when it never was, the one before its first."""
+    """The step that it was last released for; before its first release, the one before its first step."""
     version: int = -1
     """The version that this step computes on."""
     phase: Phase = "parked"
     samples: int | None = None
-    """In this step's update, once it is known."""
+    """Samples in this step's update, once they are known."""
     pulling: int | None = None
-    """The version that is being transferred to it."""
+    """The version that is being transferred to the worker."""
     pushing: int | None = None
-    """An earlier step, whose push still goes on while it computes this one."""
+    """An earlier step, whose push still goes on while the worker computes this one."""
 
 
 @dataclass(slots=True)
 class Roster:
     """Tells a legal fact from an illegal one, and keeps every worker's step and phase.
 
-    A step goes computing → ready → pushing → arrived, then the worker is released for the next one; where a push
-    may go on beside the next step's computation, already while it is pushing. A worker without data declines
-    instead and computes no more. It may leave in any phase.
+    A step goes computing → ready → pushing → arrived. Then the worker is released for the next one. Where a push
+    may go on beside the next step's computation, that release may come while it is pushing. A worker without data
+    declines instead and computes no more. It may leave in any phase.
     """
 
     seats: dict[int, Seat] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
-    """The last step number of those who left: numbers only grow, also for one who comes back."""
+    """The last step number of each worker that left. Numbers only grow, also for a worker that comes back."""
     began: bool = False
 
     def observe(self, fact: Fact) -> Seat | None:
         """Check `fact`, note it, and return the seat that it is about (for `TrainingBegan`, None).
 
-        Of a worker that left, the seat as it was. Raises ProtocolViolation with nothing changed.
+        For a worker that left, it is the seat as it was. Raises ProtocolViolation with nothing changed.
         """
         if isinstance(fact, TrainingBegan):
             self._begin(fact)
@@ -134,7 +134,7 @@ class Roster:
     def release(
         self, worker: int, version: int, why: Why, parameters: Literal["pull", "held", "eager", "own"] = "pull"
     ) -> Release:
-        """The order that starts the worker's next step, noted. Its last one may still be on its way."""
+        """Note and return the order that starts the worker's next step. Its last push may still be on its way."""
         seat = self.seats[worker]
         if seat.phase == "pushing":
             seat.pushing = seat.step
@@ -145,19 +145,19 @@ class Roster:
         return Release(worker=worker, step=seat.step, version=version, parameters=parameters, why=why)
 
     def push(self, worker: int, why: Why = ANY_TIME, scale: float = 1.0) -> StartPush:
-        """The order that transfers the gradient that the worker has ready, noted."""
+        """Note and return the order that transfers the worker's ready gradient."""
         seat = self.seats[worker]
         seat.phase = "pushing"
         return StartPush(worker=worker, step=seat.step, scale=scale, why=why)
 
     def pull(self, worker: int, version: int, why: Why) -> StartPull:
-        """The order that transfers a version to the worker without starting a step, noted."""
+        """Note and return the order that transfers a version to the worker without starting a step."""
         self.seats[worker].pulling = version
         return StartPull(worker=worker, version=version, why=why)
 
     @staticmethod
     def half_pushed(fact: WorkerLeft, seat: Seat) -> tuple[DropUpdate, ...]:
-        """The orders to drop what the departed had announced but not delivered."""
+        """Return the orders to drop what the departed worker had announced but not delivered."""
         why: Why = ("half-pushed", fact.worker, fact.reason)
         steps = [] if seat.pushing is None else [seat.pushing]
         steps += [seat.step] if seat.phase in ("ready", "pushing") else []

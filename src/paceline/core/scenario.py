@@ -1,7 +1,7 @@
 """Scenario files: how fast each worker is, when one slows down or dies, and what the network is like.
 
-Real runs and the simulator read the same file and ask the same questions of it. The answers are pure: they
-depend on nothing but the file, the seed, and the worker, step and moment that are asked about.
+Real runs and the simulator read the same file and ask the same questions of it. The answers are pure. They
+depend only on the file, the seed, and the worker, step and moment of the question.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.core.choice import nearest
 from paceline.core.files import read_file
+from paceline.core.listed import cut
 from paceline.core.lots import Lots
 from paceline.errors import ConfigError
 
@@ -30,7 +31,7 @@ _RATES = {f"{unit[:-1]}bit/s": scale / 8 for unit, scale in _SIZES.items()} | {
 _MOST = Decimal("1e18")
 _SHORTEST = Decimal("1e-9")  # seconds: no clock counts anything shorter
 MOST_WORKERS = 100_000
-"""Any quantity beyond this is a slip of the hand."""
+"""More workers than this are taken for a typing mistake."""
 
 _NORMAL = NormalDist()
 
@@ -59,7 +60,7 @@ class Network:
     incast: float = 1.0
     """What is left of the goodput when more than one flow enters the server."""
     servers: int = 1
-    """How many share the parameters: every transfer is spread evenly over the links of all."""
+    """How many servers share the parameters. Every transfer is spread evenly over all their links."""
     worker_bandwidth: float | None = None
     """Of one worker's own link, each way."""
     commit: float = 0.0
@@ -73,7 +74,7 @@ class Network:
 
     @property
     def narrow(self) -> bool:
-        """Whether any link has a bandwidth, so that it matters how many bytes there are."""
+        """Whether any link has a bandwidth, so that the number of bytes matters."""
         links = (self.bandwidth, self.worker_bandwidth, self.within_nodes, self.between_nodes, self.mixed)
         return any(bandwidth is not None for bandwidth in links)
 
@@ -83,7 +84,7 @@ class Slowdown:
     """A worker's steps take `factor` times as long, for a while.
 
     It is given in time (`at`, `for_`, `every`; seconds) or in that worker's own steps (`at_step`, `for_steps`),
-    never in both: how long a step-started slowness has lasted could not be told without remembering.
+    never in both. How long a slowness has lasted that began at a step could be told only from memory.
     Without a length it lasts for ever.
     """
 
@@ -96,7 +97,7 @@ class Slowdown:
     factor: float
 
     def active(self, step: int, at: float) -> bool:
-        """Whether the step `step`, which starts at second `at`, is slowed. The whole of it is, or nothing."""
+        """Whether the step `step`, which starts at second `at`, is slowed. The whole step is slowed, or none of it."""
         if self.at_step is not None:
             return self.at_step <= step and (self.for_steps is None or step < self.at_step + self.for_steps)
         if self.at is None or at < self.at:
@@ -115,14 +116,14 @@ class Kill:
     at: float | None = None
     at_step: int | None = None
     rejoin_after: float | None = None
-    """Seconds after which it comes back; None: it stays away. Only in simulations."""
+    """Seconds after which the worker comes back; None: it stays away. Only in simulations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What a run's machines are like. `Scenario()` is the one in which nothing is slow.
+    """What a run's machines are like. In `Scenario()` nothing is slow.
 
-    Workers and steps count from 0: with `at_step = 50` a worker's first 50 steps are as always.
+    Workers and steps count from 0: with `at_step = 50` a worker's first 50 steps are as usual.
     """
 
     path: str | None = field(default=None, compare=False)
@@ -130,17 +131,17 @@ class Scenario:
     workers: int | None = None
     nodes: int = 1
     compute: float | None = None
-    """Seconds that one step takes on a worker of speed 1; None is as long as it takes."""
+    """Seconds that one step takes on a worker of speed 1; None: as long as it takes."""
     jitter: float = 0.0
     """Relative standard deviation of a step's length."""
     network: Network | None = None
     speeds: dict[int, float] = field(default_factory=dict, hash=False)
-    """By worker; 1 for those not named."""
+    """By worker; 1 for workers that are not named."""
     events: tuple[Slowdown | Kill, ...] = ()
     """In the file's order: `events[0]` is the one that messages call `event 1`."""
 
     def checked_for(self, workers: int) -> Scenario:
-        """This scenario for a run of so many workers. Raises ConfigError if it names one beyond them."""
+        """Return this scenario for a run of so many workers. Raises ConfigError if it names one beyond them."""
         named = [(f"worker table {n}: index", worker) for n, worker in enumerate(self.speeds, 1)]
         named += [(f"event {n}: worker", event.worker) for n, event in enumerate(self.events, 1)]
         for key, worker in named:
@@ -157,14 +158,14 @@ class Scenario:
         return replace(self, workers=workers)
 
     def hosts(self, workers: int) -> list[str]:
-        """Each worker's node: they are dealt to the nodes in the order of their ranks."""
+        """Each worker's node. Workers are dealt to the nodes in the order of their ranks."""
         return [f"node-{worker * self.nodes // workers}" for worker in range(workers)]
 
     def checked_for_real_run(self) -> Scenario:
-        """This scenario. Raises ConfigError if it asks for what no real run can do.
+        """Return this scenario. Raises ConfigError if it asks for what no real run can do.
 
-        A real step can be made longer, never shorter: speeds above 1, and jitter, whose factors lie on both
-        sides of 1, need `compute` as the length to pad to. Nobody rejoins, and averages take as long as they take.
+        A real step can be made longer, never shorter. So speeds above 1 need `compute` as the length to pad to, and so
+        does jitter, whose factors lie on both sides of 1. No worker rejoins, and an average takes its own time.
         """
         for number, event in enumerate(self.events, 1):
             if isinstance(event, Kill) and event.rejoin_after is not None:
@@ -191,7 +192,7 @@ class Scenario:
         return self
 
     def checked_to_count(self) -> Scenario:
-        """This scenario. Raises ConfigError if a key of its network would make no difference to anything."""
+        """Return this scenario. Raises ConfigError if a key of its network would make no difference to anything."""
         link = self.network
         if link is not None:
             given = [f"message is {link.message} B"] if link.message is not None and not link.narrow else []
@@ -206,9 +207,9 @@ class Scenario:
         return self
 
     def checked_to_happen(self, seconds: float, steps: float) -> Scenario:
-        """This scenario, for a run of so many seconds and steps. Raises ConfigError for an event that can't come.
+        """Return this scenario, for a run of so many seconds and steps. Raises ConfigError for an event beyond them.
 
-        That is one after the end, as far as it can be told beforehand, or a death of somebody who is dead by then.
+        Such an event is known to come after the end. An event that kills a worker twice is refused, too.
         """
         deaths: dict[int, list[tuple[int, Kill]]] = {}
         for number, event in enumerate(self.events, 1):
@@ -241,13 +242,13 @@ class Scenario:
         return self
 
     def _fastest_step(self, worker: int) -> float:
-        """The least seconds that one of its steps can take; 0 if that is not known."""
+        """The least seconds that one of the worker's steps can take; 0 if that is not known."""
         if self.compute is None or self.jitter > 0:
             return 0.0
         return self.compute / self.speeds.get(worker, 1.0)
 
     def _check_second_death(self, before: list[tuple[int, Kill]], number: int, event: Kill) -> None:
-        """Of a worker, whose deaths before it in the file are those: by time, or by step, only one can be the last."""
+        """Refuse a second final death of a worker, by time or by step. `before` has its deaths earlier in the file."""
         for first, other in before:
             for key in ("at", "at_step"):
                 one, two = getattr(other, key), getattr(event, key)
@@ -262,7 +263,7 @@ class Scenario:
         before.append((number, event))
 
     def step_seconds(self, worker: int, step: int, at: float, measured: float, seed: int) -> float:
-        """How long this step, which starts at second `at` of the run, is to take.
+        """Return how many seconds this step, which starts at second `at` of the run, is to take.
 
         `compute`, or without it the `measured` seconds, × jitter factor × active slowdowns ÷ speed.
         """
@@ -286,11 +287,11 @@ class Scenario:
         return any(isinstance(e, Kill) and e.worker == worker and e.at_step == step for e in self.events)
 
     def kills_by_time(self) -> tuple[tuple[float, int], ...]:
-        """(second of the run, worker) of each kill that is given in time, the earliest first."""
+        """(second of the run, worker) of each kill that is given in seconds, the earliest first."""
         return tuple(sorted((e.at, e.worker) for e in self.events if isinstance(e, Kill) and e.at is not None))
 
     def to_plain(self) -> dict[str, Any]:
-        """The scenario as a TOML document that `load` reads back, defaults written out."""
+        """Return the scenario as a TOML document that `load` reads back, with defaults written out."""
         plain: dict[str, Any] = {
             "cluster": _present(
                 workers=self.workers, nodes=self.nodes, compute=_seconds(self.compute), jitter=self.jitter
@@ -323,14 +324,14 @@ class Scenario:
 
 
 def load(path: str | os.PathLike[str]) -> Scenario:
-    """The scenario that the file holds. Raises ConfigError, in one line, for any mistake."""
+    """Return the scenario that the file holds. Raises ConfigError, in one line, for any mistake."""
     name = os.fspath(path)
     file = _printable(name)
     return from_plain(_toml(file, _text(name, file)), name)
 
 
 def from_plain(top: Mapping[str, Any], name: str = "scenario") -> Scenario:
-    """The scenario that a TOML document describes, as `to_plain` writes it; messages call it `name`.
+    """Return the scenario that a TOML document describes, as `to_plain` writes it. Messages call it `name`.
 
     Raises ConfigError, in one line, for any mistake.
     """
@@ -589,13 +590,13 @@ def _known(file: str, here: str, where: str, values: Mapping[str, Any], name: st
 
 
 def _home(key: str) -> str:
-    """Where a key that stands in the wrong place belongs, if anywhere."""
+    """The table that a misplaced key belongs in, if there is one."""
     homes = [_HEADERS[name] for name, keys in _KEYS.items() if key in keys]
     return f"; it belongs in {homes[0]}" if homes else ""
 
 
 def _quantity(text: object, where: str, units: Mapping[str, Decimal], example: str) -> Decimal:
-    """Exact, so that "400ms" is 0.4 and nothing beside it."""
+    """Read a quantity exactly, so that "400ms" is 0.4 to the last digit."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z/]+)", text) if isinstance(text, str) else None
     unit = re.sub("^k(?=B|bit)", "K", found[2]) if found else ""
     if found is None or unit not in units:
@@ -619,7 +620,7 @@ def _with_unit(value: float | None, base: str, units: Mapping[str, Decimal], suf
 
 
 def _seconds(value: float | None) -> str | None:
-    """Without minutes and hours, in which some lengths have no end of digits."""
+    """Write seconds without minutes and hours, in which some lengths have endless digits."""
     return _with_unit(value, "s", {unit: _DURATIONS[unit] for unit in ("us", "ms", "s")})
 
 
@@ -644,11 +645,11 @@ def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**60:
         return "a number of over 60 digits"  # Python refuses to write out the longest
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
-    return _printable(text if len(text) <= 60 else f"{text[:59]}…")
+    return _printable(cut(text, 60))
 
 
 def _normal(seed: int, worker: int, step: int) -> float:
-    """From the standard normal distribution: a function of its arguments alone."""
+    """A draw from the standard normal distribution: a function of its arguments alone."""
     lots = Lots(seed)
     for number in (worker, step):
         lots.state = lots.below(1 << 64) ^ number

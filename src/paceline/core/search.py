@@ -2,13 +2,12 @@
 
 For a job that recurs, Sync-Switch looks for the smallest fraction of the work that must go under its first
 protocol (BSP) for the accuracy to be good enough. `next_trial` is the whole search as a pure function: from
-the trials that are finished it works out which to make next, so a search that was broken off goes on from
-nothing but their list.
+the finished trials it works out which to make next. So a search that was broken off needs only their list to go on.
 
 Source: Li et al., Sync-Switch, ICDCS 2021 (a binary search over the switch point, for recurring jobs). The
 structure and the usual values (tolerance 0.01, 5 settings, 5 runs each) are the paper's as we remember it,
-not checked against it. 3 runs are the default here: in the authors' released data that is what it takes to
-find about the same point again, by our computation.
+not checked against it. 3 runs are the default here. By our computation from the authors' released data, it takes
+3 runs to find about the same point again.
 
 Ours: a setting that is better than the goal is good enough, too (one-sided). Once a run of a setting has
 diverged, the setting has failed, and its other runs are not made. If a run with switch_at=1 diverges while
@@ -29,10 +28,10 @@ BSP = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What is looked for. Its trials have the seeds `seed`, `seed` + 1, …, the same ones for every setting."""
+    """What to look for. Trials have the seeds `seed`, `seed` + 1, …, the same ones for every setting."""
 
     runs: int = 3
-    """Of each setting; 1 or more."""
+    """Runs of each setting; 1 or more."""
     settings: int = 5
     """Switch points to try; 1 or more. The smallest that can be reached is 1 / 2**settings."""
     tolerance: float = 0.01
@@ -78,7 +77,7 @@ class Setting:
 
     @property
     def mean(self) -> float | None:
-        """Of the metric; None if a run diverged, whose metric would not be a number."""
+        """The metric's mean; None if a run diverged, as its metric is no number."""
         values = self._values()
         return fmean(values) if len(values) == len(self.runs) else None
 
@@ -111,7 +110,7 @@ class Result:
 
     @property
     def runs(self) -> int:
-        """How many were made."""
+        """How many runs were made."""
         return sum(len(setting.runs) for setting in self.settings)
 
     @property
@@ -121,14 +120,14 @@ class Result:
 
     @property
     def cost(self) -> float | None:
-        """What the search cost, in runs with switch_at=1; None if it is not known how long one takes."""
+        """What the search cost, in runs with switch_at=1; None if the length of such a run is not known."""
         return self.seconds / self.bsp_seconds if self.bsp_seconds else None
 
     @property
     def break_even(self) -> float | None:
-        """After how many recurrences of the job the search has paid, if it would have run with switch_at=1 otherwise.
+        """After how many recurrences of the job the search has paid, compared to runs with switch_at=1.
 
-        The cost over what the chosen point saves each time. None if the cost is not known, or nothing is saved.
+        This is the cost over what the chosen point saves each time. None if the cost is not known, or nothing is saved.
         """
         if self.cost is None or self.bsp_seconds is None or self.switch_at == BSP:
             return None
@@ -137,15 +136,15 @@ class Result:
         return self.cost / saved if saved > 0.0 else None
 
     def passed(self, setting: Setting) -> bool:
-        """Whether it was good enough. What passed is an upper end of the interval, and the chosen one is the last."""
+        """Whether the setting was good enough. Settings that passed are upper ends; the chosen one is the last."""
         return setting.switch_at >= self.switch_at
 
 
 def next_trial(search: Search, finished: Sequence[Finished]) -> Trial | Result:
-    """The run to make after these, which were made in this order; the result, if no more is needed.
+    """Return the run to make after these, which were made in this order, or the result if no more is needed.
 
-    Wants `runs` × `settings` runs at most, and `runs` more if the goal is to be measured. Raises RunFailed if
-    it cannot be, because a run with switch_at=1 diverged.
+    Takes `runs` × `settings` runs at most, and `runs` more if the goal is to be measured. Raises RunFailed if
+    the goal cannot be measured, because a run with switch_at=1 diverged.
     """
 
     def runs_at(switch_at: float) -> Setting:
@@ -169,7 +168,7 @@ def next_trial(search: Search, finished: Sequence[Finished]) -> Trial | Result:
                 "give the goal, or a learning rate that is small enough"
             )
         tried.append(bsp)
-    low, high = 0.0, BSP  # good enough at high, as far as is known, and not at low
+    low, high = 0.0, BSP  # as far as is known, high is good enough and low is not
     for _ in range(search.settings):
         setting = runs_at((low + high) / 2)
         if (trial := another(setting)) is not None:

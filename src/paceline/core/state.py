@@ -1,7 +1,7 @@
 """A machine's state as plain JSON values, and back.
 
 Works for any dataclass whose fields are numbers, strings, booleans, None, tuples, lists, dictionaries
-and further such dataclasses, by their annotations: a machine writes no code for it.
+and further such dataclasses, by their annotations. So a machine writes no code for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCALARS = (bool, int, float, str, None, type(None))
 
 
 def to_plain(value: Any) -> Any:
-    """`value` as what `json.dumps` accepts. A dictionary becomes a list of pairs, in its order."""
+    """Turn `value` into what `json.dumps` accepts. A dictionary becomes a list of pairs, in its order."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
@@ -30,12 +30,12 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], plain: Any) -> T:
-    """The value of that type which `to_plain` turned into `plain`."""
+    """Return the value of that type that `to_plain` turned into `plain`."""
     return _read(kind, plain)  # type: ignore[no-any-return]
 
 
 def restored(fresh: T, plain: Any) -> T:
-    """The value that `to_plain` turned into `plain`, of the same make as this fresh one.
+    """Return the value that `to_plain` turned into `plain`, of the same make as this fresh one.
 
     For a machine that is composed of others, whose kinds its annotations don't say.
     """

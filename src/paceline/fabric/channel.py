@@ -20,7 +20,7 @@ from paceline.errors import MessageUnreadable, PeerLost
 PACKET = 64 * 1024  # bytes; Linux lets a packet have 208 KiB, shared with those still unread
 INLINE, ATTACHED = b"\0", b"\1"
 MOST_DESCRIPTORS = 4
-LONGEST = 86_400.0  # seconds that one call waits: the kernel takes some weeks at most
+LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts no more than some weeks
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -29,7 +29,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def attachment(data: bytes) -> int:
-    """A descriptor of an anonymous file with these bytes, to be passed along with a message and then closed."""
+    """Return a descriptor of an anonymous file with these bytes, to be passed along with a message and then closed."""
     descriptor = os.memfd_create("paceline-message", os.MFD_CLOEXEC)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(data)
@@ -37,14 +37,14 @@ def attachment(data: bytes) -> int:
 
 
 def attached(descriptor: int) -> bytes:
-    """What `attachment` put there; closes the descriptor."""
+    """Read what `attachment` has written, and close the descriptor."""
     with open(descriptor, "rb") as file:
         file.seek(0)
         return file.read()
 
 
 class Channel:
-    """One end. `kinds` is the union of message types that the other end may send."""
+    """One end of a channel. `kinds` is the union of message types that the other end may send."""
 
     def __init__(self, end: socket.socket, kinds: Any, peer: str) -> None:
         self.end = end
@@ -65,14 +65,14 @@ class Channel:
             raise PeerLost(f"{self.peer} does not read what is sent to it")
 
     def try_to_send(self, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> bool:
-        """Send it if there is room for it now; whether there was. Raises PeerLost if the peer has gone."""
+        """Send the message if there is room for it now. Return whether it was sent. Raises PeerLost without a peer."""
         return self._send(message, descriptors, socket.MSG_DONTWAIT)
 
     def receive(self) -> tuple[Any, list[int]]:
-        """Wait for the next message; returns it with the descriptors that came along.
+        """Wait for the next message. Return it with the descriptors that came along.
 
-        Raises PeerLost if the peer has gone, and MessageUnreadable, with no descriptor left open, if what came is none
-        of the messages that may come.
+        Raises PeerLost if the peer has gone, and MessageUnreadable, with no descriptor left open, for anything but the
+        messages that may come.
         """
         try:
             packet, descriptors, _, _ = socket.recv_fds(self.end, PACKET + 1, MOST_DESCRIPTORS)
@@ -89,13 +89,13 @@ class Channel:
             raise MessageUnreadable(str(error)) from error
 
     def ready(self, seconds: float | None = 0.0) -> bool:
-        """Whether a message, or the peer's end, is there; waits so long for it, a day at most (None: without end)."""
+        """Whether a message, or the peer's end, is there. Waits so long for it, a day at most (None: without end)."""
         poll = select.poll()
         poll.register(self.end, select.POLLIN)
         return bool(poll.poll(None if seconds is None else min(max(0.0, seconds), LONGEST) * 1000))
 
     def close(self) -> None:
-        """Close this end; twice is no harm."""
+        """Close this end. Closing twice does no harm."""
         self.end.close()
 
     def _send(self, message: msgspec.Struct, descriptors: tuple[int, ...], flags: int) -> bool:
@@ -109,10 +109,10 @@ class Channel:
             os.close(long)
 
     def _put(self, packet: bytes, descriptors: tuple[int, ...], flags: int) -> bool:
-        """Whether there was room for it."""
+        """Whether there was room for the message."""
         try:
             if descriptors:
-                rights = array("i", descriptors)  # `socket.send_fds` leaves its flags out
+                rights = array("i", descriptors)  # `socket.send_fds` ignores its flags
                 self.end.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], flags)
             else:
                 self.end.send(packet, flags)

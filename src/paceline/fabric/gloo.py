@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ReduceOp, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed import ProcessGroupGloo as _Gloo
 
+from paceline.core.listed import numbers
 from paceline.errors import PeerLost
 from paceline.fabric.groups import Area, Check
 
 Gloo: Any = _Gloo  # torch declares only half of what it has
 POLL = 0.02
-"""Seconds between two looks at whether a member is lost, while a group waits for others."""
+"""Seconds between two looks for a lost member, while a group waits for others."""
 
 
 @dataclass(slots=True)
@@ -27,19 +28,19 @@ class _Kept:
     """What is kept for a set of members."""
 
     generation: int
-    """The group that it was made for."""
+    """The group that they were made for."""
     process_group: Any = None
     scratch: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
 
 class DistributedGroups:
-    """`GroupAverage` where each member has areas of its own: only its own source is read, and its own target written.
+    """`GroupAverage` where each member has areas of its own: it reads only its own source, and writes its own target.
 
-    Sums in Gloo's order, which is the same for all members, and narrow types in float32.
+    It sums in Gloo's order, which is the same for all members, and narrow types in float32.
 
-    Process groups are not made by `new_group`, which names one by how many its caller has been in: members that have
+    Process groups are not made by `new_group`, which names one by how many its caller has been in. Members that have
     not been in equally many never meet. They are named by the number of the group that first needed them, which comes
-    from one place. What is made for a set of members is kept until all of them are told to evict it, so either all
+    from one place. What is made for a set of members is kept until all of them are told to evict it. So either all
     have it or none.
     """
 
@@ -53,8 +54,8 @@ class DistributedGroups:
     ) -> None:
         """`area(number)` is this worker's area; `address` is this host's, for the others.
 
-        `timeout` is far above what anybody may be late by: a member that is lost is found by `check`, and after a
-        timeout nothing of a process group can be used again.
+        `timeout` is far above any delay that is possible. `check` finds a member that is lost. After a timeout
+        nothing of a process group can be used again.
         """
         self._store = store
         self._worker = worker
@@ -91,8 +92,8 @@ class DistributedGroups:
         try:
             if len(members) > 1:
                 _wait_for(work, check)
-        except RuntimeError as error:  # Gloo's, and the store's
-            who = ", ".join(str(member) for member in members if member != self._worker)
+        except RuntimeError as error:  # errors of Gloo and of the store
+            who = numbers(member for member in members if member != self._worker)
             raise PeerLost(f"group {group}: a worker among {who} has gone ({error})") from error
         terms.write(made, present, len(members), weights is None)
 
@@ -101,7 +102,7 @@ class DistributedGroups:
         self._kept.pop(tuple(members), None)
 
     def _meet(self, members: tuple[int, ...], kept: _Kept) -> Any:
-        """Their process group, or None if it was given up meanwhile."""
+        """The members' process group, or None if it was given up meanwhile."""
         if kept.process_group is None:
             store = self._store.clone()  # type: ignore[attr-defined]  # one that waits for a lost member keeps its connection busy
             kept.process_group = _process_group(
@@ -115,12 +116,12 @@ class DistributedGroups:
 
 
 class _Terms:
-    """What one member gives to an average, flat and by type; once reduced, what it takes of it."""
+    """What one member gives to an average, flat and by type. Once reduced, it is what the member takes."""
 
     def __init__(
         self, source: Area, present: Tensor, weight: float, first: bool, scratch: dict[torch.dtype, Tensor]
     ) -> None:
-        """`scratch` is used again if it is of the right size."""
+        """`scratch` is used again if it has the right size."""
         gradients = [(tensor, weight if flag else 0.0) for tensor, flag in _flagged(source, present)]
         values = [*gradients, *((buffer, 1.0) for buffer in source.buffers.values())]
         sizes: dict[torch.dtype, int] = {}
@@ -132,7 +133,7 @@ class _Terms:
         self._flat = {dtype: scratch[dtype] for dtype in sorted(sizes, key=str)}
         for (tensor, factor), place in zip(values, self._places([tensor for tensor, _ in values]), strict=True):
             if factor == 0.0 or (tensor.dtype == torch.bool and not first):
-                place.zero_()  # a gradient that isn't there may be anything, NaN too
+                place.zero_()  # a missing gradient's memory may hold anything, NaN too
                 continue
             place.copy_(_real(tensor))
             if factor != 1.0:
@@ -140,11 +141,11 @@ class _Terms:
 
     @property
     def flat(self) -> list[Tensor]:
-        """In the same order at each member: of floating-point ones all take the sum, of others the largest."""
+        """Reduce in the same order at each member: floating-point types to the sum, others to the largest."""
         return [*self._flat.values()]
 
     def write(self, target: Area, present: Tensor, members: int, mean: bool) -> None:
-        """Take what all gave together: of buffers, and where `mean` is asked of parameters, the mean."""
+        """Take the result: for buffers, and for parameters if `mean` is asked, the mean."""
         gradients = [(tensor, members if mean else 1, flag) for tensor, flag in _flagged(target, present)]
         values = [*gradients, *((buffer, members, 1) for buffer in target.buffers.values())]
         for (tensor, divisor, flag), place in zip(values, self._places([value[0] for value in values]), strict=True):
@@ -164,7 +165,7 @@ class _Terms:
 
 
 def serve_store(address: str = "127.0.0.1") -> tuple[TCPStore, int]:
-    """The store where members meet, and its port. It listens at that address alone, as long as it is referred to."""
+    """The store where members meet, and its port. It listens only at that address, as long as it is referred to."""
     listening = socket()
     listening.bind((address, 0))
     listening.listen()
@@ -174,7 +175,7 @@ def serve_store(address: str = "127.0.0.1") -> tuple[TCPStore, int]:
 
 
 def reach_store(port: int, address: str = "127.0.0.1") -> TCPStore:
-    """The store that another process serves there."""
+    """The store that another process serves at that address."""
     return TCPStore(address, port, is_master=False, wait_for_workers=False)
 
 
@@ -188,10 +189,10 @@ def _process_group(store: Store, place: int, size: int, address: str, timeout: t
 
 
 def _wait_for(work: Callable[[], None], check: Check) -> None:
-    """Do the work, which may block for long, and look meanwhile whether to give up. Raises what either raises.
+    """Do the work, which may block for long, and meanwhile look whether to give up. Raises what either raises.
 
     Gloo can't be interrupted: work that is given up goes on in its thread, on its own scratch, until it fails or
-    its timeout is over.
+    its timeout has passed.
     """
     errors: list[BaseException] = []
 
@@ -220,6 +221,6 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
-    """The type that it is averaged in."""
+    """The type in which a tensor is averaged."""
     real = _real(tensor)
     return torch.promote_types(real.dtype, torch.float32) if real.is_floating_point() else torch.int64

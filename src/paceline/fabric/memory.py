@@ -1,4 +1,4 @@
-"""Shared memory without names: nothing lies in /dev/shm, and the last process to go takes it along."""
+"""Shared memory without names: nothing lies in /dev/shm, and the memory ends with the last process that uses it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def whole_pages(size: int) -> int:
-    """That many bytes, rounded up to pages: to huge ones where the part is as large as one."""
+    """Round bytes up to pages: to huge ones if the part is as large as one."""
     page = HUGE if size >= HUGE else PAGE
     return max(1, -(-size // page)) * page
 
@@ -34,7 +34,7 @@ def whole_pages(size: int) -> int:
 class Region:
     """Memory that processes share by passing its descriptor on.
 
-    Tensors are laid over its bytes with `torch.frombuffer`, which keeps no mapping alive: so a mapping lasts
+    Tensors are laid over its bytes with `torch.frombuffer`, which keeps no mapping alive. So a mapping lasts
     as long as the process.
     """
 
@@ -47,7 +47,7 @@ class Region:
 
     @classmethod
     def create(cls, size: int) -> Region:
-        """A new region of that many bytes, zeroed; pages cost memory when first touched."""
+        """Make a region of that many bytes, zeroed. Pages take memory when first touched."""
         descriptor = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -55,14 +55,14 @@ class Region:
 
     @classmethod
     def attach(cls, descriptor: int) -> Region:
-        """The region behind a descriptor that another process passed."""
+        """Map the region behind a descriptor that another process passed."""
         return cls(descriptor, os.fstat(descriptor).st_size)
 
     def populate(self, start: int, stop: int) -> None:
         """Get these bytes' pages now rather than during training, as huge ones where that can be.
 
-        A first touch costs 70 ms for 100 MB in small pages and 36 in huge ones; and over huge pages a
-        `Window` moves in 0.1 ms rather than 6. An older kernel does neither: pages come when first written.
+        A first touch costs 70 ms for 100 MB in small pages and 36 in huge ones. Over huge pages a
+        `Window` moves in 0.1 ms rather than 6. An older kernel can't do this: pages come when first written.
         """
         first, last = -(-(self.address + start) // HUGE) * HUGE, (self.address + stop) // HUGE * HUGE
         if last > first:
@@ -87,7 +87,7 @@ class Mapping:
         self.memory = memoryview(array).cast("B")
 
     def leave(self) -> None:
-        """Whoever still refers to these bytes has them as they are now, in memory of this process alone."""
+        """Give these bytes, as they are now, to the objects that still refer to them: in this process's own memory."""
         _map(self._address, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         ctypes.memmove(self._address, self._source, self._size)
 
@@ -95,9 +95,9 @@ class Mapping:
 class Window:
     """A place in this process's memory, always the same, that shows one part of a region or another.
 
-    What is written here stays here: nobody else sees it, and it is gone when the window moves. Tensors over
-    a window see another part's bytes once it has moved, with every alias of theirs, as if the bytes had been
-    copied; but nothing is.
+    What is written here stays here: no other process sees it, and it is gone when the window moves. Tensors over
+    a window, and all their aliases, see another part's bytes once it has moved. It is as if the bytes had been
+    copied, but nothing is.
     """
 
     def __init__(self, region: Region, size: int) -> None:
@@ -109,19 +109,19 @@ class Window:
         self._pages = -1
 
     def show(self, start: int) -> None:
-        """Show the region from that byte on, which begins a page. Atomic: nobody ever sees two parts mixed."""
+        """Show the region from that byte on, which begins a page. It is atomic: no thread ever sees two parts mixed."""
         _map(self.address, self.size, mmap.MAP_PRIVATE | NO_RESERVE, self.region.descriptor, start)
         _libc.madvise(self.address, self.size, POPULATE_READ)
 
     def written(self) -> list[tuple[int, int]]:
-        """Where it was written to since it moved: runs of whole pages, as (start, stop) in bytes.
+        """Where the window was written to since it moved: runs of whole pages, as (start, stop) in bytes.
 
         Raises OSError where /proc/self/pagemap can't be read.
         """
         if self._pages < 0:
             self._pages = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         entries = os.pread(self._pages, self.size // PAGE * 8, self.address // PAGE * 8)
-        import numpy  # not before the launcher can see to it that numpy's BLAS starts no thread
+        import numpy  # imported late, when the launcher has seen to it that numpy's BLAS starts no thread
 
         pages = numpy.frombuffer(entries, dtype=numpy.uint64)
         # a page of a private mapping is the file's until it is written to
@@ -134,7 +134,7 @@ class Window:
 
 
 def _reserve(size: int) -> int:
-    """An address where so many bytes are free; a huge page begins there, so that huge ones can be mapped."""
+    """An address where so many bytes are free. A huge page begins there, so that huge pages can be mapped."""
     found = _map(None, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE, -1, 0)
     address, stop = -(-found // HUGE) * HUGE, found + size + HUGE
     kept = address + -(-size // PAGE) * PAGE
@@ -160,9 +160,9 @@ def _memory(address: int, size: int) -> memoryview:
 
 
 def keep_freed_memory() -> None:
-    """Give the kernel what malloc has free now; from now on keep what is freed for the next allocation of its size.
+    """Give the kernel what malloc has free now. From now on keep freed memory for the next allocation of its size.
 
-    Autograd's temporaries of more than 32 MB would cost their page faults anew in every step, which is a
+    Autograd's temporaries of more than 32 MB would otherwise cost their page faults anew in every step. That is a
     quarter of a step of 25 million parameters (docs/performance.md). Only glibc knows these settings.
     """
     if hasattr(_libc, "malloc_trim") and hasattr(_libc, "mallopt"):
@@ -172,9 +172,9 @@ def keep_freed_memory() -> None:
 
 
 def available_bytes() -> int:
-    """Memory that can still be had: of the machine and of the control group, whichever is less.
+    """The memory that is still available: of the machine or of the control group, whichever is less.
 
-    A memfd may be made far larger than that, and the process is then killed as it fills.
+    A memfd may be made far larger than that. The process is then killed as the memfd fills.
     """
     amounts = [
         int(line.split()[1]) * 1024
@@ -190,7 +190,7 @@ def available_bytes() -> int:
         limit = (group / "memory.max").read_text().strip()
         if limit != "max":
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            cache = int(stat.get("inactive_file", 0))  # is given up when memory is wanted
+            cache = int(stat.get("inactive_file", 0))  # the kernel gives it up when memory is wanted
             amounts.append(int(limit) - int((group / "memory.current").read_text()) + cache)
     except (OSError, ValueError):
         pass  # no second-generation control group here: the machine's own memory is the limit

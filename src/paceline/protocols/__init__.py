@@ -1,4 +1,4 @@
-"""One file for each system. The registry reads this folder: a new protocol is enrolled by its file alone."""
+"""One file for each system. The registry reads this folder, so a file alone adds a protocol."""
 
 from __future__ import annotations
 

@@ -6,23 +6,24 @@ A gradient is computed on the replica before the average and applied after it.
 
 Source: Lian, Zhang, Zhang, Liu, ICML 2018 (arXiv 1710.06952): the gradient that is taken before the average and
 applied after it, the atomic average of a pair, the bipartite roles against deadlock. Its full text was not at
-hand; what is done where our sources say nothing is ours, below.
+hand. What this file does where our sources say nothing is ours, below.
 
-Counter convention: a replica's version counts its own steps and its averages; a gradient is as stale as the
-replica's changes between the `Release` and the `StepReplica` of its step.
+Counter convention: a replica's version counts its own steps and its averages. A gradient is as stale as the number
+of the replica's changes between the `Release` and the `StepReplica` of its step.
 
 Ours:
-- The worker at an even position among those that begin is active, at an odd one passive.
-- An active worker makes one exchange in each step. It asks as the step begins; a neighbour at another exchange
-  serves those who ask in turn (a conflict; the reason of the `Reduce` says so), and the active one steps only when
-  its exchange is done. A passive one waits for nothing but the end of an exchange that is running.
+- Of the workers that begin, those at an even position are active, those at an odd one passive.
+- An active worker makes one exchange in each step. It asks as the step begins. A neighbour that is at another
+  exchange serves those that ask in turn (a conflict; the reason of the `Reduce` says so). The active worker steps only
+  when its exchange is done. A passive worker waits only for the end of an exchange that is running.
 - In a ring of an odd number the first and the last are both active: that edge is left out.
-- Who has left, or has no data left, is asked no more; in a ring the next passive one in that direction is. An
-  active worker without a passive one to ask, and a passive one whom nobody asks, train alone.
-- An exchange that fails is not made up for: the survivor steps without it.
-- A joiner, also one who comes back, takes part as soon as it has a copy of somebody's replica: as a passive worker if
-  there are fewer of those than active ones, else as an active one. The ring goes by the workers' numbers, and stays
-  as open or closed as it began; as workers go and come it may fall into parts, which never average with each other.
+- A worker that has left, or has no data left, is not asked any more. In a ring the next passive worker in that
+  direction is asked instead. An active worker without a passive one to ask trains alone. So does a passive worker that
+  no active one asks.
+- An exchange that fails is not repeated: the survivor steps without it.
+- A joiner, also one that comes back, takes part as soon as it has a copy of another replica. It is passive if
+  there are fewer passive workers than active ones, else active. The ring goes by the workers' numbers, and stays
+  as open or closed as it began. As workers leave and join, it may fall into parts, which never average with each other.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ from paceline.core.replicas import REASONS, Replicas, Seat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Who is whose neighbour."""
+    """Which workers are neighbours."""
 
     topology: Literal["bipartite-ring", "bipartite-complete"] = parameter(
         "bipartite-ring",
-        "whom an active worker averages with: one of the two passive workers beside it in the ring of all, or any one",
+        "which workers an active one averages with: one of the two passive ones beside it in the ring of all, or any",
     )
 
     def __post_init__(self) -> None:
@@ -64,18 +65,18 @@ class Config:
 
 @dataclass(slots=True)
 class Machine:
-    """Those who have data left: `actives` with the neighbour in whose queue each is, and `passives`."""
+    """Workers with data left: `actives`, with the neighbour in whose queue each is, and `passives`."""
 
     config: Config
     replicas: Replicas = field(default_factory=Replicas)
     lots: Lots = field(default_factory=Lots)
     closed: bool = True
-    """Whether the ring's last and first are neighbours: an even number began."""
+    """Whether the ring's last and first are neighbours: they are if an even number of workers began."""
     actives: dict[int, int | None] = field(default_factory=dict)
     passives: list[int] = field(default_factory=list)
     """Ascending."""
     queues: dict[int, dict[int, None]] = field(default_factory=dict)
-    """By passive worker: who waits for an exchange with it, in the order in which they asked."""
+    """By passive worker: the active ones that wait for an exchange with it, in the order in which they asked."""
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
@@ -108,7 +109,7 @@ class Machine:
                 raise AssertionError(fact)
 
     def neighbours(self, active: int) -> list[int]:
-        """The passive workers that it may ask now. O(log n)."""
+        """The passive workers that an active one may ask now. O(log n)."""
         if self.config.topology == "bipartite-complete" or not self.passives:
             return self.passives
         place = bisect_left(self.passives, active)
@@ -131,7 +132,7 @@ class Machine:
         return () if alone is None else self._enter(alone, ("nobody-here", alone))
 
     def _enter(self, worker: int, why: Why) -> tuple[Order, ...]:
-        """It has its replica, and takes the role that fewer have."""
+        """The worker has its replica, and takes the role that fewer workers have."""
         release = self.replicas.release(worker, why)
         if len(self.passives) < len(self.actives):
             insort(self.passives, worker)  # moves n pointers, once for each worker
@@ -141,13 +142,13 @@ class Machine:
         return (release, *self._ask(worker))
 
     def _step(self, worker: int) -> tuple[Order, ...]:
-        """Its gradient goes into its replica, as that is now, and it computes on; an active one asks once more."""
+        """Apply the worker's gradient to its replica as that is now. It computes on; an active one asks once more."""
         why: Why = ("own-gradient", self.replicas.seats[worker].step)
         orders = (self.replicas.apply(worker, why), self.replicas.release(worker, why))
         return (*orders, *self._ask(worker)) if worker in self.actives else orders
 
     def _ask(self, active: int, queued: bool = False) -> tuple[Order, ...]:
-        """A neighbour is drawn: the exchange begins if that is free, else it has to be waited for in turn."""
+        """Draw a neighbour. If it is free the exchange begins, else the active worker queues for it."""
         neighbours = self.neighbours(active)
         if not neighbours:
             return ()
@@ -163,7 +164,7 @@ class Machine:
         return self.replicas.reduce(pair, ("in-turn" if queued else "free", active, passive))
 
     def _go_on(self, ended: list[int]) -> tuple[Order, ...]:
-        """The exchange of these is over: the passive one serves the next before the active one may ask it again."""
+        """The exchange of these workers is over. The passive one serves its queue before the active one asks again."""
         orders: list[Order] = []
         for worker in sorted(ended, key=lambda worker: worker in self.actives):
             if self.replicas.seats[worker].phase == "ready":
@@ -175,7 +176,7 @@ class Machine:
         return tuple(orders)
 
     def _retire(self, worker: int) -> tuple[Order, ...]:
-        """It has no data left, or is gone: it asks no more, and is asked no more."""
+        """The worker has no data left, or has left: it no longer asks, and is no longer asked."""
         if worker in self.actives:
             self._leave_queue(worker)
             del self.actives[worker]
@@ -195,7 +196,7 @@ class Machine:
             self.actives[active] = None
 
     def _ask_another(self, active: int) -> tuple[Order, ...]:
-        """In place of the one in whose queue it was; without any, it goes on alone."""
+        """Ask another passive worker than the one in whose queue it was. Without any, the active one goes on alone."""
         orders = self._ask(active, queued=True)
         if orders or self.replicas.seats[active].phase != "ready":
             return orders
@@ -220,6 +221,7 @@ def _queues_agree(machine: Machine) -> bool:
 SPEC = Spec(
     name="ad-psgd",
     title="AD-PSGD: asynchronous decentralized parallel SGD",
+    does="a replica is averaged with one neighbour's while its worker computes",
     family="decentralized",
     paper="Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018",
     config=Config,
@@ -237,7 +239,7 @@ SPEC = Spec(
             and sum(worker in machine.queues for worker in machine.replicas.still_here(group)) <= 1
             for group in machine.replicas.groups
         ),
-        "whoever is in a queue is in one, and in no group": lambda machine: (
+        "a worker in a queue is in one queue only, and in no group": lambda machine: (
             _queues_agree(machine)
             and all(
                 machine.replicas.seats[active].group is None
@@ -253,7 +255,7 @@ SPEC = Spec(
             for worker, seat in machine.replicas.seats.items()
             if seat.phase == "ready"
         ),
-        "whoever has a replica and data left is active or passive": lambda machine: (
+        "every worker with a replica and data left is active or passive": lambda machine: (
             sorted([*machine.actives, *machine.passives])
             == sorted(
                 worker

@@ -1,7 +1,7 @@
 """All-Reduce: every worker has a replica, and the mean gradient of all of them steps each one, round by round.
 
-The gradients of a round are averaged by one group of everybody who has one, in ascending order of worker, weighed
-by samples; then each steps its own replica with the mean. All replicas stay the same.
+One group of all workers with a gradient averages the gradients of a round, in ascending order of worker, weighed
+by samples. Then each worker steps its own replica with the mean. All replicas stay the same.
 
 Source: the usual synchronous baseline, as in PyTorch's DistributedDataParallel or Horovod. Weights by samples are
 ours.
@@ -13,8 +13,8 @@ from then on, behind those of the workers that go on. If a worker is lost while 
 averaged again without its own.
 A single worker averages nothing.
 
-Ours: a joiner copies the replica of somebody in the open round, which waits for the copy and then for the joiner's
-gradient, so that its replica is never behind. While the gradients are averaged it waits for the next round.
+Ours: a joiner copies the replica of a worker in the open round. The round waits for the copy and then for the joiner's
+gradient, so the joiner's replica is never behind. While gradients are averaged, a joiner waits for the next round.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Config:
 
 @dataclass(slots=True)
 class Machine:
-    """`awaited` and `ready` are the open round: who still owes a gradient, or copies a replica, and which are there."""
+    """`awaited` and `ready` are the open round: workers that owe a gradient or copy a replica, and what is there."""
 
     config: Config
     round: int = 0
@@ -85,7 +85,7 @@ class Machine:
                 raise AssertionError(fact)
 
     def _welcome(self, fact: Fact) -> tuple[Order, ...]:
-        """Whoever has joined enters the open round: not while its mean is made, which it could not be stepped with."""
+        """Let joiners enter the open round, but not while its mean is made: that mean could not step their replicas."""
         orders: list[Order] = []
         if not self.replicas.groups:
             if (alone := self.replicas.begin_alone()) is not None:
@@ -100,7 +100,7 @@ class Machine:
         return self.replicas.release(worker, why)
 
     def _average(self) -> tuple[Order, ...]:
-        """If nobody is awaited any more: the average of the gradients, or, with a single one, the step itself."""
+        """If no worker is awaited any more: average the gradients, or step at once if there is only one."""
         if self.awaited or not self.ready or self.replicas.groups:
             return ()
         if len(self.ready) == 1:
@@ -117,7 +117,7 @@ class Machine:
         return (*steps, *(self._release(worker, why) for worker in here))
 
     def _left(self, fact: WorkerLeft, seat: Seat) -> tuple[Order, ...]:
-        """Nobody waits for it. A gradient of it that is being averaged is lost only if the average is."""
+        """The round no longer waits for the worker. Its gradient that is being averaged is lost only if the mean is."""
         self.awaited.pop(fact.worker, None)
         if seat.group is None:
             if seat.phase == "ready":
@@ -125,7 +125,7 @@ class Machine:
             return (*Replicas.lost_with(fact, seat), *self._average())
         if self.replicas.still_here(seat.group):
             return ()
-        return self._drop_lost()  # nobody is left whom the mean could step
+        return self._drop_lost()  # no worker is left whose replica the mean could step
 
     def _drop_lost(self) -> tuple[DropUpdate, ...]:
         lost = sorted(key for key in self.ready if not self._has_ready(key[0]))
@@ -137,7 +137,7 @@ class Machine:
         )
 
     def _has_ready(self, worker: int) -> bool:
-        """Whether the gradient of it that is in the round is its own still: it may have left, and come back."""
+        """Whether the worker still has its gradient in the round: it may have left, and come back."""
         return worker in self.replicas.seats and self.replicas.seats[worker].phase == "ready"
 
     def _missing(self) -> Why:
@@ -153,6 +153,7 @@ def _in_phase(machine: Machine, *phases: str) -> list[int]:
 SPEC = Spec(
     name="all-reduce",
     title="All-Reduce",
+    does="there is no store; every replica steps with the mean of all gradients",
     family="decentralized",
     paper="the usual synchronous baseline; as in PyTorch's DistributedDataParallel and Horovod",
     config=Config,
@@ -161,16 +162,16 @@ SPEC = Spec(
     averages="gradients",
     optimizer="worker",
     invariants={
-        "the replicas of all who have data left have changed equally often": lambda machine: (
+        "the replicas of all workers with data left have changed equally often": lambda machine: (
             len({seat.version for seat in machine.replicas.seats.values() if seat.phase not in ("declined", "parked")})
             <= 1
         ),
-        "everybody computes on the replica as it is": lambda machine: all(
+        "every worker computes on its replica as it is": lambda machine: all(
             seat.computed_on == seat.version
             for seat in machine.replicas.seats.values()
             if seat.phase in ("computing", "ready")
         ),
-        "whoever computes or copies a replica is awaited, and nobody else but joiners": lambda machine: (
+        "the workers that compute or copy a replica are awaited, and besides them only joiners": lambda machine: (
             set(_in_phase(machine, "computing", "copying"))
             <= set(machine.awaited)
             <= set(_in_phase(machine, "computing", "copying", "parked"))
@@ -178,7 +179,7 @@ SPEC = Spec(
         "a gradient is in the open round until it is applied": lambda machine: (
             set(_in_phase(machine, "ready")) <= {worker for worker, _ in machine.ready}
         ),
-        "while a group averages, nobody computes, and the round's gradients are those of its members": lambda machine: (
+        "while a group averages, no worker computes, and the round's gradients are its members'": lambda machine: (
             len(machine.replicas.groups) <= 1
             and all(
                 not machine.awaited

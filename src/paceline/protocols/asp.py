@@ -1,12 +1,12 @@
-"""Asynchronous parallel: every update is applied as it arrives, and nobody ever waits.
+"""Asynchronous parallel: every update is applied as it arrives, and no worker ever waits.
 
-Each makes the next version by itself; its worker is released on that version at once.
+Each update makes the next version by itself. Its worker is released on that version at once.
 
 Source: the asynchronous mode of parameter servers as DSSP restates it (Zhao et al., ICDCS 2019).
 
 Counter convention: version v holds exactly v applied updates (from the version that training began at).
 
-Deviations: none known. A push is a full-size step, as there: n workers take n steps where BSP takes one.
+Deviations: none known. As in the source, a push is a full-size step: n workers take n steps where BSP takes one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Config:
 
 @dataclass(slots=True)
 class Machine:
-    """Nothing to remember but the version and who is where."""
+    """The version, and each worker's state."""
 
     config: Config
     version: int = 0
@@ -72,13 +72,14 @@ class Machine:
 SPEC = Spec(
     name="asp",
     title="Asynchronous parallel",
+    does="each update is applied when it arrives; no worker waits for another",
     family="parameter-server",
     paper="the usual asynchronous baseline; as restated by DSSP (Zhao et al., ICDCS 2019)",
     config=Config,
     machine=Machine,
     rounds=False,
     invariants={
-        "nobody waits": lambda machine: all(seat.phase != "arrived" for seat in machine.roster.seats.values()),
+        "no worker waits": lambda machine: all(seat.phase != "arrived" for seat in machine.roster.seats.values()),
     },
     reasons={
         **REASONS,

@@ -1,14 +1,14 @@
-"""Bulk synchronous parallel: everybody computes on the same version, and the next one waits for everybody.
+"""Bulk synchronous parallel: all workers compute on the same version, and the next one waits for all of them.
 
-Of one gradient from each worker the weighted mean is applied as one update; then all are released on it.
+The weighted mean of one gradient from each worker is applied as one update. Then all workers are released on it.
 
 Source: the synchronous mode of parameter servers as DSSP restates it (Zhao et al., ICDCS 2019): the server
-waits for all gradients of a round, makes one update, and releases everybody. Weights by samples are ours.
+waits for all gradients of a round, makes one update, and releases all workers. Weights by samples are ours.
 
 Counter convention: round r makes version r + 1 of one step of each worker, whatever those steps' numbers.
 
-Deviations: membership may change. A joiner enters the round that is open, on its version. The update of
-a worker that left after it had arrived stays in its round; nobody waits for one that has not.
+Deviations: membership may change. A joiner enters the open round, on its version. If a worker leaves after its
+update has arrived, that update stays in its round. If it leaves before, the round does not wait for it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Config:
 
 @dataclass(slots=True)
 class Machine:
-    """`awaited` and `arrived` are the open round: who still owes a gradient, and what has come."""
+    """`awaited` and `arrived` are the open round: workers that still owe a gradient, and the gradients that came."""
 
     config: Config
     version: int = 0
     roster: Roster = field(default_factory=Roster)
     awaited: dict[int, None] = field(default_factory=dict)
     arrived: dict[tuple[int, int], int | None] = field(default_factory=dict)
-    """By (worker, step): the samples in it. One who left and came back in the same round has two here."""
+    """By (worker, step): the samples in it. A worker that left and came back in the same round has two here."""
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
@@ -99,18 +99,19 @@ class Machine:
 SPEC = Spec(
     name="bsp",
     title="Bulk synchronous parallel",
+    does="every worker contributes to each update",
     family="parameter-server",
     paper="the usual synchronous baseline; as restated by DSSP (Zhao et al., ICDCS 2019)",
     config=Config,
     machine=Machine,
     rounds=True,
     invariants={
-        "everybody computes on the newest version": lambda machine: all(
+        "every worker computes on the newest version": lambda machine: all(
             seat.version == machine.version
             for seat in machine.roster.seats.values()
             if seat.phase not in ("parked", "declined")
         ),
-        "whoever computes or pushes is awaited, and nobody else": lambda machine: (
+        "the workers that compute or push are awaited, and no others": lambda machine: (
             sorted(machine.awaited)
             == sorted(
                 worker

@@ -1,33 +1,33 @@
 """Dynamic stale synchronous parallel: SSP whose bound is picked, for each decision, from a range.
 
-Every update is applied as it arrives. The fastest worker, when its lead passes `lower`, is granted so many
-further steps that it is predicted to stop nearest to a push of the slowest; everybody else is held there.
+Every update is applied as it arrives. When the lead of the fastest worker passes `lower`, the worker is granted
+further steps: so many that it is predicted to stop nearest to a push of the slowest. All others are held there.
 
 Source: Zhao, An, Liu, Chen, ICDCS 2019 (arXiv 1908.11848), Algorithm 1 (the server), Algorithm 2 (the
 controller) and Figure 2. Its s_L is `lower`, its s_U `upper`, its r_max their difference, its A the times in
 `pace`, its t the counts there, its r `grants`.
 
-Counter convention: lead = steps whose updates have arrived, minus the slowest live worker's; it is compared
-after the arrival has been counted. A held worker is released at lead <= lower. With the cap nobody is released
+Counter convention: lead = steps whose updates have arrived, minus the slowest live worker's. It is compared
+after the arrival has been counted. A held worker is released at lead <= lower. With the cap no worker is released
 above `upper`, so the lead seen at an arrival can reach upper + 1. A joiner counts from the slowest live worker's
 number.
 
-Deviations, each where the paper's text and its algorithms disagree or leave something open; how they are read
-here is ours:
+Deviations, each where the paper's text and its algorithms disagree or leave something open. How we read them
+is ours:
 - Times are noted at every worker's arrival, before the decision. As printed, the controller alone refreshes
   them, while the text has the last two pushes of all workers in the table.
 - `counting=corrected`: a grant of r* is r* further steps, as in Figure 2 and the text. As printed
   (`literal`) the release that comes with the grant is not counted, and the worker makes r* + 1.
-- `cap=true`: nobody is released while its lead is above `upper`. As printed (`cap=false`) a used-up grant may
-  be followed by the next one without end, so that leads pass `upper`, and what Theorem 2 rests on (never
+- `cap=true`: no worker is released while its lead is above `upper`. As printed (`cap=false`) a used-up grant may
+  be followed by the next one without end. Then leads pass `upper`, and what Theorem 2 rests on (never
   looser than SSP at `upper`) no longer holds.
 - After the release at a lead within `lower` nothing more is done. Taken to the letter, the printed lines
   would go on to wait and release once more.
-- Updates of the same instant are applied one after the other: facts come in a sequence.
+- Updates of the same instant are applied one after the other, since facts come in a sequence.
 
-Ours: the slowest of several is the one unheard of for longest, then the lowest; whoever ties with the fastest
-is the fastest; whoever has pushed less than twice, or waits for such a one, is granted nothing; a worker that
-is held at the cap loses what is left of its grant.
+Ours: of several slowest workers, the one that has not pushed for longest counts, then the lowest. A worker that ties
+with the fastest is the fastest. A worker that has pushed less than twice, or waits for such a one, is granted
+nothing. A worker that is held at the cap loses what is left of its grant.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from paceline.core.orders import ApplyUpdate, Hold, Order, Why
 from paceline.core.roster import REASONS, Roster
 from paceline.errors import ConfigError
 
-WIDEST = 10_000  # bounds between lower and upper; a decision of the controller then takes milliseconds
+WIDEST = 10_000  # bounds between lower and upper: with so many, a decision of the controller takes milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The range of the bound, and how a grant is kept to it. A decision of the controller costs O(upper - lower)."""
+    """The range of the bound, and how strictly grants keep to it. A decision costs O(upper - lower)."""
 
     lower: int = parameter(
         3, "steps that any worker may lead the slowest one and still be released", unit="steps", least=0
@@ -65,7 +65,7 @@ class Config:
     upper: int = parameter(
         15, "steps that a worker with a grant may lead it; `lower` or more (equal to it: ssp)", unit="steps", least=0
     )
-    cap: bool = parameter(True, "whether nobody is ever released with a lead above `upper`, whatever is granted")
+    cap: bool = parameter(True, "whether no worker is ever released with a lead above `upper`, whatever is granted")
     counting: Literal["corrected", "literal"] = parameter(
         "corrected", "whether a grant of r steps is r steps, or r + 1 as the paper's algorithm prints it"
     )
@@ -87,13 +87,13 @@ class Config:
 def controller(
     fast_at: float, fast_interval: float, slow_at: float, slow_interval: float, most: int
 ) -> tuple[int, float]:
-    """How many further steps the fastest worker is to make before it stops, 0 to `most`; and how good that is.
+    """Return how many further steps the fastest worker makes before it stops, 0 to `most`, and how good that is.
 
-    `fast_at` and `slow_at` are the latest pushes of the fastest and the slowest worker, the intervals
-    those from the push before; all in seconds. If nobody's pace changes, the fastest pushes next at
-    fast_at + i * fast_interval, and the slowest at slow_at + (k + 1) * slow_interval. Returned is the i for
-    which some such push of the slowest, k from 0 to `most`, is nearest, before or after; and how far away
-    that is, in seconds. Of equal ones the smallest i holds. Both sequences ascend, so that one pass
+    `fast_at` and `slow_at` are the latest pushes of the fastest and the slowest worker. The intervals are
+    those from the push before. All are in seconds. If both keep their pace, the fastest pushes next at
+    fast_at + i * fast_interval, and the slowest at slow_at + (k + 1) * slow_interval. The result is the i for
+    which some such push of the slowest, k from 0 to `most`, is nearest, before or after. With it comes how far
+    away that push is, in seconds. Of equal ones the smallest i wins. Both sequences ascend, so one pass
     over the two is enough: O(most).
 
     >>> controller(290.0, 57.5, 272.0, 100.0, 4)
@@ -113,7 +113,7 @@ def controller(
 
 @dataclass(slots=True)
 class Machine:
-    """`held` is who waits for the slowest, in the order in which they began to."""
+    """`held` has the workers that wait for the slowest, in the order in which they began to wait."""
 
     config: Config
     version: int = 0
@@ -180,7 +180,7 @@ class Machine:
         return self._control(worker, lead)
 
     def _control(self, worker: int, lead: int) -> Order:
-        """The fastest has passed the lower bound: further steps are granted, or it waits."""
+        """The fastest worker has passed the lower bound: grant it further steps, or hold it."""
         config, times = self.config, self.pace.times
         slowest = self.pace.laggard()
         if len(times[worker]) < 2 or len(times[slowest]) < 2:
@@ -196,7 +196,7 @@ class Machine:
         return self.roster.release(worker, self.version, ("granted", lead, steps, wait, slowest))
 
     def _use(self, worker: int) -> int:
-        """One release of its grant: how many are left."""
+        """Use one release of the worker's grant. Return how many are left."""
         left = self.grants[worker] - 1
         if left:
             self.grants[worker] = left
@@ -212,9 +212,9 @@ class Machine:
         return self.roster.release(worker, self.version, ("lead", lead, self.config.lower))
 
     def _released(self, least: int) -> tuple[Order, ...]:
-        """Whoever may go, now that the slowest is no longer at `least`: nothing to look at if it is.
+        """Release the held workers that may go, if the slowest is no longer at `least`. If it is, none may.
 
-        A look at one that stays is paid by the step that made its lead so great.
+        Looking at a worker that stays held is paid for by the step that made its lead so great.
         """
         counts = self.pace.counts
         if counts.least == least:
@@ -228,6 +228,7 @@ class Machine:
 SPEC = Spec(
     name="dssp",
     title="Dynamic stale synchronous parallel",
+    does="as ssp, but the bound is chosen from a range while the run goes on",
     family="parameter-server",
     paper="Zhao et al., Dynamic Stale Synchronous Parallel Distributed Training for Deep Learning, ICDCS 2019",
     config=Config,
@@ -243,15 +244,15 @@ SPEC = Spec(
         "the slowest worker is never held": lambda machine: all(
             machine.pace.counts.lead(worker) > 0 for worker in machine.held
         ),
-        "whoever has arrived and is not released is held": lambda machine: all(
+        "a worker that has arrived and is not released is held": lambda machine: all(
             (seat.phase == "arrived") == (worker in machine.held) for worker, seat in machine.roster.seats.items()
         ),
         "what is left of a grant is for 1 to upper - lower steps": lambda machine: all(
             1 <= left <= machine.config.upper - machine.config.lower - (machine.config.counting == "corrected")
             for left in machine.grants.values()
         ),
-        "nobody who is held has a grant": lambda machine: not any(worker in machine.grants for worker in machine.held),
-        "those who have times or grants are those who count": lambda machine: (
+        "a held worker has no grant": lambda machine: not any(worker in machine.grants for worker in machine.held),
+        "exactly the counted workers have times, and only they have grants": lambda machine: (
             sorted(machine.pace.times) == sorted(machine.pace.counts.finished)
             and all(worker in machine.pace.times for worker in machine.grants)
         ),

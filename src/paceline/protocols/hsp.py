@@ -1,31 +1,31 @@
 """Hybrid synchronous parallel, reconstructed from the abstract: one transfer at a time, one version per round.
 
-The gradients of a round come to the store one after the other, and their weighted mean makes the next version for
-everybody. With `idle`, a worker that would wait until then may compute its next gradient on the version that it holds.
+The gradients of a round come to the store one after the other, and their weighted mean makes the next version for all
+workers. With `idle`, a worker that would wait until then may compute its next gradient on the version that it holds.
 
 Source: Li, Huang, Li, Zhou, Jiang, Wang, ICPP 2022 (doi 10.1145/3545008.3545024), of which only the abstract was at
 hand. From it: gradients are pulled sequentially; all parameters are synchronised after each iteration; idle workers
-are cautiously allowed to compute with parameters that are out of date. All else is inferred, so that results of this
-are a reconstruction's: the orders of transfer, the guard that stands for "cautiously", the bound of one version, what
-becomes of a stale gradient, and how a version goes out. `idle=none` makes the same versions as bsp.
+are cautiously allowed to compute with parameters that are out of date. All else is inferred: the orders of transfer,
+the guard that stands for "cautiously", the bound of one version, what becomes of a stale gradient, and how a version
+goes out. So results of this protocol are a reconstruction's. `idle=none` makes the same versions as bsp.
 
-The defaults are what was the fastest to a target in `benchmarks/papers/learning.py`, by the rule of decision 0017. They
-leave the abstract's idle work out: it is asked for with `idle=guarded` or `idle=always`.
+The defaults were the fastest to a target in `benchmarks/papers/learning.py`, by the rule of decision 0017. They
+leave out the abstract's idle work. Ask for it with `idle=guarded` or `idle=always`.
 
 Counter convention: round k makes version k + 1, of a gradient of each worker, whatever its step's number. The age of
 a gradient is k minus the version that it was computed on: 0 (fresh), or 1 (stale), never more.
 
-That guard is ours: a worker may compute ahead if its own compute time is not more than the time until the next
-version is here. That is how long the gradients that are still to come will be on their way one by one, or, if that
-is later, until the last one that is still being computed has come; and then the broadcast. Each of the three
-durations is a moving average. A broadcast's is from the order until its last pull has ended: the next one's, too,
-ends for everybody at about the same time where all pulls share the link. What was never measured allows nothing.
+The guard is ours. A worker may compute ahead if its own compute time is not more than the time until the next
+version is here. That time has two parts. The first is how long the gradients that are still to come will be on their
+way one by one, or, if that is later, until the last one that is still being computed has come. The second is the
+broadcast. Each of the three durations is a moving average. A broadcast lasts from the order until its last pull has
+ended: where all pulls share the link, they end at about the same time. What was never measured allows nothing.
 
 Deviations: membership may change, as in bsp. One worker alone never computes ahead: it is to train plainly.
 
-Ours: `order` chooses among those whose gradient is ready, and waits for nobody else. A gradient of the next round
-that is ready early waits until that is open. `stale=discard` drops what has not begun to be transferred when the
-fresh version has come. With `stale=accumulate` a fresh gradient follows each stale one, and both are in the round.
+Ours: `order` chooses among the workers whose gradient is ready, and waits for no other. A gradient of the next round
+that is ready early waits until that round is open. `stale=discard` drops a gradient whose transfer has not begun when
+the fresh version has come. With `stale=accumulate` a fresh gradient follows each stale one, and both are in the round.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ TOLERANCE = 1e-9  # relative: a tie must not depend on rounding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """In which order gradients come, who computes ahead, what becomes of that, and how versions go out."""
+    """The order of transfers, which workers compute ahead, what becomes of that, and how versions go out."""
 
     order: Literal["ready", "rank", "rotate", "shortest"] = parameter(
         "ready",
-        "whose gradient is transferred next, of those that are ready: who was ready first, the lowest worker, "
-        "the same but beginning with another one in each round, who computes for the shortest time",
+        "whose gradient is transferred next, of those that are ready: the first to be ready, the lowest worker, "
+        "the same beginning with another worker in each round, the worker that computes for the shortest time",
     )
     idle: Literal["none", "guarded", "always"] = parameter(
         "none",
-        "who computes on the version that it holds while it waits for the next one: nobody, "
-        "whoever is predicted to be done before that comes, everybody",
+        "which workers compute on the version that they hold while they wait for the next one: none, "
+        "those that are predicted to be done before it comes, all",
     )
     stale: Literal["next", "accumulate", "discard"] = parameter(
         "next",
@@ -73,7 +73,7 @@ class Config:
         "it is dropped if the fresh parameters come before its transfer begins",
     )
     broadcast: Literal["all", "order"] = parameter(
-        "order", "how a version goes out: to everybody at once, or to one after the other as their gradients came"
+        "order", "how a version goes out: to all workers at once, or to one after the other as their gradients came"
     )
 
     def __post_init__(self) -> None:
@@ -87,16 +87,16 @@ class Desk:
     holds: int = -1
     """The newest version that has come to it."""
     began: float = 0.0
-    """When it could begin with its step: at its release, or when the parameters for it had come."""
+    """When the worker could begin its step: at its release, or when the parameters for it had come."""
     compute: float | None = None
-    """How long it computes: a moving average; None before its first gradient."""
+    """How long the worker computes: a moving average; None before its first gradient."""
     expected: float | None = None
-    """When the gradient that it computes is predicted to be ready; None if it computes none, or nobody can tell."""
+    """When the gradient that it computes is predicted to be ready; None if it computes none, or that is unknown."""
 
 
 @dataclass(slots=True)
 class Machine:
-    """`awaited` and `arrived` are the open round: who still owes how many gradients, and what has come.
+    """`awaited` and `arrived` are the open round: how many gradients workers still owe, and which have come.
 
     A worker that is not awaited and has not merely arrived is ahead: its gradient is of the next round.
     """
@@ -105,7 +105,7 @@ class Machine:
     version: int = 0
     roster: Roster = field(default_factory=Roster)
     desks: dict[int, Desk] = field(default_factory=dict)
-    """Of everybody who has not declined."""
+    """Of every worker that has not declined."""
     awaited: dict[int, int] = field(default_factory=dict)
     owing: int = 0
     """The sum of `awaited`: how many gradients are still to come."""
@@ -114,32 +114,32 @@ class Machine:
     kept: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     """(step, samples) of a stale gradient that has not arrived, while its worker is at the fresh one."""
     early: dict[int, None] = field(default_factory=dict)
-    """Whose gradient of the next round is ready, in the order in which they were."""
+    """Workers whose gradient of the next round is ready, in the order in which they became ready."""
     queue: list[tuple[float, int, int]] = field(default_factory=list)
-    """A heap of (rank by `order`, worker, step): gradients of this round that are ready. Others are to be skipped."""
+    """A heap of (rank by `order`, worker, step): gradients of this round that are ready. Skip any others."""
     ticket: int = 0
     """The rank that `order=ready` gave last."""
     first: int = 0
     """The worker at which `order=rotate` begins in this round."""
     granted: tuple[int, int] | None = None
-    """(worker, step) whose transfer is on its way: the one that may be."""
+    """(worker, step) of the one transfer that is on its way."""
     granted_at: float = 0.0
     made_at: float = 0.0
     """When this version was ordered to be made, or training began."""
     going: dict[int, None] = field(default_factory=dict)
-    """To whom it is still to come, if anybody wants to know."""
+    """The workers that this version has not reached. Kept only for the guard."""
     unsent: list[int] = field(default_factory=list)
-    """With `broadcast=order`: for whom it was not ordered yet, the next one last. Who left is to be skipped."""
+    """With `broadcast=order`: workers whose pull is not ordered yet, the next one last. Skip those that left."""
     sending: int | None = None
-    """With `broadcast=order`: to whom a version is on its way."""
+    """With `broadcast=order`: the worker to which a version is on its way."""
     transfer: float | None = None
     """How many seconds a gradient is on its way: a moving average; None before the first."""
     broadcast: float | None = None
     """The same from a version's order until the last worker has it."""
     latest: list[tuple[float, int]] = field(default_factory=list)
-    """A heap of (-expected, worker) of those who compute for this round. Others are to be skipped."""
+    """A heap of (-expected, worker) of the workers that compute for this round. Skip any others."""
     unknown: dict[int, None] = field(default_factory=dict)
-    """Who computes for this round, and nobody can tell how long."""
+    """Workers that compute for this round, for a time that cannot be predicted yet."""
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
@@ -193,7 +193,7 @@ class Machine:
         return self.roster.release(worker, version, why, parameters)
 
     def _expect(self, worker: int, desk: Desk, began: float) -> None:
-        """Predict when it is done with the step that it begins then."""
+        """Predict when the worker is done with the step that it begins at `began`."""
         if self.config.idle != "guarded":
             return
         if desk.compute is None:
@@ -206,7 +206,7 @@ class Machine:
     def _computed(self, fact: GradientReady, seat: Seat) -> tuple[Order, ...]:
         worker, at = fact.worker, fact.at
         desk = self.desks[worker]
-        if fact.version > desk.holds:  # it computed on it, so it has come
+        if fact.version > desk.holds:  # the worker computed on that version, so it has come
             self._came(worker, desk, fact.version)
         if self.config.idle == "guarded" or self.config.order == "shortest":
             desk.compute = _averaged(desk.compute, at - desk.began)
@@ -267,7 +267,7 @@ class Machine:
             self.sending = None
 
     def _forget(self, worker: int) -> None:
-        """It computes no more, and nobody waits for it."""
+        """The worker computes no more, and no round waits for it."""
         self.desks.pop(worker, None)
         self.owing -= self.awaited.pop(worker, 0)
         self.early.pop(worker, None)
@@ -277,7 +277,7 @@ class Machine:
             self.sending = None
 
     def _lost(self, fact: WorkerLeft, seat: Seat) -> tuple[Order, ...]:
-        """The orders to drop what the departed had computed and not delivered."""
+        """Order to drop what the departed worker had computed and not delivered."""
         step, _ = self.kept.pop(fact.worker, (None, None))
         if step is None or step == seat.pushing:
             return Roster.half_pushed(fact, seat)
@@ -286,11 +286,11 @@ class Machine:
         return (drop, *Roster.half_pushed(fact, seat))
 
     def _ahead(self, worker: int, seat: Seat, at: float) -> tuple[Order, ...]:
-        """The order to compute on the version that it holds, if it has nothing to do and that is allowed."""
+        """Order the worker to compute on the version that it holds, if it is idle and may compute ahead."""
         if self.config.idle == "none" or seat.phase != "arrived" or len(self.desks) == 1 or worker not in self.desks:
             return ()
         desk = self.desks[worker]
-        made = worker in self.awaited  # the version that it waits for, which has not come to it
+        made = worker in self.awaited  # the version that it waits for is made, but has not reached it
         if desk.holds != self.version - made:
             return ()
         why = self._allowed(desk, made, at)
@@ -299,7 +299,7 @@ class Machine:
         return (self._release(worker, desk.holds, why, at, "held"),)
 
     def _allowed(self, desk: Desk, made: bool, at: float) -> Why | None:
-        """Why it may compute ahead: it is done before the version that it waits for is here. None: it may not."""
+        """Why the worker may compute ahead: it is done before the version that it waits for. None: it may not."""
         if self.config.idle == "always":
             return ("idle", desk.holds + 1)
         if desk.compute is None or self.transfer is None or self.broadcast is None:
@@ -316,7 +316,7 @@ class Machine:
         return ("in-time", desk.holds + 1, wait, desk.compute)
 
     def _latest(self) -> float | None:
-        """When the last of those who compute for this round is predicted to be ready; None if nobody does."""
+        """When the last worker that computes for this round is predicted to be ready; None if none does."""
         while self.latest:
             negative, worker = self.latest[0]
             if worker in self.awaited and worker in self.desks and self.desks[worker].expected == -negative:
@@ -325,7 +325,7 @@ class Machine:
         return None
 
     def _freshened(self, worker: int, seat: Seat, desk: Desk, at: float) -> tuple[Order, ...]:
-        """The orders that follow once it has a stale gradient and, since, the version to compute a fresh one on."""
+        """The orders for a worker with a stale gradient that has since got the version for a fresh one."""
         stale = self.config.stale
         if stale == "next" or worker not in self.awaited or seat.phase == "computing":
             return ()
@@ -336,7 +336,7 @@ class Machine:
             if seat.phase != "arrived":
                 self.kept[worker] = (seat.step, seat.samples)
             return (self._release(worker, self.version, why, at, "held"),)
-        if seat.phase != "ready":  # what is on its way is its gradient of this round
+        if seat.phase != "ready":  # the gradient on its way is the worker's for this round
             return ()
         drop = DropUpdate(worker=worker, step=seat.step, samples="return", why=("stale", seat.step, self.version))
         return (drop, self._release(worker, self.version, why, at, "held"))
@@ -362,7 +362,7 @@ class Machine:
         return (apply, *(order for worker in workers for order in self._send(worker, at)))
 
     def _open_round(self, workers: list[int], at: float) -> None:
-        """Everybody who has not declined, in ascending order, owes a gradient, whether he is at it already or not."""
+        """Every worker that has not declined owes a gradient, whether it computes it already or not. Ascending."""
         self._goes_to(workers, at)
         if self.config.order == "rotate":
             self.first = next((worker for worker in workers if worker > self.first), min(workers, default=self.first))
@@ -380,12 +380,12 @@ class Machine:
         self.early = {}
 
     def _goes_to(self, workers: list[int], at: float) -> None:
-        """The version of now goes out to these: take the time until all have it."""
+        """The present version goes out to these workers: begin to time how long until all have it."""
         if self.config.idle == "guarded":
             self.made_at, self.going = at, dict.fromkeys(workers)
 
     def _in_line(self, line: list[int]) -> list[Order]:
-        """Those wait for the one before them who have nothing to do."""
+        """Hold the idle workers of this line: each waits for the one before it."""
         holds: list[Order] = []
         before = self.sending
         for worker in line:
@@ -395,7 +395,7 @@ class Machine:
         return holds
 
     def _send_next(self, at: float) -> tuple[Order, ...]:
-        """With `broadcast=order`: the next one's turn, once the version has come to the one before."""
+        """With `broadcast=order`: send to the next worker, once the version has reached the one before."""
         while self.sending is None and self.unsent:
             worker = self.unsent.pop()
             if worker in self.desks and self.desks[worker].holds < self.version:
@@ -404,7 +404,7 @@ class Machine:
         return ()
 
     def _send(self, worker: int, at: float) -> tuple[Order, ...]:
-        """The order that brings it the newest version: its next step's own pull, if it has nothing else to do."""
+        """The order that brings a worker the newest version. For an idle worker that is its next step's own pull."""
         seat, desk = self.roster.seats[worker], self.desks[worker]
         why: Why = ("broadcast", self.version)
         idle = seat.phase == "arrived"
@@ -426,7 +426,7 @@ class Machine:
         heappush(self.queue, (rank, worker, step))
 
     def _grant(self, at: float) -> tuple[Order, ...]:
-        """The order to transfer the next gradient, if none is on its way."""
+        """Order the next gradient's transfer, if none is on its way."""
         while self.queue and not self._waits(*self.queue[0][1:]):
             heappop(self.queue)
         if self.granted is not None or not self.queue:
@@ -441,7 +441,7 @@ class Machine:
         return (StartPush(worker=worker, step=step, why=why),)
 
     def _waits(self, worker: int, step: int) -> bool:
-        """Whether this gradient is there, and not on its way."""
+        """Whether this gradient is ready, and not on its way."""
         seat = self.roster.seats.get(worker)
         if seat is None:
             return False
@@ -486,12 +486,13 @@ def _ages(machine: Machine) -> list[int]:
 SPEC = Spec(
     name="hsp",
     title="Hybrid synchronous parallel (reconstructed from the abstract)",
+    does="one transfer at a time; idle workers may compute ahead",
     family="parameter-server",
     paper="Li et al., HSP, ICPP 2022, doi 10.1145/3545008.3545024; reconstructed from its abstract",
     config=Config,
     machine=Machine,
     rounds=True,
-    # a stale gradient and the fresh one beside it are in the round, and one of the next is computed meanwhile
+    # A stale gradient and the fresh one beside it are in the round. One of the next round is computed meanwhile.
     unapplied=lambda config: 3 if config.stale == "accumulate" and config.idle != "none" else 2,
     invariants={
         "at most one gradient is on its way": lambda machine: (
@@ -505,11 +506,13 @@ SPEC = Spec(
         "a worker owes a round one gradient, or two of which one is stale": lambda machine: all(
             owed == 1 or (owed == 2 and machine.config.stale == "accumulate") for owed in machine.awaited.values()
         ),
-        "whoever is not awaited has its gradient in the round, and may be at one of the next": lambda machine: all(
+        "a worker that is not awaited has its gradient in the round, and may compute for the next": lambda machine: all(
             worker in machine.awaited or machine.roster.seats[worker].phase in ("arrived", "computing", "ready")
             for worker in machine.desks
         ),
-        "as many gradients are to come as are owed": lambda machine: machine.owing == sum(machine.awaited.values()),
+        "as many gradients are still to come as workers owe": lambda machine: (
+            machine.owing == sum(machine.awaited.values())
+        ),
     },
     reasons={
         **REASONS,
@@ -519,9 +522,9 @@ SPEC = Spec(
         "round-complete": "version {0} has all its {1} gradients",
         "round-open": "version {0} waits for worker {1}",
         "round-open-many": "version {0} waits for {1} workers",
-        "broadcast": "version {0} goes to everybody",
+        "broadcast": "version {0} goes to all workers",
         "in-line": "version {0} goes to worker {1} first",
-        "on-its-way": "version {0} has not come to it yet",
+        "on-its-way": "version {0} has not reached it yet",
         "idle": "it would only wait for version {0}",
         "in-time": "version {0} is predicted to come in {1:.3g} s, and its gradient to be computed in {2:.3g} s",
         "fresh": "version {0} has come since it computed a stale gradient",

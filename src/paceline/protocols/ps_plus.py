@@ -1,7 +1,7 @@
 """PS+: pulls that don't wait for the worker's own push, so that both go on beside its next computation.
 
-A worker's next parameters are pulled while it computes; when its gradient is ready it pushes its update, adds
-it to what it has pulled, and computes on at once. How far it was behind is known then, and scales the push.
+A worker's next parameters are pulled while it computes. When its gradient is ready, the worker pushes its update, adds
+it to what it has pulled, and computes on at once. By then it knows how far it was behind, and scales the push by that.
 
 Source: Jin, Xu, Guo, Hu, Yeung, PS+, IEEE TPDS 33(12), 2022. Its abstract has the eager pull, both transfers
 overlapped with computation, and learning rates that the workers set themselves. The authors' public demo has
@@ -16,25 +16,27 @@ worker pulls nothing else, whatever its push does. That is the abstract's senten
 takes as long as the longest of computation, push and pull.
 
 Counter convention: a version is one applied update, which weighs 1/N. With `after-push` step t + 1 is computed on a
-version that has the worker's steps to t - 1, never t. With `free` that version may lack t - 1, too: the pull may have
-begun with the push of t - 1. A worker has one push on its way, so that a version lacks two of its steps at most; the
-worker takes off all that the version lacks, whole and not over N. Staleness, tau = versions between the one that a
-gradient was computed on and the one pulled for the next step; in lockstep it is about N. Lead = steps whose updates
-have arrived, minus the slowest live worker's. The gate asks for it before a pull: right after the update is applied,
-or, with `free`, right after the step is released, when the update on its way counts as arrived. Either way the lead
-can reach gate + 1, and one further step may be computed meanwhile.
+version that has the worker's steps to t - 1, never t. With `free` that version may lack t - 1, too, as the pull may
+have begun with the push of t - 1. A worker has one push on its way, so a version lacks two of its steps at most. The
+worker takes off all that the version lacks, whole and not over N.
+
+Staleness is tau = versions between the one that a gradient was computed on and the one pulled for the next step. In
+lockstep it is about N. Lead = steps whose updates have arrived, minus the slowest live worker's. The gate asks for the
+lead before a pull: right after the update is applied. With `free` it asks right after the step is released, and the
+update on its way counts as arrived. Either way the lead can reach gate + 1, and one further step may be computed
+meanwhile.
 
 Deviations: N is the number of live workers when the update is applied, where the demo has a constant. The gate
 is open to a worker's first pull, and a joiner counts from the slowest live worker's number. With `free` a worker's
-second step is computed on the version of its first if no other has come about by then; with `after-push` that version
+second step is computed on the version of its first if there is no other by then. With `after-push` that version
 is pulled once more.
 
 Ours: of `free` all but that sentence: one pull for each step, one push at a time, and that a worker waits for the newer
-version that is on its way to it. And how the learning rate follows staleness. The paper says that it does; its
+version that is on its way to it. Ours is also how the learning rate follows staleness. The paper says that it does. Its
 formula is not public, and the demo has a placeholder. `inverse` is the staleness-aware rule of Zhang et al. (IJCAI
-2016) with tau counted in rounds; the others are relatives of it; `progress` looks at the step counters alone, which
-the demo returns to its workers. The floor is ours, too, and the scale is of the pushed update, momentum being the
-worker's own.
+2016) with tau counted in rounds, and the others are relatives of it. `progress` looks at the step counters alone, which
+the demo returns to its workers. The floor is ours, too. So is scaling the pushed update, as momentum is the worker's
+own.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ from paceline.core.orders import ApplyUpdate, Hold, Order, StartPull, Why
 from paceline.core.roster import ANY_TIME, REASONS, Roster, Seat
 
 FLOOR = 0.1
-"""No update is scaled by less, however stale."""
+"""The least factor of an update, however stale it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ class Config:
         check_parameters("ps-plus", self)
 
     def factor(self, staleness: float, progress: float) -> float:
-        """What an update is multiplied by: `FLOOR` to 1.
+        """Return what an update is multiplied by: `FLOOR` to 1.
 
         `staleness` is tau / N: 1 in lockstep. `progress` is the worker's steps over the mean of all.
 
@@ -113,17 +115,17 @@ class Ahead:
     """The parameters of a worker's next step."""
 
     after: Literal["fetch", "push", "newer", "gate", "pull", "nothing"] = "fetch"
-    """What they wait for: the plain fetch of its first step's, its own last push (`after-push`), a newer version than
-    the one that it computes on (`free`), those behind it, their transfer."""
+    """What these parameters wait for: the plain fetch of the first step's parameters, the worker's own last push
+    (`after-push`), a newer version than the one that it computes on (`free`), slower workers, their transfer."""
     version: int = -1
-    """The one that has come; -1 until then."""
+    """The version that has come; -1 until then."""
 
 
 @dataclass(slots=True)
 class Machine:
-    """`ahead` is of everyone who still computes; `withheld` is whom the gate stops, in the order in which it did.
+    """`ahead` has every worker that still computes; `withheld` those that the gate stopped, in that order.
 
-    `up_to_date` is who pulls as soon as there is a newer version, in the order in which they wanted one.
+    `up_to_date` has the workers that pull as soon as there is a newer version, in the order in which they wanted one.
     """
 
     config: Config
@@ -159,7 +161,7 @@ class Machine:
                 contributions = ((worker, step, 1 / len(self.roster.seats)),)
                 apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
                 pulls = self._newer()
-                if worker not in self.ahead:  # it has no data left
+                if worker not in self.ahead:  # the worker has no data left
                     return (apply, *pulls)
                 self.counts.advance(worker)
                 self.total += 1
@@ -178,7 +180,7 @@ class Machine:
                 raise AssertionError(fact)
 
     def scale(self, worker: int, version: int) -> float:
-        """What its ready update is multiplied by, now that it has pulled this version."""
+        """Return what the worker's ready update is multiplied by, now that it has pulled this version."""
         staleness = (version - self.roster.seats[worker].version) / len(self.roster.seats)
         return self.config.factor(staleness, self._progress(worker))
 
@@ -196,9 +198,9 @@ class Machine:
         self.up_to_date.pop(worker, None)
 
     def _ready(self, worker: int, seat: Seat) -> tuple[Order, ...]:
-        """It pushes and goes on if its next parameters are there, else it waits for them."""
+        """Let the worker push and go on if its next parameters are there. Otherwise it waits for them."""
         pulls: tuple[Order, ...] = ()
-        if self.ahead[worker].after == "fetch":  # a gradient says as much as the fetch's end that was not told
+        if self.ahead[worker].after == "fetch":  # the gradient shows that the fetch has ended, though no fact told it
             seat.pulling = None
             pulls = self._fetched(worker, seat)
         if self._may_go(worker, seat):
@@ -206,20 +208,20 @@ class Machine:
         return (*pulls, Hold(worker=worker, why=self._awaits(worker)))
 
     def _may_go(self, worker: int, seat: Seat) -> bool:
-        """Whether, its gradient ready, it may push and compute on."""
+        """Whether the worker may push its ready gradient and compute on."""
         after = self.ahead[worker].after
         if self.config.pull == "after-push":
             return after == "nothing"
         return seat.pushing is None and after in ("nothing", "newer")
 
     def _fetched(self, worker: int, seat: Seat) -> tuple[Order, ...]:
-        """The parameters of its first step are there."""
+        """The parameters of the worker's first step are there."""
         if self.config.pull == "after-push":
             return (self._pull(worker, ("fetched", seat.version)),)
         return self._next(worker, seat, ("newer", self.version, seat.version))
 
     def _pushed(self, worker: int, seat: Seat) -> tuple[Order, ...]:
-        """With `free`: its push is through, so that its next one may begin."""
+        """With `free`: the worker's push has arrived, so its next one may begin."""
         if seat.phase != "ready":
             return ()
         if self._may_go(worker, seat):
@@ -227,9 +229,9 @@ class Machine:
         return (Hold(worker=worker, why=self._awaits(worker)),)
 
     def _taken(self, worker: int, seat: Seat, version: int) -> tuple[Order, ...]:
-        """The fetch of its first step's parameters, or the eager pull of the next one's, has ended."""
+        """The fetch of the first step's parameters, or the eager pull of the next step's, has ended."""
         ahead = self.ahead.get(worker)
-        if ahead is None:  # it has no data left
+        if ahead is None:  # the worker has no data left
             return ()
         if ahead.after == "fetch":
             return self._fetched(worker, seat)
@@ -237,7 +239,7 @@ class Machine:
         return self._go(worker, seat) if seat.phase == "ready" and self._may_go(worker, seat) else ()
 
     def _go(self, worker: int, seat: Seat) -> tuple[Order, ...]:
-        """Push the ready update; compute on, on what has been pulled, or on the same if there is nothing newer."""
+        """Push the ready update. Compute on: on what has been pulled, or on the same if there is nothing newer."""
         ahead = self.ahead[worker]
         version, released = ahead.version, ("ahead", ahead.version)
         if ahead.after == "newer":
@@ -258,7 +260,7 @@ class Machine:
         return (push, release, *self._next(worker, seat, ("newer", self.version, version)))
 
     def _next(self, worker: int, seat: Seat, why: Why) -> tuple[Order, ...]:
-        """The pull of its next parameters, unless it is too far ahead for that, or there is nothing newer to pull."""
+        """Pull the worker's next parameters, unless it is too far ahead or there is nothing newer to pull."""
         if not self._may_pull(worker):
             self.ahead[worker].after = "gate"
             self.withheld[worker] = None
@@ -270,9 +272,9 @@ class Machine:
         return (self._pull(worker, why),)
 
     def _newer(self) -> tuple[Order, ...]:
-        """With `free`: a version has come about, which those pull who have had the newest one until now.
+        """With `free`: there is a new version. The workers that had the newest one until now pull it.
 
-        Each of them pays for it with the step that it was released for.
+        Each of them pays for that with the step that it was released for.
         """
         if not self.up_to_date:
             return ()
@@ -282,7 +284,7 @@ class Machine:
         )
 
     def _lead(self, worker: int) -> int:
-        """Steps ahead of the slowest, as the gate counts them; with `free` the update on its way is one of them."""
+        """Steps ahead of the slowest, as the gate counts them. With `free` the update on its way is one of them."""
         on_the_way = self.config.pull == "free" and self.roster.seats[worker].pushing is not None
         return self.counts.lead(worker) + on_the_way
 
@@ -294,9 +296,9 @@ class Machine:
         return self.roster.pull(worker, self.version, why)
 
     def _let_in(self, least: int) -> tuple[Order, ...]:
-        """The pulls of those who are no longer too far ahead: nothing to look at if the slowest is still at `least`.
+        """Pull for the workers that are no longer too far ahead. There are none if the slowest is still at `least`.
 
-        A look at one that stays is paid by the step that made its lead so great.
+        Looking at a worker that stays withheld is paid for by the step that made its lead so great.
         """
         if self.counts.least == least:
             return ()
@@ -312,7 +314,7 @@ class Machine:
         )
 
     def _awaits(self, worker: int) -> Why:
-        """Why it cannot go on with its gradient ready."""
+        """Why the worker cannot go on with its gradient ready."""
         seat = self.roster.seats[worker]
         if self.ahead[worker].after == "gate":
             return ("above-gate", self._lead(worker), self.config.gate or 0, self.counts.slowest())
@@ -321,14 +323,14 @@ class Machine:
         return ("pulling", -1 if seat.pulling is None else seat.pulling)
 
     def _progress(self, worker: int) -> float:
-        """Its steps over the mean of all; 1 as long as nobody has made any."""
+        """The worker's steps over the mean of all workers; 1 as long as no worker has made any."""
         if not self.total:
             return 1.0
         return self.counts.finished[worker] * len(self.counts.finished) / self.total
 
 
 def _exchanges_told(machine: Machine) -> bool:
-    """Of each worker a push is on its way, or a pull, or neither; with `free` both may be, at once."""
+    """Whether each worker has a push on its way, or a pull, or neither. With `free` it may have both at once."""
     after_push = machine.config.pull == "after-push"
     for worker, seat in machine.roster.seats.items():
         if seat.phase == "pushing" or (after_push and seat.pushing is not None and seat.pulling is not None):
@@ -346,6 +348,7 @@ def _exchanges_told(machine: Machine) -> bool:
 SPEC = Spec(
     name="ps-plus",
     title="PS+: decoupled push and pull",
+    does="pushes and pulls go on beside the next computation",
     family="parameter-server",
     paper="Jin et al., PS+: A Simple yet Effective Framework for Fast Training on Parameter Server, IEEE TPDS 2022",
     config=Config,
@@ -368,12 +371,12 @@ SPEC = Spec(
             == sorted(worker for worker, ahead in machine.ahead.items() if ahead.after == "newer")
             and all(machine.roster.seats[worker].version == machine.version for worker in machine.up_to_date)
         ),
-        "nobody holds a newer version than the newest, or an older one than it computes on": lambda machine: all(
+        "no worker holds a version newer than the newest, or older than the one it computes on": lambda machine: all(
             machine.roster.seats[worker].version <= ahead.version <= machine.version
             for worker, ahead in machine.ahead.items()
             if ahead.after == "nothing"
         ),
-        "whoever still computes is counted, and the total is of their counts": lambda machine: (
+        "every worker that still computes is counted, and the total is the sum of their counts": lambda machine: (
             list(machine.ahead) == list(machine.counts.finished)
             and machine.total == sum(machine.counts.finished.values())
         ),

@@ -1,40 +1,40 @@
 """Ripples: replicas average in small groups that change all the time, so that a slow worker holds up few others.
 
 Each worker steps its own optimizer on its own replica. After every section of steps it asks the group generator for
-a group, waits until all of that group's members have come to such a point, and the mean of their replicas
-(a Partial All-Reduce) is everyone's; groups without a member in common average at the same time.
+a group, and waits until all members of that group have come to such a point. The mean of their replicas then becomes
+the replica of each (a Partial All-Reduce). Groups without a member in common average at the same time.
 
 Source: Luo, He, Zhuo, Qian, Ripples, arXiv 1909.08029 (2019); as Prague at ASPLOS 2020. The abstract has Partial
 All-Reduce, static scheduling, Group Buffer and Group Division. The static table is that of the authors' public code
 (github.com/laekov/preduce). All else of the group generator (the lock vector, what a division makes, head workers,
 the slowdown filter) follows the paper as it is known at second hand, and none of its numbers is claimed.
 
-- random: whoever asks and is in no unfinished group gets one with members drawn from all. A group whose member is
-  in an unfinished one is a conflict: it waits in the queue of each of its members.
-- static: the k-th group of a worker depends on k and on its place alone. With four workers on each node, the table
-  in `TABLE`; else blocks of lowbit(k + 1) neighbours (1, 2, 1, 4, 1, 2, 1, 8, ...), a fallback that an early revision
-  of that code had. A slow worker holds up everybody.
-- smart: when somebody asks whose buffer is empty, all workers with empty buffers are divided into groups at once,
-  two for each: inter, in which one head worker of each node meets those of the other nodes, and the others meet in
-  groups of their own node; then intra, a group of the whole node. Nothing conflicts. The filter leaves out who is
-  behind the asker by `threshold` requests or more, until it asks itself; it looks only that way, so that a slow
-  asker is still given faster ones, who wait for its next step.
+- random: a worker that asks and is in no unfinished group gets a group with members drawn from all. If a member is
+  in an unfinished group, that is a conflict: the new group waits in the queue of each of its members.
+- static: the k-th group of a worker depends on k and on its place alone. With four workers on each node, it is the
+  table in `TABLE`. Otherwise it is blocks of lowbit(k + 1) neighbours (1, 2, 1, 4, 1, 2, 1, 8, ...), a fallback that an
+  early revision of that code had. A slow worker holds up all others.
+- smart: when a worker with an empty buffer asks, all workers with empty buffers are divided into groups at once,
+  two for each. The first is inter: one head worker of each node meets those of the other nodes, and the others meet in
+  groups of their own node. The second is intra, a group of the whole node. Nothing conflicts. The filter leaves out
+  workers that are behind the asker by `threshold` requests or more, until they ask themselves. It looks only that way:
+  a slow asker is still given faster workers, and they wait for its next step.
 
-Counter convention: a worker's requests count its own askings, from 0 in the static schedule; the filter compares
+Counter convention: a worker's requests count its own askings, from 0 in the static schedule. The filter compares
 the asker's, its present one included, with the other's.
 
-Deviations: membership may change. Who leaves, or has no data left, leaves every group that has not begun, and
-the others go on without it; in the static schedule its place stays empty. A group that lost a member while it
-averaged does so once more without it.
+Deviations: membership may change. A worker that leaves, or has no data left, leaves every group that has not begun,
+and the others go on without it. In the static schedule its place stays empty. A group that lost a member while it
+averaged averages once more without it.
 
-A joiner, also one who comes back, takes part as soon as it has a copy of somebody's replica. Its requests count from
-the greatest count of those who are here, so that the filter takes it for one of the fastest; in the static schedule
-from the greatest count that there ever was, as whatever was looked up before is made without it. It takes its old
-place, or if that is taken the first empty one; if there is none, the places of one more node are laid out.
+A joiner, also one that comes back, takes part as soon as it has a copy of another replica. Its requests count from
+the greatest count of the workers that are here, so the filter takes it for one of the fastest. In the static schedule
+they count from the greatest count that there ever was, as groups that were looked up before are made without it. It
+takes its old place, or if that is taken the first empty one. If none is empty, it lays out the places of one more node.
 
-Ours: conflicting groups are served in the order in which they were drawn by each member, so that none overtakes an
-earlier one that shares a member with it, even if its members are free; "conflict" counts what is queued so. All
-heads make one group, whatever `group_size` is. Where only one node is divided there is nobody to meet for a head, and
+Ours: each member serves conflicting groups in the order in which they were drawn. So none overtakes an earlier group
+that shares a member with it, even if its members are free. "conflict" counts the groups that are queued so. All
+heads make one group, whatever `group_size` is. Where only one node is divided, a head would have no other to meet, and
 none is picked. Groups on a node are as equal in size as they can be. A group of one needs no averaging, but takes its
 turn: its worker goes on at once, and its next request is for the next group.
 """
@@ -76,8 +76,8 @@ TABLE = (
 )
 """The static schedule for four workers on each node: by place on the node, then by request modulo 4.
 
-`peers` are those of the same place on every node, `node` is the whole node, `pair` its places 0 and 3, `mates` its
-places 2 and 3.
+`peers` are the workers of the same place on every node, `node` is the whole node, `pair` its places 0 and 3, `mates`
+its places 2 and 3.
 """
 
 
@@ -87,7 +87,7 @@ class Config:
 
     schedule: Literal["smart", "static", "random"] = parameter(
         "smart",
-        "where groups come from: smart divides all who are free at once, node by node; "
+        "where groups come from: smart divides all free workers at once, node by node; "
         "static is a fixed table; random draws each group",
     )
     group_size: int = parameter(
@@ -98,7 +98,7 @@ class Config:
     )
     threshold: int | None = parameter(
         4,
-        "smart leaves out who has asked for so many groups fewer than the asker, or more; none leaves out nobody",
+        "smart leaves out workers that asked for so many groups fewer than the asker, or more; none leaves out none",
         unit="requests",
         least=1,
     )
@@ -147,7 +147,7 @@ def misfit(config: Config, hosts: Sequence[str]) -> str:
 
 
 def remark(config: Config, hosts: Sequence[str]) -> str:
-    """What its user should know as it begins with these hosts; empty if nothing."""
+    """A note for the user at start-up on these hosts; empty if there is none."""
     if len(hosts) > 1 and config.schedule == "static" and set(_sizes(hosts).values()) != {len(TABLE)}:
         return (
             "ripples: the static schedule's table is for four workers on each node; here groups are blocks of 1, 2, 1, "
@@ -172,15 +172,15 @@ class Member:
     """Among all, counted node by node."""
     requests: int = 0
     buffer: list[int] = field(default_factory=list)
-    """The Group Buffer: its unfinished groups' numbers, ascending, which is the order that it performs them in."""
+    """The Group Buffer: the worker's unfinished groups by number, ascending. It performs them in that order."""
 
 
 @dataclass(slots=True)
 class Group:
-    """One that is not finished."""
+    """A group that is not finished."""
 
     members: dict[int, None]
-    """Ascending; without those who left."""
+    """Ascending; without workers that left."""
     why: Why
     here: int = 0
     """How many members have asked for it, and wait."""
@@ -196,14 +196,14 @@ class Idle:
     """The keys of `workers`, ascending."""
 
     def add(self, worker: int, requests: int) -> None:
-        """It has nothing in its buffer now."""
+        """The worker has nothing in its buffer now."""
         if requests not in self.workers:
             self.workers[requests] = {}
             insort(self.levels, requests)
         self.workers[requests][worker] = None
 
     def remove(self, worker: int, requests: int) -> None:
-        """It is not to be divided any more."""
+        """The worker is not to be divided any more."""
         level = self.workers[requests]
         del level[worker]
         if not level:
@@ -211,7 +211,7 @@ class Idle:
             del self.levels[bisect_left(self.levels, requests)]
 
     def take(self, above: int | None) -> list[int]:
-        """Remove and return all that have more requests than this; None: all. O(those taken + log n)."""
+        """Remove and return all workers with more requests than `above`; None: all. O(those taken + log n)."""
         first = 0 if above is None else bisect_right(self.levels, above)
         taken = [worker for level in self.levels[first:] for worker in self.workers.pop(level)]
         del self.levels[first:]
@@ -222,31 +222,31 @@ class Idle:
 class Machine:
     """The group generator. A group averages as soon as it heads the buffers of all its members and all have come.
 
-    Groups have numbers that ascend in every buffer, so the lowest unfinished one heads all of its members'
-    buffers: as long as everybody asks again or leaves, it gets its turn.
+    Groups have numbers that ascend in every buffer. So the lowest unfinished one heads the buffers of all its
+    members, and gets its turn as long as every worker asks again or leaves.
     """
 
     config: Config
     replicas: Replicas = field(default_factory=Replicas)
     lots: Lots = field(default_factory=Lots)
     members: dict[int, Member] = field(default_factory=dict)
-    """By worker: whoever has neither left nor declined."""
+    """By worker: those that have neither left nor declined."""
     groups: dict[int, Group] = field(default_factory=dict)
     """By number. In the static schedule that is request * NUMBERS + its first place, else a count."""
     running: dict[int, int] = field(default_factory=dict)
-    """By the number that a `Reduce` has: its group's."""
+    """By the number of a `Reduce`: its group's number."""
     planned: int = 0
     """Groups that were drawn or divided so far."""
     drawn_from: list[int] = field(default_factory=list)
-    """Who is in `members`, in any order; for random draws."""
+    """The workers in `members`, in any order; for random draws."""
     drawn_at: dict[int, int] = field(default_factory=dict)
     """Where in `drawn_from` a worker is."""
     idle: Idle = field(default_factory=Idle)
     """Of the smart schedule."""
     places: list[int | None] = field(default_factory=list)
-    """Who is at each place; None: nobody."""
+    """The worker at each place; None: the place is empty."""
     place_of: dict[int, int] = field(default_factory=dict)
-    """Where those who left were last."""
+    """The last place of each worker that left."""
     nodes: dict[str, int] = field(default_factory=dict)
     """The number of the node that a host is."""
     node_size: int = 0
@@ -285,7 +285,7 @@ class Machine:
             case WorkerLeft(worker=worker):
                 assert seat is not None
                 lost = Replicas.lost_with(fact, seat)
-                if worker not in self.members:  # it had declined, or had no replica yet
+                if worker not in self.members:  # the worker had declined, or had no replica yet
                     return (*lost, *self._begin_alone())
                 return (*lost, *self._leave(worker, waiting=seat.phase == "applied"), *self._begin_alone())
             case ReduceFinished(group=order):
@@ -312,7 +312,7 @@ class Machine:
                 self._seat(worker, Member(node=node, place=len(self.places) - 1))
 
     def _seat(self, worker: int, member: Member) -> None:
-        """From here on groups are made for it."""
+        """From here on groups are made for this worker."""
         self.members[worker] = member
         self.drawn_at[worker] = len(self.drawn_from)
         self.drawn_from.append(worker)
@@ -324,7 +324,7 @@ class Machine:
         return () if alone is None else (self._enter(alone, ("nobody-here", alone)),)
 
     def _enter(self, worker: int, why: Why) -> Order:
-        """It has its replica, and begins where the furthest are. O(n), once for each who comes."""
+        """The joiner has its replica, and begins where the furthest are. O(n), once for each joiner."""
         place = self.place_of.pop(worker, None)
         if place is None or self.places[place] is not None:
             if None not in self.places:
@@ -339,7 +339,7 @@ class Machine:
         return self.replicas.release(worker, why)
 
     def _request(self, worker: int) -> tuple[Order, ...]:
-        """It is at its sync point: it goes on alone, or its group averages, or it waits for that."""
+        """The worker is at its sync point. It goes on alone, or its group averages, or it waits for its group."""
         member = self.members[worker]
         fresh = False
         match self.config.schedule:
@@ -371,7 +371,7 @@ class Machine:
             self._plan(here, (code, member.requests, len(places)), number)
 
     def _draw(self, worker: int) -> bool:
-        """A group of it and others, each set as likely as any other. Whether that is a conflict."""
+        """Draw a group of this worker and others, each set as likely as any other. Return whether it conflicts."""
         size = self.config.group_size
         drawn = self.lots.sample(self.drawn_from, min(size, len(self.drawn_from)))
         together = [worker, *[other for other in drawn if other != worker][: size - 1]]
@@ -381,7 +381,7 @@ class Machine:
         return conflict
 
     def _divide(self, asker: int, member: Member) -> None:
-        """Group Division of all whose buffers are empty, but those whom the filter leaves out."""
+        """Group Division of all workers with empty buffers, except those that the filter leaves out."""
         self.idle.remove(asker, member.requests)
         threshold = self.config.threshold
         taken = self.idle.take(None if threshold is None else member.requests + 1 - threshold)
@@ -404,7 +404,7 @@ class Machine:
             self._plan(here, ("whole-node", asker, node))
 
     def _plan(self, workers: list[int], why: Why, number: int | None = None) -> None:
-        """A group, at once in the buffers of all its members."""
+        """Make a group, which is at once in the buffers of all its members."""
         if number is None:
             number, self.planned = self.planned, self.planned + 1
         workers.sort()
@@ -415,7 +415,7 @@ class Machine:
     # A group's life.
 
     def _proceed(self, number: int) -> tuple[Order, ...]:
-        """It averages if all its members have come; with one left, that one goes on."""
+        """Let the group average if all its members have come. If it has only one member, that one goes on."""
         group = self.groups[number]
         if group.running or group.here < len(group.members):
             return ()
@@ -427,7 +427,7 @@ class Machine:
         return (order,)
 
     def _close(self, number: int, why: Why) -> tuple[Order, ...]:
-        """It is over, and its members go on."""
+        """The group is over, and its members go on."""
         orders = []
         for worker in self.groups.pop(number).members:
             member = self.members[worker]
@@ -438,7 +438,7 @@ class Machine:
         return tuple(orders)
 
     def _leave(self, worker: int, waiting: bool) -> tuple[Order, ...]:
-        """No group is to count on it any more."""
+        """Take the worker out of all its groups."""
         member = self.members.pop(worker)
         self.places[member.place] = None
         self.place_of[worker] = member.place
@@ -457,7 +457,7 @@ class Machine:
         return tuple(orders)
 
     def _missing(self, number: int, conflict: bool) -> Why:
-        """For whom the group waits."""
+        """Which members the group waits for."""
         group = self.groups[number]
         code = "conflict" if conflict else "awaits"
         if len(group.members) > NAMED_AT_MOST:
@@ -494,6 +494,7 @@ def _here(machine: Machine, number: int) -> int:
 SPEC = Spec(
     name="ripples",
     title="Ripples: Partial All-Reduce",
+    does="replicas are averaged in small groups that change all the time",
     family="decentralized",
     paper="Luo, He, Zhuo, Qian, Heterogeneity-Aware Asynchronous Decentralized Training, arXiv 1909.08029, 2019; "
     "as Prague at ASPLOS 2020",
@@ -512,10 +513,10 @@ SPEC = Spec(
             and (group.running or number not in machine.running.values())
             for number, group in machine.groups.items()
         ),
-        "whoever waits is in a group that is not finished": lambda machine: all(
+        "a worker that waits is in a group that is not finished": lambda machine: all(
             machine.members[worker].buffer for worker, seat in machine.replicas.seats.items() if seat.phase == "applied"
         ),
-        "under smart whoever has an empty buffer is idle, with its number of requests, and nobody else": (
+        "under smart exactly the workers with empty buffers are idle, each with its number of requests": (
             lambda machine: (
                 machine.idle.levels == sorted(machine.idle.workers)
                 and sorted((worker, level) for level, workers in machine.idle.workers.items() for worker in workers)
@@ -531,19 +532,19 @@ SPEC = Spec(
     reasons={
         **REASONS,
         "section": "{0} more steps of its section come first",
-        "alone": "nobody else is in its group",
+        "alone": "its group has no other member",
         "averaged": "group {0} has averaged",
         "again": "group {0} lost a member, and the others average without it",
         "drawn": "all members of the group that worker {0} drew have come",
         "drawn-queued": "all members of the group that worker {0} drew have come; it was queued for a conflict",
-        "table": "all {1} of its group of request {0}, by the table, have come",
-        "ruler": "all of its block of {1}, of request {0}, have come; the table is for four workers on each node",
+        "table": "all {1} members of its group for request {0}, by the table, have come",
+        "ruler": "all {1} workers of its block for request {0} have come; the table is for four workers on each node",
         "heads": "the head workers of the nodes that worker {0}'s request divided have come",
         "local": "a group on node {1} that worker {0}'s request made has come",
-        "whole-node": "all of node {1} that worker {0}'s request divided have come",
+        "whole-node": "all workers of node {1} that worker {0}'s request divided have come",
         "awaits": "its group waits for {0}",
         "awaits-many": "its group waits for {0} of its {1} workers",
-        "conflict": "its group, members of which are in an earlier group, waits for {0}",
-        "conflict-many": "its group, members of which are in an earlier group, waits for {0} of its {1} workers",
+        "conflict": "its group has members in an earlier group, and waits for {0}",
+        "conflict-many": "its group has members in an earlier group, and waits for {0} of its {1} workers",
     },
 )

@@ -1,16 +1,16 @@
 """Stale synchronous parallel: as asynchronous, but a fast worker may lead by `bound` steps only.
 
-Every update is applied as it arrives; its worker is held while its lead is above the bound.
+Every update is applied as it arrives. Its worker is held while its lead is above the bound.
 
-Source: Ho et al., NIPS 2013 (the bound); the push/OK form is DSSP's (Zhao et al., ICDCS 2019, Algorithm 1
+Source: Ho et al., NIPS 2013 (the bound). The push/OK form is DSSP's (Zhao et al., ICDCS 2019, Algorithm 1
 with r = 0): after a push of p the server says OK iff t_p - min(t) <= s.
 
 Counter convention: lead = steps whose updates have arrived, minus the slowest live worker's. A worker is
 released while lead <= bound, so the lead seen at its next arrival can reach bound + 1. A joiner counts
 from the slowest live worker's number.
 
-Deviations: the gate is at the push, not at the read, and the whole model is one row: as in DSSP's form,
-not in the table interface of Ho et al. bound=0 lets a worker be one step ahead of the slowest, as there.
+Deviations: the gate is at the push, not at the read, and the whole model is one row. That is DSSP's form,
+not the table interface of Ho et al. As there, bound=0 lets a worker be one step ahead of the slowest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Config:
 
 @dataclass(slots=True)
 class Machine:
-    """`held` is who waits for the slowest, in the order in which they began to."""
+    """`held` has the workers that wait for the slowest, in the order in which they began to wait."""
 
     config: Config
     version: int = 0
@@ -103,7 +103,7 @@ class Machine:
         return self.roster.release(worker, self.version, ("within-bound", self.counts.lead(worker), self.config.bound))
 
     def _released(self, least: int) -> tuple[Order, ...]:
-        """Whoever may go, now that the slowest is no longer at `least`: nothing to look at if it is."""
+        """Release the held workers that may go, if the slowest is no longer at `least`. If it is, none may."""
         if self.counts.least == least:
             return ()
         return tuple(self._go(worker) for worker in list(self.held) if self._may_go(worker))
@@ -115,6 +115,7 @@ class Machine:
 SPEC = Spec(
     name="ssp",
     title="Stale synchronous parallel",
+    does="a worker more than bound steps ahead of the slowest is paused",
     family="parameter-server",
     paper="Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013",
     config=Config,

@@ -1,6 +1,6 @@
 """Sync-Switch: one protocol for the first part of the work, another for the rest, switched live.
 
-By default BSP for the first sixteenth, then ASP. The two machines are handed to it; it only decides when. While
+By default BSP for the first sixteenth, then ASP. The two machines are given to this one, which only decides when. While
 workers are slow for a time it may change over early and come back (`greedy`), or go on without them (`elastic`).
 
 Source: Li, Mangoubi, Xu, Guo, ICDCS 2021 (arXiv 2104.08364), for the two phases and the two straggler policies. From
@@ -13,27 +13,28 @@ worker of eight is 2.6 standard deviations below the mean, however slight that i
 
 Counter convention: work is counted in samples of applied updates (updates, where samples are not counted). The first
 phase ends with the update that reaches `switch_at` of the run's work. With `count=rounds` a round counts as if all
-workers that the run began with were in it, with as many samples each as those that are: the phase ends after as many
-rounds as all of them would need, however few make them. Lead and staleness are as in the active part.
+workers that the run began with were in it, each with as many samples as those that are. The phase ends after as many
+rounds as all of them would need, however few workers make them. Lead and staleness are as in the active part.
 
 Deviations: nothing is stopped, saved and started again. From the fact that ends a phase on, no worker begins another
-step under its protocol; what was begun is finished and applied by it; then the next one begins with everybody. From
-BSP that is the same moment: a round has just been applied. A phase that comes back begins with a fresh machine.
+step under its protocol. What was begun is finished and applied by that protocol. Then the next one begins with all
+workers. From BSP that is the same moment, as a round has just been applied. A phase that comes back begins with a fresh
+machine.
 
 Ours:
-- While a phase ends, whoever has nothing under way leaves its machine, so that its rounds shrink instead of waiting.
-  Who joins then waits for the next phase. Who has run out of data is no member of it.
+- While a phase ends, a worker with nothing under way leaves its machine, so the phase's rounds shrink instead of
+  waiting. A worker that joins then waits for the next phase. A worker that has run out of data is no member of it.
 - `rescale=linear`: as a phase begins in which a version is the mean of a gradient from each worker, learning rates are
-  multiplied by the number of workers; then, before a version, by the number of those whose gradients are in it. A
-  newcomer has the script's own rates.
+  multiplied by the number of workers. Then, before a version, they are multiplied by the number of workers whose
+  gradients are in it. A newcomer has the script's own rates.
 - A worker is looked at over its last `window` steps, by samples for each second from when it could begin a step until
-  its gradient was ready: waiting is not in it. There is a look each time as many updates were applied as workers take
-  part. Of fewer than three nobody is a straggler: the slower of two is always exactly one deviation below the mean.
+  its gradient was ready. Waiting does not count. There is a look each time as many updates were applied as workers take
+  part. With fewer than three workers none is a straggler: the slower of two is always exactly one deviation below.
 - `elastic`: a straggler is out from its next release until the next phase, also if it comes back in between. The last
-  one who computes is never sent out. When nobody computes any more but some are out, the next phase begins at once;
-  with `switch_at=1`, where there is none, `first` begins anew with them.
-- `momentum`: what `then` is stepped with after a switch to it, of the script's own value. `ramp` grows it from one nth
-  of that to all of it in n equal stages over a quarter of the run's work, n as at the beginning; for 8 workers these
+  worker that computes is never sent out. When no worker computes any more but some are out, the next phase begins at
+  once. With `switch_at=1`, where there is no next phase, `first` begins anew with them.
+- `momentum`: the share of the script's own value that `then` is stepped with after a switch to it. `ramp` grows it from
+  one nth to all of it in n equal stages over a quarter of the run's work, n as at the beginning. For 8 workers these
   are the authors' additive stages, of 2,000 of 64,000 steps. Whenever `first` comes back it has the script's momentum.
 - With `switch_at=1` and `greedy`, `first` goes on to the end of the data whenever there is no straggler.
 """
@@ -83,7 +84,7 @@ RAMPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What comes first and what then, when, and what is done about workers that are slow for a time."""
+    """Both protocols, when they change, and what is done about workers that are slow for a time."""
 
     first: str = parameter("bsp", "the protocol of the first part of the work, of those whose optimizer the store runs")
     then: str = parameter("asp", "the protocol of the rest, likewise")
@@ -128,7 +129,7 @@ def unfit(config: Config, groups: Sequence[Mapping[str, Any]]) -> str:
 
 
 def slow(speeds: Mapping[int, float], min_gap: float) -> list[int]:
-    """Who is slow, of these throughputs by worker, in their unit: below mean - deviation, and `min_gap` below the mean.
+    """Return the slow workers of these throughputs: below mean - deviation, and at least `min_gap` below the mean.
 
     >>> slow({0: 10.0, 1: 10.0, 2: 10.0, 3: 3.0}, 0.1)
     [3]
@@ -150,7 +151,7 @@ class Window:
     seconds: float = 0.0
 
     def add(self, samples: int, seconds: float, length: int) -> None:
-        """One more step; the oldest is forgotten beyond `length`."""
+        """Add a step. Beyond `length` steps the oldest is forgotten."""
         self.steps.append((samples, seconds))
         self.samples += samples
         self.seconds += seconds
@@ -162,7 +163,7 @@ class Window:
 
 @dataclass(slots=True)
 class Machine:
-    """`roster` is the truth: the active part's machine may think of a worker as released that is not.
+    """`roster` is the truth: the active part's machine may take a worker for released that is not.
 
     A live worker is in exactly one of `members`, `declined` and `parked`; or it declined in an earlier phase.
     """
@@ -171,51 +172,50 @@ class Machine:
     first: Part
     then: Part
     active: Literal["first", "then"] = "first"
-    """Whose machine decides. The other one's is fresh."""
+    """The part whose machine decides. The other part's machine is fresh."""
     version: int = 0
     work: int | None = None
-    """The run's, as in `TrainingBegan`."""
+    """The run's work, as in `TrainingBegan`."""
     goal: int | None = None
-    """How much of it `first` is to do; None: as long as there is any."""
+    """How much of the work `first` is to do; None: as long as there is any."""
     done: int = 0
-    """How much of it `first` has done, in all its phases, as `count` has it; beyond the goal it is not counted any
-    more."""
+    """How much of the work `first` has done, in all its phases, counted as `count` says. Counting stops at the goal."""
     company: int = 0
-    """With how many workers the run began."""
+    """How many workers the run began with."""
     ramped: int | None = None
     """How much work is done since the latest switch to `then`; None without one."""
     roster: Roster = field(default_factory=Roster)
     hosts: dict[int, str] = field(default_factory=dict)
-    """Of everybody live."""
+    """Of every live worker."""
     members: dict[int, None] = field(default_factory=dict)
-    """Who takes part in the phase."""
+    """Workers that take part in the phase."""
     declined: dict[int, None] = field(default_factory=dict)
-    """Who took part in it, until there was no data left."""
+    """Workers that took part in the phase, until there was no data left."""
     parked: dict[int, None] = field(default_factory=dict)
-    """Who waits for the next phase, and has nothing under way."""
+    """Workers that wait for the next phase, and have nothing under way."""
     unsettled: dict[int, dict[int, int | None]] = field(default_factory=dict)
-    """By worker and step: the samples of updates that are neither applied nor dropped yet, also of those who left."""
+    """By worker and step: the samples of updates that are neither applied nor dropped. Also of workers that left."""
     fetching: dict[int, None] = field(default_factory=dict)
-    """To whom a version is on its way beside its step. A release's own pull has ended when the gradient is ready."""
+    """Workers to which a version is on its way beside their step. A release's own pull ends before the gradient."""
     draining: float | None = None
-    """While a phase ends: the time of the fact since which it does."""
+    """While a phase ends: the time of the fact that began its end."""
     to: Literal["first", "then"] = "then"
     """What comes next, while a phase ends."""
     cause: tuple[str, ...] = ()
-    """The `why` of that."""
+    """The `why` of that switch."""
     leaving: dict[int, None] = field(default_factory=dict)
-    """Members that are out, as stragglers, as soon as what they have under way is done."""
+    """Stragglers among the members, which are out as soon as what they have under way is done."""
     out: dict[int, None] = field(default_factory=dict)
-    """Whom the phase's machine has seen leave as stragglers, whether they are live or not."""
+    """Workers that the phase's machine has seen leave as stragglers, whether they are live or not."""
     scales: dict[int, int] = field(default_factory=dict)
-    """What workers' learning rates are multiplied by, as far as it was ordered; else 1."""
+    """What workers' learning rates are multiplied by, where that was ordered; else 1."""
     stages: dict[int, int] = field(default_factory=dict)
     """The same for momentum, in parts of `company`; else all of them."""
     began: dict[int, float] = field(default_factory=dict)
-    """When a worker could begin the step that it is at, as far as anybody asks."""
+    """When a worker could begin its present step. Kept only while stragglers are looked for."""
     windows: dict[int, Window] = field(default_factory=dict)
     streaks: dict[int, int] = field(default_factory=dict)
-    """At how many looks in a row up to the latest one a worker was slow; no zeros."""
+    """How many looks in a row, up to the latest, found a worker slow; no zeros."""
     unlooked: int = 0
     """Updates applied since the latest look."""
 
@@ -236,12 +236,12 @@ class Machine:
 
     @property
     def part(self) -> Part:
-        """The one that is active."""
+        """The active part."""
         return self._part(self.active)
 
     @property
     def planned(self) -> bool:
-        """Whether `first` has work to do yet."""
+        """Whether `first` still has work to do."""
         return self.goal is None or self.done < self.goal
 
     @property
@@ -253,11 +253,11 @@ class Machine:
 
     @property
     def stragglers(self) -> list[int]:
-        """Whom the latest looks found slow often enough."""
+        """The workers that the latest looks found slow often enough."""
         return [worker for worker, looks in self.streaks.items() if looks >= self.config.consecutive]
 
     def is_idle(self, worker: int) -> bool:
-        """Whether it has nothing under way: no step, no gradient, no transfer."""
+        """Whether the worker has nothing under way: no step, no gradient, no transfer."""
         seat = self.roster.seats[worker]
         return seat.phase in ("parked", "arrived") and seat.pushing is None and worker not in self.fetching
 
@@ -267,11 +267,11 @@ class Machine:
     def _expect_work(self, fact: TrainingBegan) -> None:
         if not self.roster.began and fact.work is None and 0 < self.config.switch_at < 1:
             raise ProtocolViolation(
-                fact, f"nobody knows how much work there is, and switch_at={self.config.switch_at} is a share of it"
+                fact, f"it is unknown how much work there is, and switch_at={self.config.switch_at} is a share of it"
             )
         if not self.roster.began and fact.work is None and self.config.momentum == "ramp":
             raise ProtocolViolation(
-                fact, "nobody knows how much work there is, and momentum=ramp takes a quarter of it"
+                fact, "it is unknown how much work there is, and momentum=ramp takes a quarter of it"
             )
 
     # --- facts --------------------------------------------------------------------------------------
@@ -279,12 +279,12 @@ class Machine:
     def _begin(self, fact: TrainingBegan, turn: _Turn) -> None:
         self.version, self.work, self.company = fact.version, fact.work, len(fact.members)
         self.hosts = {worker: host for worker, host, _ in fact.members}
-        if self.config.switch_at < 1:  # of the share as it is typed: 0.1 of 30 is 3, and not a rounding error more
+        if self.config.switch_at < 1:  # of the share as it is typed: 0.1 of 30 is 3, without a rounding error
             self.goal = math.ceil(Decimal(repr(self.config.switch_at)) * (fact.work or 0))
         self._enter("first" if self.planned else "then", fact, turn)
 
     def _note(self, fact: Fact, seat: Seat | None, turn: _Turn) -> bool:
-        """Returns whether the active machine is to hear of it."""
+        """Return whether the active machine is to hear of this fact."""
         assert seat is not None
         assert not isinstance(fact, TrainingBegan | ReduceFinished | ReduceFailed)
         worker = fact.worker
@@ -320,7 +320,7 @@ class Machine:
 
     def _leave(self, worker: int) -> bool:
         inside = worker in self.members or worker in self.declined
-        if worker in self.leaving:  # its next step may have been swallowed: the machine's numbers are beyond ours
+        if worker in self.leaving:  # its next release may have been swallowed: the machine's steps are ahead of ours
             del self.leaving[worker]
             self.out[worker] = None
         self.hosts.pop(worker)
@@ -332,14 +332,14 @@ class Machine:
         return inside
 
     def _forget(self, worker: int) -> None:
-        """What was known of its pace."""
+        """Forget what was known of the worker's pace."""
         for known in (self.began, self.windows, self.streaks):
             known.pop(worker, None)
 
     # --- the active machine's orders ----------------------------------------------------------------
 
     def _carry(self, orders: tuple[Order, ...], turn: _Turn) -> None:
-        """Pass them on, noted; but no release of somebody who is to begin nothing more under this machine."""
+        """Note these orders and pass them on, except releases of workers that begin nothing more in this phase."""
         for order in orders:
             match order:
                 case Release(worker=worker):
@@ -371,7 +371,7 @@ class Machine:
             turn.orders.append(order)
 
     def _settle(self, worker: int, step: int, turn: _Turn) -> int:
-        """That update is applied or dropped: how much work was in it."""
+        """That update is applied or dropped. Return how much work was in it."""
         turn.touched.append(worker)
         updates = self.unsettled[worker]
         work = _work(updates.pop(step))
@@ -396,12 +396,12 @@ class Machine:
                 self._look(turn)
 
     def _as_of_all(self, work: int, order: ApplyUpdate) -> int:
-        """What that round would have done with all workers of the beginning, rounded up."""
+        """The work that this round would have done with all workers of the beginning, rounded up."""
         present = len({worker for worker, _, _ in order.contributions})
         return -(-work * self.company // present)
 
     def _scale(self, workers: Iterable[int], turn: _Turn) -> None:
-        """Rates and momentum for what these workers make: together, or each by itself."""
+        """Order rates and momentum for what these workers make: together, or each by itself."""
         company = dict.fromkeys(workers)
         mean = self.part.rounds and self.config.rescale == "linear"
         scale, stage = len(company) if mean else 1, self._stage()
@@ -421,7 +421,7 @@ class Machine:
             )
 
     def _stage(self) -> int:
-        """How many nths of the script's momentum hold now, n being as many workers as the run began with."""
+        """How many nths of the script's momentum hold now, with n the number of workers that the run began with."""
         if self.ramped is None or self.config.momentum == "keep":
             return self.company
         if self.config.momentum == "zero":
@@ -449,7 +449,7 @@ class Machine:
             self._drain("first", ("recovered",), turn)
 
     def _speeds(self) -> dict[int, float]:
-        """Samples for each second of computing, of those who have made enough steps."""
+        """Samples for each second of computing, of the workers that have made enough steps."""
         speeds = {}
         for worker in self.members:
             window = self.windows.get(worker)
@@ -460,7 +460,7 @@ class Machine:
     # --- phases -------------------------------------------------------------------------------------
 
     def _drain(self, to: Literal["first", "then"], cause: tuple[str, ...], turn: _Turn) -> None:
-        """From here on nobody begins a step in this phase."""
+        """From here on no worker begins a step in this phase."""
         self.draining, self.to, self.cause = turn.at, to, cause
         turn.touched.extend(self.members)
 
@@ -469,8 +469,10 @@ class Machine:
         turn.parked.append(worker)
 
     def _end(self, turn: _Turn) -> None:
-        """Let go of members as far as that may be now; and change over if that was all."""
-        for worker in turn.touched:  # it grows meanwhile: rounds that no longer wait for somebody end, and so on
+        """Let go of the members that may go now. If none is left, switch."""
+        for (
+            worker
+        ) in turn.touched:  # the list grows meanwhile: a round that no longer waits for a worker ends, and so on
             ends = self.draining is not None or worker in self.leaving
             if ends and worker in self.members and self.is_idle(worker):
                 self._take_out(worker, turn)
@@ -482,7 +484,7 @@ class Machine:
             self._switch(turn)
 
     def _take_out(self, worker: int, turn: _Turn) -> None:
-        """The active machine takes it for one who left. What it has pushed stays in the round that is open."""
+        """Tell the active machine that the worker left. What the worker has pushed stays in the open round."""
         evicted = worker in self.leaving
         if evicted:
             del self.leaving[worker]
@@ -494,7 +496,7 @@ class Machine:
         self._carry(self.part.machine.handle(left), turn)
 
     def _switch(self, turn: _Turn) -> None:
-        """The next part begins, with everybody who has not run out of data."""
+        """Begin the next part, with all workers that have not run out of data."""
         assert self.draining is not None
         seats = self.roster.seats
         members = tuple((worker, self.hosts[worker], seats[worker].step + 1) for worker in sorted(self.parked))
@@ -528,13 +530,13 @@ class _Turn:
     at: float
     orders: list[Order] = field(default_factory=list)
     touched: list[int] = field(default_factory=list)
-    """Of whom something has ended: they may be idle now."""
+    """Workers of which something has ended: they may be idle now."""
     parked: list[int] = field(default_factory=list)
-    """Who began to wait for the next phase."""
+    """Workers that began to wait for the next phase."""
 
 
 def _work(samples: int | None) -> int:
-    """Of an update: its samples; one, where samples are not counted."""
+    """The work in an update: its samples, or 1 where samples are not counted."""
     return 1 if samples is None else samples
 
 
@@ -550,9 +552,9 @@ def _is_somewhere(machine: Machine) -> bool:
 
 
 def _agrees(machine: Machine) -> bool:
-    """Of everybody who is not on the way out the active machine knows what is true.
+    """Whether the active machine knows what is true of every worker that is not on its way out.
 
-    It may know more of a pull: that it has ended, as there is a gradient on that version, though nobody was told.
+    It may know more of a pull: a gradient on its version shows that the pull has ended, though no fact told it.
     """
     inner: Any = machine.part.machine
     return machine.draining is not None or all(
@@ -570,6 +572,7 @@ def _is_in_no_machine(machine: Machine) -> bool:
 SPEC = Spec(
     name="sync-switch",
     title="Sync-Switch: one protocol, then another",
+    does="one protocol for the first part of the work, another for the rest",
     family="parameter-server",
     paper="Li et al., Sync-Switch: Hybrid Parameter Synchronization for Distributed Deep Learning, ICDCS 2021",
     config=Config,
@@ -577,16 +580,16 @@ SPEC = Spec(
     rounds=False,
     parts=("first", "then"),
     invariants={
-        "everybody takes part, has declined, or waits for the next phase": _is_somewhere,
+        "every worker takes part, has declined, or waits for the next phase": _is_somewhere,
         "the machine of the part that is not active has begun nothing": lambda machine: (
             (machine.then if machine.active == "first" else machine.first).machine
             == _fresh((machine.then if machine.active == "first" else machine.first).machine)
         ),
-        "who waits for the next phase is in no machine": _is_in_no_machine,
-        "who waits for the next phase has nothing under way": lambda machine: all(
+        "a worker that waits for the next phase is in no machine": _is_in_no_machine,
+        "a worker that waits for the next phase has nothing under way": lambda machine: all(
             machine.is_idle(worker) for worker in machine.parked
         ),
-        "while no phase ends, only stragglers wait for the next one, and somebody computes": lambda machine: (
+        "while no phase ends, only stragglers wait for the next one, and some worker computes": lambda machine: (
             machine.draining is not None
             or not machine.parked
             or (bool(machine.members) and all(worker in machine.out for worker in machine.parked))
@@ -595,10 +598,10 @@ SPEC = Spec(
         "once its planned work is done, the first part is at an end": lambda machine: (
             machine.planned or machine.active == "then" or machine.draining is not None
         ),
-        "once the first part's planned work is done, nobody looks for stragglers": lambda machine: (
+        "once the first part's planned work is done, no stragglers are looked for": lambda machine: (
             machine.planned or machine.draining is not None or not (machine.began or machine.windows or machine.streaks)
         ),
-        "whoever is on the way out still takes part": lambda machine: all(
+        "a worker on its way out still takes part": lambda machine: all(
             worker in machine.members for worker in machine.leaving
         ),
         "stragglers are left out only in the first part": lambda machine: (
@@ -610,7 +613,7 @@ SPEC = Spec(
         "planned": "the first part has done {0} of the {1} that were planned for it",
         "straggler": "worker {0} is a straggler",
         "recovered": "there is no straggler any more, and the first part has work left",
-        "deserted": "nobody computes any more but those who were left out",
+        "deserted": "every worker that could still compute was left out",
         "ending": "{0} comes to its end: {1} begins when all that was begun is applied",
         "left-out": "it is a straggler: the others go on without it until the next phase",
         "planned-rounds": "the first part's rounds count as {0} of the {1} that were planned for it, each as if all "

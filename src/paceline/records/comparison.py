@@ -25,9 +25,9 @@ T95 = (
 )
 """The 97.5 % quantile of Student's t for 1 to 30 degrees of freedom."""
 NORMAL95 = 1.960
-"""For infinitely many."""
+"""The same quantile for infinitely many degrees."""
 LEAST = 3
-"""Runs that an interval is made of: of two, Student's t is 12.7, and the interval is wider than what it is of."""
+"""Runs that an interval needs. With two, Student's t is 12.7, and the interval is wider than the values themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class Mean:
 
     mean: float
     plus_minus: float | None
-    """Half of the 95 % interval, by Student's t; None of fewer runs than `LEAST`."""
+    """Half of the 95 % interval, by Student's t; None for fewer runs than `LEAST`."""
     runs: int
     low: float
     high: float
-    """The least and the most of them."""
+    """The least and the greatest value."""
 
 
 def mean(values: Iterable[float | None]) -> Mean | None:
-    """The mean of those that are there; None of none.
+    """The mean of the values that are there; None if there are none.
 
     >>> mean([4.0, 6.0])
     Mean(mean=5.0, plus_minus=None, runs=2, low=4.0, high=6.0)
@@ -57,7 +57,7 @@ def mean(values: Iterable[float | None]) -> Mean | None:
 
 
 def t95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, to three digits; beyond 30 degrees between the table's end and the normal."""
+    """The 97.5 % quantile of Student's t, to three digits. Beyond 30 degrees it is interpolated."""
     if freedom <= len(T95):
         return T95[freedom - 1]
     return NORMAL95 + (T95[-1] - NORMAL95) * len(T95) / freedom
@@ -84,7 +84,7 @@ def waiting(summary: Summary) -> float | None:
 
 
 def plain_run(summary: Summary, target: Target | None, metric: str | None) -> dict[str, Any]:
-    """Of one run, what is compared."""
+    """What is compared of one run."""
     completed = summary["outcome"] == "completed"
     return {
         "outcome": summary["outcome"],

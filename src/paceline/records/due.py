@@ -1,4 +1,4 @@
-"""When a version is due to be recorded: as a run does it, and as a check expects it."""
+"""When a version is due to be recorded: runs and checks both ask here."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ class Due:
 
     times_an_epoch: int
     every: float | None = None
-    """Samples between recordings; None while no epoch was opened."""
+    """Samples between recordings; None before an epoch is opened."""
     next: float = 0.0
     """Samples at which the next version is due."""
 
     def epoch_opened(self, samples: int) -> None:
-        """The first epoch says how far apart recordings are."""
+        """Set how far apart recordings are, from the first epoch's samples."""
         if self.every is None and self.times_an_epoch and samples:
-            self.every = self.next = max(1.0, samples / self.times_an_epoch)  # there is nothing between two samples
+            self.every = self.next = max(1.0, samples / self.times_an_epoch)  # no recording lies between two samples
 
     def reached(self, samples: int) -> bool:
-        """Whether another share is applied with these samples; asked once more, it is not."""
+        """Whether these samples complete another share. Asked again with the same samples, the answer is no."""
         if self.every is None or samples < self.next:
             return False
         while self.next <= samples:

@@ -1,4 +1,4 @@
-"""Where a run's time went, who waited for whom, and why: in sentences, each with the number that it rests on."""
+"""Where a run's time went, which workers waited for which, and why: in sentences with the numbers behind them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.core.listed import listed, workers_named
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, Release, StepReplica, Why
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun
 from paceline.records.waits import Wait, blame, waits
 
 WORTH_SAYING = 0.05
-"""Share of the time; what takes less is not what the run suffers from."""
+"""A share of the time. A run does not suffer from what takes less."""
 SLOWER = 1.2
-"""Times as long as the others'; less is not called slow."""
+"""Times as long as the others' steps. A worker below that is not called slow."""
 FEW = 3
-"""Of the longest waits, how many are shown."""
+"""How many of the longest waits are shown."""
+SHOWN = 16
+"""How many workers have a row of their own, or a step told."""
 
 MILDER = {
     "parameter-server": ("asp", "ssp"),
     "decentralized": ("ad-psgd", "ripples"),
 }
-"""By family: a protocol in which a worker waits for no particular other one, and one that evens out what is short."""
+"""By family: a protocol without waits for a particular worker, and one that evens out short slowness."""
 
 
 @dataclass(slots=True)
@@ -52,36 +55,36 @@ class Spent:
 
     @property
     def other(self) -> float:
-        """What is none of the three: data, its own optimizer, the script between steps."""
+        """All other time: data, its own optimizer, the script between steps."""
         return max(0.0, self.stayed - self.compute - self.wait - self.transfer)
 
     def share(self, seconds: float) -> float:
-        """Of its time in the run."""
+        """As a share of its time in the run."""
         return seconds / self.stayed if self.stayed else 0.0
 
 
 @dataclass(slots=True)
 class Past:
-    """What explaining needs of a run."""
+    """What an explanation of a run needs."""
 
     run: RecordedRun
     spent: dict[int, Spent] = field(default_factory=dict)
     """By worker, ascending."""
     waits: list[Wait] = field(default_factory=list)
     computing: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
-    """By worker: from when until when, for each finished step, in order."""
+    """By worker: the beginning and end of each finished step, in order."""
     transfers: dict[int, list[float]] = field(default_factory=dict)
-    """By worker: seconds of each finished step in which only its transfers were waited for."""
+    """By worker: seconds of each finished step in which it waited only for its transfers."""
     facts: list[Fact] = field(default_factory=list)
     released: dict[tuple[int, int], tuple[float, int, Why]] = field(default_factory=dict)
-    """By (worker, step): when, on which version, and why then."""
+    """By (worker, step): the moment and version of its release, and the reason."""
     ready: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By (worker, step): when its gradient was."""
+    """By (worker, step): the moment when its gradient was ready."""
     fate: dict[tuple[int, int], str] = field(default_factory=dict)
     """By (worker, step): what became of its update."""
 
     blamed: list[dict[int, float]] = field(default_factory=list)
-    """For each of `waits`, as `records.waits.blame` says."""
+    """For each of `waits`, the result of `records.waits.blame`."""
 
     @property
     def culprits(self) -> Counter[int]:
@@ -90,7 +93,7 @@ class Past:
 
 
 def past(run: RecordedRun) -> Past:
-    """Read it, in one pass."""
+    """Read the run, in one pass."""
     found = Past(run)
     history = list(run.history())
     found.waits = waits(history, run.choice.sentence)
@@ -126,7 +129,7 @@ def past(run: RecordedRun) -> Past:
 
 
 def verdict(past: Past) -> list[str]:
-    """The whole run: where its time went, who made whom wait, and what would help. A sentence or a row each."""
+    """Explain the whole run: where its time went, who made whom wait, and what would help. A sentence or a row each."""
     if not past.spent or not past.computing:
         return ["No step was finished in this run: there is nothing to explain."]
     total = sum(spent.stayed for spent in past.spent.values())
@@ -144,8 +147,7 @@ def verdict(past: Past) -> list[str]:
         return lines + _what_helps(past, phases, total)
     another = "Another " if past.culprits else ""
     lines.append(
-        f"{another}{_percent(unordered, total)} of all time was waiting that no rule ordered: for the store, for "
-        "messages, or for a core."
+        f"{another}{_percent(unordered, total)} of the time went to waiting for the store, messages or a core."
     )
     crowded = _crowded(past, unordered, total)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(past, phases, total)
@@ -153,7 +155,7 @@ def verdict(past: Past) -> list[str]:
 
 
 def of_worker(past: Past, worker: int) -> list[str]:
-    """One worker: where its time went, whom it waited for, and who for it. Raises ConfigError if there is none."""
+    """Explain one worker: where its time went, and who waited for whom. Raises ConfigError if there is none."""
     _known(past, worker)
     spent = past.spent[worker]
     its = [(wait, due) for wait, due in zip(past.waits, past.blamed, strict=True) if wait.worker == worker]
@@ -168,13 +170,15 @@ def of_worker(past: Past, worker: int) -> list[str]:
         ]
         if nobody := sum(wait.seconds for wait, due in its if not due):
             parts.append(f"{_seconds(nobody)} {_for(None)}")
-        lines.append(f"It was told to wait {_times(len(its))}: {', '.join(parts)}.")
+        lines.append(f"It was told to wait {_times(len(its))}: {listed(parts)}.")
     else:
         lines.append("It was never told to wait.")
     for_it = [(wait, due[worker]) for wait, due in zip(past.waits, past.blamed, strict=True) if worker in due]
     if for_it:
         others, seconds = {wait.worker for wait, _ in for_it}, sum(seconds for _, seconds in for_it)
-        lines.append(f"{_workers(others)} waited for it, {_times(len(for_it))}, {_seconds(seconds)} in all.")
+        lines.append(
+            f"{workers_named(others).capitalize()} waited for it, {_times(len(for_it))}, {_seconds(seconds)} in all."
+        )
     for wait, due in sorted(its, key=lambda one: -one[0].seconds)[:FEW]:
         when = "Before its first step" if wait.step < 0 else f"After step {wait.step}"
         lines.append(f"{when}: {_wait(past, wait, due)}")
@@ -182,7 +186,7 @@ def of_worker(past: Past, worker: int) -> list[str]:
 
 
 def of_step(past: Past, step: int, worker: int | None = None) -> list[str]:
-    """One step of one worker, or of all that had it. Raises ConfigError, with the range, if nobody had."""
+    """Explain one step of one worker, or of all that had it. Raises ConfigError, with the range, if none had it."""
     if worker is not None:
         _known(past, worker)
     having = [one for one in past.spent if (one, step) in past.released and worker in (None, one)]
@@ -191,11 +195,14 @@ def of_step(past: Past, step: int, worker: int | None = None) -> list[str]:
         who = "the workers" if worker is None else f"worker {worker}"
         began = f"{who} began steps {min(steps)} to {max(steps)}" if steps else f"{who} began no step"
         raise ConfigError(f"--step {step}: {began}; name one of these")
-    return [line for one in having for line in _step(past, one, step)]
+    lines = [line for one in having[:SHOWN] for line in _step(past, one, step)]
+    if rest := having[SHOWN:]:
+        lines.append(f"{workers_named(rest).capitalize()} had step {step}, too: --worker W tells one of them.")
+    return lines
 
 
 def numbers(past: Past, worker: int | None = None, step: int | None = None) -> dict[str, Any]:
-    """What the sentences rest on, as plain values: of that worker, of that step, or of the whole run.
+    """The values behind the sentences: of that worker, of that step, or of the whole run.
 
     The waits of the whole run are left out: `others_waited_seconds` sums them up.
     """
@@ -282,23 +289,29 @@ def _applied(version: int, on: int | None, what: str) -> str:
 def _table(past: Past) -> list[str]:
     lines = ["worker  computing  waiting  transfer   other   a step takes   others waited for it"]
     blamed = past.culprits
+    worst = sorted(past.spent, key=lambda worker: (-blamed[worker], worker))[:SHOWN]
     for worker, spent in past.spent.items():
+        if worker not in worst:
+            continue
         cells = [spent.share(seconds) for seconds in (spent.compute, spent.wait, spent.transfer, spent.other)]
         takes = _seconds(_typical(past, worker)) if worker in past.computing else "-"
         lines.append(
             f"{worker:>6}  {cells[0]:>9.0%}  {cells[1]:>7.0%}  {cells[2]:>8.0%}  {cells[3]:>6.0%}   {takes:>12}   "
             f"{_seconds(blamed[worker]) if blamed[worker] else '-':>20}"
         )
+    if rest := len(past.spent) - len(worst):
+        lines.append(f"and {_count(rest, 'more worker')}, for which others waited no longer")
     return lines
 
 
 def _who(past: Past, total: float) -> list[str]:
-    """Culprit and victim."""
+    """(culprit, victim) of the greatest waiting."""
     waited = sum(wait.seconds for wait in past.waits)
     blamed = past.culprits
     if not blamed or waited < WORTH_SAYING * total:
-        told = f"They were told to wait for {_percent(waited, total)} of their time" if waited else "Nobody had to wait"
-        return [f"{told}: this run does not suffer from waits for one another."]
+        if not waited:
+            return ["No worker waited for another."]
+        return [f"Workers waited for one another for {_percent(waited, total)} of their time."]
     culprit, seconds = blamed.most_common(1)[0]
     suffered: Counter[int] = Counter()
     for wait in past.waits:
@@ -316,7 +329,7 @@ def _who(past: Past, total: float) -> list[str]:
 
 
 def _meanwhile(past: Past, culprit: int) -> str:
-    """What it did while they waited for it."""
+    """What the culprit did while the others waited for it."""
     steps = past.computing.get(culprit, [])
     total = computing = 0.0
     for wait, due in zip(past.waits, past.blamed, strict=True):
@@ -360,10 +373,9 @@ def _what_helps(past: Past, phases: Mapping[str, float], total: float) -> list[s
             lines.append(f"Or give worker {culprit} less to do, or a machine like the others'.")
     if phases["transferring"] >= max(WORTH_SAYING * total, phases["computing"] / 2):
         than = "" if phases["transferring"] < waited else ", and would help more than another protocol"
-        lines.append(
-            f"Transfers took {_percent(phases['transferring'], total)} of the time: a faster network or larger batches "
-            f"make that less{than}."
-        )
+        network = past.run.config.get("scenario", {}).get("network")  # without one, memory that all workers map
+        how = "larger batches make" if network is None else "a faster network or larger batches make"
+        lines.append(f"Transfers took {_percent(phases['transferring'], total)} of the time: {how} that less{than}.")
     if not lines:
         lines.append(
             f"Computing took {_percent(phases['computing'], total)} of the time: another protocol can't win back more "
@@ -373,7 +385,7 @@ def _what_helps(past: Past, phases: Mapping[str, float], total: float) -> list[s
 
 
 def _crowded(past: Past, unordered: float, total: float) -> list[str]:
-    """What helps where more threads compute than there are cores; nothing where that is not known."""
+    """What helps where more threads compute than there are cores; nothing if the cores are not known."""
     run = past.run
     cores, threads = run.config.get("environment", {}).get("cores"), run.config.get("threads") or 1
     if cores is None or run.simulated or run.workers * threads <= cores:
@@ -454,7 +466,7 @@ def _typical(past: Past, worker: int) -> float:
 
 
 def _ratio(past: Past, worker: int) -> float | None:
-    """How many times as long its steps take as the others', by medians."""
+    """How many times as long as the others' its steps take, by medians."""
     others = [_typical(past, other) for other in past.computing if other != worker]
     if worker not in past.computing or not others or not median(others):
         return None
@@ -475,7 +487,10 @@ def _for(awaited: int | None) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    milliseconds = seconds * 1000
+    return f"{milliseconds:.1f} ms" if 0 < round(milliseconds, 1) < 10 else f"{milliseconds:.0f} ms"
 
 
 def _percent(part: float, whole: float) -> str:
@@ -488,8 +503,3 @@ def _times(number: int) -> str:
 
 def _count(number: int, one: str) -> str:
     return f"{number:,} {one}{'' if number == 1 else 's'}"
-
-
-def _workers(workers: set[int]) -> str:
-    names = ", ".join(map(str, sorted(workers)))
-    return f"Worker {names}" if len(workers) == 1 else f"Workers {names}"

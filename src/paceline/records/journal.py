@@ -1,4 +1,4 @@
-"""Everything worth keeping of a run, said once: the ledger keeps each thing, the tally counts."""
+"""Tells everything worth keeping of a run to two books at once: the ledger keeps each thing, the tally counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.records.times import StepTimes
 
 
 class Journal:
-    """What both books have in common; what only the ledger keeps is told to `ledger`."""
+    """Tells both books what they have in common. Tell `ledger` directly what only the ledger keeps."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -25,7 +25,7 @@ class Journal:
         self.tally.record(fact, orders)
 
     def undone(self, worker: int, step: int) -> None:
-        """Its replica was just ordered to make that step, and the worker had left already."""
+        """The worker had already left when its replica was ordered to make that step."""
         self.ledger.undone(worker, step)
         self.tally.undone(worker, step)
 
@@ -47,11 +47,11 @@ class Journal:
         """What the script's `evaluate` said of a recorded version."""
         self.ledger.evaluated(version, metrics)
         self.tally.evaluated(version, metrics)
-        if not metrics:  # else the ledger has no row that says so
+        if not metrics:  # otherwise no row of the ledger would tell this
             self._unmeasured.append(version)
             self.ledger.note("unmeasured", self._unmeasured)
 
     def consensus(self, version: int, at: float, replicas: int, distance: float) -> None:
-        """How far so many replicas were from their mean, which is that recorded version; as `Tally.consensus` says."""
+        """How far so many replicas were from their mean, which is that recorded version. See `Tally.consensus`."""
         self.ledger.consensus(version, at, replicas, distance)
         self.tally.consensus(version, at, distance)

@@ -30,7 +30,7 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import StepTimes, TransferTimes
 from paceline.records.whole import MODE
 
-SCHEMA = 6
+SCHEMA = 7
 """The schema's number, in `PRAGMA user_version`."""
 
 TABLES = """
@@ -83,13 +83,17 @@ CREATE TABLE leases (        -- each time that a worker's loader asked for a bat
     epoch INTEGER, batch INTEGER  -- what it got; NULL: nothing was left for it in that epoch
 );
 CREATE TABLE looks (         -- of these, batches that a loop only looked at, and gave back with its epoch
-    worker INTEGER, epoch INTEGER, batch INTEGER
+    worker INTEGER, epoch INTEGER,
+    batch INTEGER            -- NULL: that such a loop was left nothing in the end, which is as if it had not asked
 );
 CREATE TABLE undone (        -- steps that a replica was ordered and did not make: its worker had left
     worker INTEGER, step INTEGER
 );
 CREATE TABLE checksums (     -- of every version that a store made: the sum of its bits as whole numbers, in hexadecimal
     version INTEGER, checksum TEXT
+);
+CREATE TABLE commits (       -- of every version that a store made: when it said that the version was there
+    version INTEGER, at REAL
 );
 CREATE TABLE versions (      -- the recorded ones
     version INTEGER, at REAL,
@@ -178,10 +182,10 @@ CREATE VIEW groups AS
 GATHER = 0.1  # seconds that a transaction waits for company
 AT_MOST = 10_000  # records in one transaction
 MOST_BEHIND = 200_000
-"""Records that wait to be written, some hundred megabytes: of a disk that is slower than the run, it keeps no more."""
+"""The most records that may wait to be written: some hundred megabytes. With a slower disk, recording waits."""
 
 FACTS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Fact)}
-"""What decodes the body of a fact of each kind."""
+"""Decoders for the bodies of facts, by kind."""
 _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
 
 
@@ -203,7 +207,7 @@ class Ledger:
         self._writing = threading.Lock()
         """Held while SQLite is called."""
         self._error: Exception | None = None
-        with suppress(OSError):  # SQLite says why it can't be; by itself, it would let nobody but the owner write
+        with suppress(OSError):  # SQLite reports errors; by itself it would let only the owner write the file
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
         try:
             self._database = sqlite3.connect(path, check_same_thread=False)
@@ -224,15 +228,21 @@ class Ledger:
 
     @property
     def behind(self) -> int:
-        """How many records wait to be written, if those are too many: whoever records is to wait for the disk."""
+        """How many records wait to be written, if those are too many: then the recording thread waits for the disk."""
         waiting = self._queue.qsize()
         return waiting if waiting >= MOST_BEHIND else 0
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Let nothing be written meanwhile: who forks then takes no lock of SQLite's along that nobody would open."""
+        """Write nothing meanwhile, so that a process forked now inherits no lock of SQLite's that would stay closed."""
         with self._writing:
             yield
+
+    def let_go_of_lock(self) -> None:
+        """In a process that was forked: whether the run is still going on is not for it to show."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def pushed(self, worker: int, step: int, learning_rates: Sequence[float], batch: int | None) -> None:
         """A step's push: the learning rate of each parameter group, and the samples in it (None: not counted)."""
@@ -249,25 +259,32 @@ class Ledger:
         self._queue.put(("epochs", epoch, len(order), samples, digest, order, first, expected))
 
     def batch_used(self, worker: int, step: int, epoch: int, batch: int, used: Literal["step", "skipped"]) -> None:
-        """A batch went into this step's update, or was consumed before it and skipped."""
+        """Note that a batch went into this step's update, or was consumed before it and skipped."""
         self._queue.put(("batches", worker, step, epoch, batch, used))
 
     def leased(self, worker: int, during: int, batch: tuple[int, int] | None) -> None:
-        """What the worker got when it asked for a batch in that epoch: (epoch, batch), or nothing."""
+        """Note what the worker got when it asked for a batch in that epoch: (epoch, batch), or nothing."""
         epoch, index = batch or (None, None)
         self._queue.put(("leases", worker, during, epoch, index))
 
-    def looked_at(self, worker: int, epoch: int, batch: int) -> None:
-        """The worker's loop only looked at that batch, or fetched it ahead meanwhile: it is as if never leased."""
+    def looked_at(self, worker: int, epoch: int, batch: int | None) -> None:
+        """The worker's loop only looked at that batch, or fetched it ahead meanwhile: it counts as never leased.
+
+        None: the loop was left nothing in the end, and its last question for a batch counts as never asked.
+        """
         self._queue.put(("looks", worker, epoch, batch))
 
     def undone(self, worker: int, step: int) -> None:
-        """Its replica was to make that step, and the worker had left already."""
+        """The worker had already left when its replica was ordered to make that step."""
         self._queue.put(("undone", worker, step))
 
     def checked(self, version: int, checksum: int) -> None:
-        """That version was made; the sum of its bits, as whole numbers modulo 2**64."""
+        """That version was made. `checksum` is the sum of its bits, as whole numbers modulo 2**64."""
         self._queue.put(("checksums", version, f"{checksum:016x}"))
+
+    def committed(self, version: int, at: float) -> None:
+        """The store has made that version, `at` seconds since the run's start."""
+        self._queue.put(("commits", version, at))
 
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
         """Where a finished step's time went."""
@@ -275,7 +292,7 @@ class Ledger:
         self._queue.put(("step_times", worker, step, t.began, t.compute, t.push, t.wait, t.pull, t.other))
 
     def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
-        """A transfer of so many bytes, which has ended: a step's push, or a version's pull."""
+        """A transfer of so many bytes has ended: a step's push, or a version's pull."""
         self._queue.put(("transfers", worker, direction, number, size, times.began, times.ended, times.delivered))
 
     def version_recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
@@ -299,7 +316,7 @@ class Ledger:
         self._queue.put(("scalars", worker, step, at, name, value))
 
     def note(self, key: str, value: Any) -> None:
-        """Something about the run as a whole, any JSON value; a later one replaces an earlier."""
+        """Note something about the run as a whole, any JSON value. A later value replaces an earlier one."""
         self.note_all({key: value})
 
     def note_all(self, values: Mapping[str, Any]) -> None:
@@ -307,7 +324,7 @@ class Ledger:
         self._queue.put(("notes", [(key, _json(value)) for key, value in values.items()]))
 
     def ended(self, outcome: str, error: str | None, at: float) -> None:
-        """The run has come to its end, `at` seconds. How many facts it had is noted with it, under the key `end`."""
+        """The run has come to its end at `at` seconds. Note that, and the number of its facts, under the key `end`."""
         self._queue.put(("end", outcome, error, at))
 
     def close(self) -> None:
@@ -320,7 +337,7 @@ class Ledger:
         self._thread.join()
         if self._lock is not None:
             with suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_UN)  # also of those who were forked with it
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # also for processes that were forked with it and kept it
             os.close(self._lock)
             self._lock = None
         error, self._error = self._error, None
@@ -337,15 +354,15 @@ class Ledger:
                     pass
                 with self._writing:
                     self._database.execute("PRAGMA busy_timeout = 0")
-                    with suppress(sqlite3.OperationalError):  # somebody is reading: the log stays until he has done
+                    with suppress(sqlite3.OperationalError):  # another process is reading: the log stays until then
                         self._database.execute("PRAGMA journal_mode = DELETE")
         except Exception as error:
             self._error = error
-            while not self._closing.is_set():  # nothing piles up
+            while not self._closing.is_set():  # this loop leaves nothing waiting
                 self._queue.get()
 
     def _write_batch(self) -> bool:
-        """Commit what there is, as one transaction. Returns whether more may come."""
+        """Commit what there is, as one transaction. Return whether more may come."""
         batch = [self._queue.get()]
         if self._queue.qsize() < AT_MOST:
             self._closing.wait(GATHER)
@@ -380,7 +397,7 @@ class Ledger:
 
 
 class NoLedger(Ledger):
-    """Takes what a ledger takes and keeps nothing: for simulations whose numbers alone are wanted."""
+    """Has a ledger's methods and keeps nothing: for simulations of which only the numbers are wanted."""
 
     def __init__(self) -> None:
         self._queue = _Nowhere()
@@ -390,14 +407,14 @@ class NoLedger(Ledger):
 
 
 class _Nowhere(SimpleQueue[Any]):
-    """A queue that nothing is ever in."""
+    """A queue that is always empty."""
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         pass
 
 
 def _locked(folder: Path) -> int | None:
-    """The folder, open and locked: this shows that a run is still going on, and ends with its processes."""
+    """The folder, open and locked. The lock shows that the run still goes on, and ends with its launcher."""
     try:
         directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -408,7 +425,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A ledger, open for reading, finished or not. Raises ConfigError if there is none that this version reads."""
+    """Open a ledger for reading, finished or not. Raises ConfigError if there is none that this version reads."""
     roll_back(path)
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
@@ -422,7 +439,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def roll_back(path: Path) -> None:
-    """Undo the transaction that a killed process left half written, if one did: reading alone can't.
+    """Undo the transaction that a killed process may have left half written. Reading alone can't.
 
     SQLite writes without its write-ahead log only as that is switched on and off, at a run's beginning and end.
     Raises ConfigError if the folder can't be written.
@@ -437,7 +454,7 @@ def roll_back(path: Path) -> None:
         return
     except sqlite3.DatabaseError as error:
         if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
-            return  # reading it says what is the matter
+            return  # reading the ledger reports the error
         raise ConfigError(
             f"{path}: the run was killed while this file was written, and what {journal.name} has must be undone in it "
             "before it can be read; copy the run's folder to where it can be written"
@@ -445,7 +462,7 @@ def roll_back(path: Path) -> None:
 
 
 def read_facts(path: Path) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
-    """Every fact with its orders, `why` included, in the order in which they were recorded."""
+    """Yield every fact with its orders, `why` included, in the order in which they were recorded."""
     with closing(connect(path)) as database:
         rows = database.execute(
             "SELECT facts.id, facts.kind, facts.body, orders.kind, orders.body, orders.why "
@@ -463,7 +480,7 @@ def _order(kind: str, body: str, why: str) -> Order:
 
 
 def _columns(value: Fact | Order) -> tuple[Any, ...]:
-    """Its kind, worker, step and version; None for what it has not."""
+    """Its kind, worker, step and version; None for fields that it lacks."""
     return (type(value).__name__, *(getattr(value, name, None) for name in ("worker", "step", "version")))
 
 

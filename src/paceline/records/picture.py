@@ -1,4 +1,4 @@
-"""A timeline as a picture: one SVG that needs nothing else, a lane for each worker, the time from left to right.
+"""A timeline as one SVG file without other files: a lane for each worker, the time from left to right.
 
 What is drawn depends on the timeline and the arguments alone, to the last byte.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
+from paceline.core.listed import workers_named
 from paceline.errors import ConfigError
 from paceline.records.timeline import Averaging, Computing, Lane, Stay, Switch, Timeline, Transfer
 
@@ -29,15 +30,15 @@ STALE = (
     (4, "4–7", "#2f6fae", "#ffffff"),
     (8, "8 or more versions", "#0f3c73", "#ffffff"),
 )
-"""From that many versions on: how it is called, the bar's fill, what is written in it."""
+"""By the least number of versions: its name, the bar's fill, the colour of its text."""
 NEVER = ("never applied", "#d0d0d0", "#444444")
 PUSH, PULL = "#d9641e", "#3f9b45"
 AVERAGES = ("#7b3fb5", "#c2378f", "#8a7a12", "#0f8b8d")
-"""Group by group in turn, so that those at the same time can be told apart."""
+"""Groups take these in turn, so those at the same time can be told apart."""
 VERSION, SWITCH = "#7d8590", "#b3202c"
 INK, FAINT = "#24292f", "#57606a"
 CAPITAL = 0.36  # of a text's size: from its middle down to its base
-LETTER = 0.58  # of a text's size: how wide a letter is, about
+LETTER = 0.58  # of a text's size: about the width of a letter
 TICKS_AT_MOST = 12
 NUMBERED_APART = 26  # pixels between two versions' numbers, at least
 
@@ -90,7 +91,7 @@ def draw(timeline: Timeline, title: str = "", began: float | None = None, ended:
 
 
 def _legend(averages: bool) -> Iterator[str]:
-    """Without a store there are averages, else pushes, pulls and versions."""
+    """Without a store there are averages. Otherwise there are pushes, pulls and versions."""
     x, y = 16.0, 50
     yield _text(x, y, "computing; the update will be stale by", 12, fill=FAINT)
     x += 230
@@ -125,7 +126,7 @@ def _axis(scale: _Scale, bottom: int) -> Iterator[str]:
 
 
 def _versions(timeline: Timeline, scale: _Scale, bottom: int) -> Iterator[str]:
-    """A line for each, numbered where there is room."""
+    """A line for each version, numbered where there is room."""
     taken = [scale.x(switch.at) for switch in timeline.switches]
     free = 0.0
     for version in timeline.versions:
@@ -158,7 +159,7 @@ def _lane(lane: Lane, top: int, scale: _Scale) -> Iterator[str]:
 
 
 def _stay(stay: Stay, bar: int, scale: _Scale) -> Iterator[str]:
-    """A thin line under what the worker does, for as long as it is there; and how it left."""
+    """A thin line under what the worker does, as long as it is there, and how it left."""
     x, end = scale.x(stay.began), scale.x(stay.ended)
     yield f'<path d="M{x:.1f} {bar + BAR / 2:.1f}H{end:.1f}" stroke="#d0d7de"/>'
     if stay.left is None or stay.ended > scale.ended:
@@ -200,11 +201,10 @@ def _transfer(transfer: Transfer, bar: int, scale: _Scale) -> str:
 
 
 def _averaging(one: Averaging, bar: int, scale: _Scale, free: float) -> Iterator[str]:
-    """A bar wide enough to be seen; and its group's number, if there is room up to `free`."""
+    """A bar wide enough to be seen, and its group's number, if there is room up to `free`."""
     x, y, fill = scale.x(one.began), bar + BAR + GAP, _color(one)
     end = min(max(scale.x(one.ended), x + len(AVERAGES)), WIDTH - RIGHT)
-    workers = ", ".join(str(worker) for worker in one.members)
-    about = f"group {one.group} averages {one.what} of workers {workers}: {one.outcome or 'not ended'}"
+    about = f"group {one.group} averages {one.what} of {workers_named(one.members)}: {one.outcome or 'not ended'}"
     paint = f'fill="#ffffff" stroke="{fill}"' if one.outcome == "failed" else f'fill="{fill}"'
     yield (
         f'<rect x="{x:.1f}" y="{y}" width="{end - x:.1f}" height="{THIN}" {paint}><title>{escape(about)}</title></rect>'
@@ -214,7 +214,7 @@ def _averaging(one: Averaging, bar: int, scale: _Scale, free: float) -> Iterator
 
 
 def _joined(timeline: Timeline, scale: _Scale) -> Iterator[str]:
-    """A line for each group, from its first member's average down to its last one's; what is in between hides it."""
+    """A line for each group, from its first member's average down to its last one's. Bars in between hide it."""
     places = {lane.worker: place for place, lane in enumerate(timeline.lanes)}
     groups = {one.group: one for lane in timeline.lanes for one in lane.averaging}
     for one in groups.values():
@@ -231,7 +231,7 @@ def _color(one: Averaging) -> str:
 
 
 def _switch(switch: Switch, scale: _Scale, bottom: int) -> Iterator[str]:
-    """From when the protocol before it ran dry, a shade; and a line where the new one began."""
+    """A shade while the previous protocol finished its steps, and a line where the new one began."""
     since, x = scale.x(switch.since), scale.x(switch.at)
     if x - since >= 0.1:
         yield (

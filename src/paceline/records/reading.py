@@ -1,4 +1,4 @@
-"""How every command opens a run's folder: what was run, its ledger, and its summary if it has come to its end."""
+"""How every command opens a run's folder: what was run, its ledger, and its summary if the run has ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.records.times import StepTimes
 LEDGER, SUMMARY = "ledger.sqlite", "summary.json"
 """The two files of a run's folder that say how it went."""
 SHOWN = 6
-"""Runs of a folder that a message names."""
+"""How many runs of a folder a message names."""
 
 
 MALFORMED = (
@@ -43,12 +43,12 @@ MALFORMED = (
     TypeError,
     ValueError,
 )
-"""What a record may raise in whoever reads it, if somebody else than a run wrote it."""
+"""Errors that reading a record may raise, if it was not written by a run."""
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn what a malformed record of that run raises into ConfigError, in one line."""
+    """Turn errors from a malformed record of that run into ConfigError, in one line."""
     try:
         yield
     except MALFORMED as error:
@@ -57,7 +57,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 class LedgerDamaged(ConfigError):
-    """There is a ledger, and SQLite can't read it."""
+    """There is a ledger, but SQLite can't read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,13 @@ class RecordedRun:
 
     folder: Path
     choice: Choice
-    """The protocol that it began with."""
+    """The protocol that the run began with."""
     workers: int
-    """How many there were to be; the facts say who took part."""
+    """How many workers there were to be. The facts say which took part."""
     seed: int
     scenario: Scenario
     config: Mapping[str, Any]
-    """All that the ledger's table `run` has, by key, but for its end."""
+    """All that the ledger's table `run` has, by key, except its end."""
     simulated: bool
     ledger: sqlite3.Connection
     """For reading only."""
@@ -83,12 +83,12 @@ class RecordedRun:
 
     @property
     def ended(self) -> bool:
-        """Whether it came to its end; else its ledger has all but its last moments."""
+        """Whether the run came to its end. If not, its ledger has all but its last moments."""
         return self.summary is not None
 
     @property
     def unended(self) -> str:
-        """What its reader should know if it did not, in one line; empty if it did."""
+        """A line for the reader if the run did not come to its end; else empty."""
         if self.ended:
             return ""
         return f"{self.folder}: the run crashed before its end; this is what its ledger has, up to there"
@@ -99,7 +99,7 @@ class RecordedRun:
 
 
 def measure(ledger: sqlite3.Connection, tally: Tally, at: Callable[[str], None] = lambda table: None) -> None:
-    """Tell the tally what the ledger's tables have measured. It knows the facts already; `at` is told each table."""
+    """Tell the tally what the ledger's tables have measured. It knows the facts already. `at` is told each table."""
     at("step_times")
     steps = "SELECT worker, began, compute, push, wait, pull, other FROM step_times ORDER BY rowid"
     for worker, *times in ledger.execute(steps):
@@ -119,13 +119,13 @@ def measure(ledger: sqlite3.Connection, tally: Tally, at: Callable[[str], None] 
 
 
 def unmeasured(ledger: sqlite3.Connection) -> Any:
-    """Recorded versions of which the script's `evaluate` gave no metric: a list, as a run writes it."""
+    """The list of recorded versions for which the script's `evaluate` gave no metric, as a run writes it."""
     row = ledger.execute("SELECT value FROM run WHERE key = 'unmeasured'").fetchone()
     return [] if row is None else json.loads(row[0])
 
 
 def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
-    """The run in that folder; `known` is the registry of protocols.
+    """Open the run in that folder. `known` is the registry of protocols.
 
     Raises LedgerDamaged if its ledger can't be read, and ConfigError, both in one line, for a folder that is no run,
     for a run that is still going on, for one of another version's schema, and for one that knows protocols or
@@ -144,7 +144,7 @@ def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
         end = config.pop("end", None)
         return RecordedRun(
             folder=folder,
-            choice=_choice(config, known),
+            choice=choice_of(config, known),
             workers=int(config["workers"]),
             seed=int(config["seed"]),
             scenario=from_plain(config["scenario"], str(folder)),
@@ -166,7 +166,7 @@ def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
 
 
 def _missing(folder: Path) -> str:
-    """What is there instead of a run, and what to name."""
+    """What the folder has instead of a run, and what to name."""
     if not folder.exists():
         return "there is no such folder; name a run's folder"
     if not folder.is_dir():
@@ -181,7 +181,7 @@ def _missing(folder: Path) -> str:
 
 
 def is_written(folder: Path) -> bool:
-    """Whether a process writes that folder's ledger now: it has the folder locked, for as long as it lives."""
+    """Whether a process writes that folder's ledger now: it keeps the folder locked as long as it lives."""
     with suppress(OSError):
         directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -223,7 +223,8 @@ def _config(ledger: sqlite3.Connection, path: Path) -> dict[str, Any]:
     return config
 
 
-def _choice(config: Mapping[str, Any], known: Mapping[str, Spec]) -> Choice:
+def choice_of(config: Mapping[str, Any], known: Mapping[str, Spec]) -> Choice:
+    """The protocol that a run's configuration says it began with."""
     name = config["protocol"]["name"]
     settings = ",".join(
         f"{key}={value if isinstance(value, str) else written(value)}"

@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from paceline.core.listed import cut
 from paceline.records.reading import RecordedRun
 
 AT_LENGTH = 120
-"""Characters of a value in a sentence."""
+"""The most characters of a value in a sentence."""
 BEGINS_OTHERWISE = (
     "The beginning differs: the script draws what it begins with from elsewhere than torch, numpy and random, which "
     "--seed seeds, or the script has changed, or what it reads."
 )
 ABSENT = object()
-"""What a side has that has no such row."""
+"""Stands for a row that one side lacks."""
 
 Tell = Callable[[str, str, Mapping[str, Any], str, Any, Any], None]
 
@@ -35,21 +36,21 @@ class Difference:
 
     table: str
     row: str
-    """What it is of, in words."""
+    """What the row is of, in words."""
     key: Mapping[str, Any]
-    """What finds it in the table."""
+    """The columns that find it in the table."""
     what: str
-    """What of it differs, in words."""
+    """The columns that differ, in words."""
     recorded: Any
-    """None: the recording has none."""
+    """None: the recording has no such row."""
     again: Any
-    """None: the replay has none."""
+    """None: the replay has no such row."""
 
     def __str__(self) -> str:
         return f"{self.row} is the first that differs: {self.what} {_said(self.again)}, recorded {_said(self.recorded)}"
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The difference as JSON values."""
         return {
             "table": self.table,
             "key": dict(self.key),
@@ -61,12 +62,12 @@ class Difference:
 
 @dataclass(slots=True, kw_only=True)
 class Compared:
-    """What came of comparing a replay with its recording."""
+    """The result of comparing a replay with its recording."""
 
     differences: list[Difference] = field(default_factory=list)
-    """One of each table at most, what comes first in a run first."""
+    """At most one of each table, in the order in which a run comes to them."""
     counts: dict[str, int] = field(default_factory=dict)
-    """How many of what were compared."""
+    """How many of each thing were compared."""
     last: tuple[int, str] | None = None
     """The replay's last recorded version, and its hash."""
 
@@ -83,7 +84,7 @@ class Compared:
 
     @property
     def sentences(self) -> list[str]:
-        """What to tell: what is the same, then what is not."""
+        """Lines for the user: what is the same, then what is not."""
         counts = self.counts
         said = []
         if self.bits and self.last is not None:
@@ -114,7 +115,7 @@ RESULTS = {
     "evaluations": ("value of evaluations", "values of evaluations"),
     "scalars": ("scalar", "scalars"),
 }
-"""What is compared beside versions and checksums: one of it, and several."""
+"""The names of what is compared beside versions and checksums: of one and of several."""
 
 
 def compare(
@@ -138,7 +139,7 @@ def compare(
     compared.counts["consensus"] = _consensus(sides, tell)
     compared.counts["evaluations"] = _evaluations(sides, tell, excused)
     compared.counts["scalars"] = _scalars(sides, tell, excused)
-    if "checksums" in found and "versions" in found:  # the same version as a rule: the first of them says it
+    if "checksums" in found and "versions" in found:  # usually the same version, and the first of the two reports it
         later = max(("checksums", "versions"), key=lambda table: found[table].key["version"])
         del found[later]
     compared.differences = list(found.values())
@@ -155,21 +156,21 @@ class _Sides:
         self.again = again
         self.until = until
         self.evaluated = (recorded.summary or {}).get("outcome") == "completed"
-        """Whether the recording's versions were evaluated to the last, if they were at all."""
+        """Whether all of the recording's versions were evaluated, if any were."""
         self.completed = self.evaluated and until is None
         steps = "SELECT worker, step FROM facts WHERE kind = 'GradientReady'"
         self.told = set(again.execute(steps))
-        """(worker, step) of what both have made. Of other steps it is chance how far they came."""
+        """(worker, step) of the steps that both have made. How far workers came beyond those is chance."""
         left = "SELECT worker, json_extract(body, '$.reason') FROM facts WHERE kind = 'WorkerLeft'"
         reasons = again.execute(left).fetchall()
         self.finished = {worker for worker, reason in reasons if reason == "finished"}
-        """Of whom everything is in both."""
+        """The workers of which everything is in both."""
         began = again.execute("SELECT body FROM facts WHERE kind = 'TrainingBegan'").fetchone()
         members = {} if began is None else {member[0] for member in json.loads(began[0])["members"]}
         self.all_finished = self.completed and self.finished == set(members)
 
     def both(self, query: str) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """What either answers."""
+        """What either ledger answers."""
         return self.recorded.execute(query).fetchall(), self.again.execute(query).fetchall()
 
     def made(self, worker: int, step: int) -> bool:
@@ -177,14 +178,14 @@ class _Sides:
         return worker in self.finished or (worker, step) in self.told
 
     def may_lack(self, version: int, has: Iterable[int]) -> bool:
-        """Whether the recording, which has these versions, may lack that one: it was cut off before, or goes on."""
+        """Whether the recording, with these versions, may lack that one: it was cut off before it, or goes on."""
         if self.until is not None:
             return version >= self.until
         return not self.completed and version > max(has, default=-1)
 
 
 def _beginning(sides: _Sides, tell: Tell) -> None:
-    """What training began with. A run that crashed before that, or is older than the note, has none."""
+    """What training began with. A run that crashed before that has no such note. Older runs have none, either."""
     then, now = sides.both("SELECT value FROM run WHERE key = 'beginning'")
     if then and now and then != now:
         one, other = (json.loads(rows[0][0]) for rows in (then, now))
@@ -196,7 +197,7 @@ def _epochs(sides: _Sides, tell: Tell) -> int:
     then, now = ({row[:2]: row[2:] for row in side} for side in rows)
     leased = "SELECT worker, during, epoch, max(batch) FROM leases GROUP BY worker, during, epoch"
     needed: dict[int, int] = {}
-    """By epoch: the last batch that somebody had to be told of."""
+    """By epoch: the last batch that some worker had to be told of."""
     for side in sides.both(leased):
         for worker, during, epoch, batch in side:
             if worker in sides.finished:
@@ -239,7 +240,7 @@ def _leases(sides: _Sides, tell: Tell) -> int:
 
 
 def _steps(sides: _Sides, tell: Tell) -> int:
-    """Of each step: the batches that it took or skipped, its samples and its learning rates."""
+    """For each step: the batches that it took or skipped, its samples and its learning rates."""
     query = "SELECT worker, step, epoch, batch, used FROM batches ORDER BY worker, step, rowid"
     used = tuple(_grouped(side, 2) for side in sides.both(query))
     query = "SELECT worker, step, samples, learning_rates FROM pushes ORDER BY worker, step"
@@ -335,7 +336,7 @@ def _scalars(sides: _Sides, tell: Tell, excused: Collection[str]) -> int:
 
 
 def _grouped(rows: Iterable[tuple[Any, ...]], columns: int) -> dict[tuple[Any, ...], list[Any]]:
-    """The rest of each row, listed by its first columns; of one column left, the value itself."""
+    """The rest of each row, by its first columns. A single column left is the value itself."""
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for key, members in groupby(rows, key=lambda row: row[:columns]):
         rest = [row[columns:] for row in members]
@@ -344,14 +345,14 @@ def _grouped(rows: Iterable[tuple[Any, ...]], columns: int) -> dict[tuple[Any, .
 
 
 def _beside(then: Iterable[Any], now: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Both side by side, and what one has more of beside ABSENT."""
+    """Both side by side. Rows that only one has stand beside ABSENT."""
     one, other = list(then), list(now)
     for place in range(max(len(one), len(other))):
         yield (one[place] if place < len(one) else ABSENT), (other[place] if place < len(other) else ABSENT)
 
 
 def _listed(text: Any) -> Any:
-    """What the ledger has as JSON, as far as it is that."""
+    """What the ledger has as JSON, if it can be read as that."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:
@@ -359,5 +360,4 @@ def _listed(text: Any) -> Any:
 
 
 def _said(value: Any) -> str:
-    text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= AT_LENGTH else f"{text[: AT_LENGTH - 1]}…"
+    return cut("none" if value is None else value if isinstance(value, str) else json.dumps(value), AT_LENGTH)

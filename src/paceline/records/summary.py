@@ -38,13 +38,13 @@ from paceline.records.whole import write_whole
 from paceline.version import __version__
 
 Outcome = Literal["completed", "interrupted", "failed", "diverged", "crashed"]
-"""`crashed` is said of a run by its readers: it has written no summary."""
+"""Readers call a run `crashed` if it has written no summary."""
 Summary = dict[str, Any]
 
 DIGITS = 9  # significant digits of a float in a summary
 
 MOMENT = ("version", "at_seconds", "samples")
-"""What an evaluation has that is no metric."""
+"""Keys of an evaluation that are no metrics."""
 
 _MEETS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -54,7 +54,7 @@ _MEETS: dict[str, Callable[[float, float], bool]] = {
 }
 
 _COUNTED = frozenset({ApplyUpdate, DropUpdate, Reduce, StepReplica, SwitchProtocol})
-"""Kinds of orders that a tally takes note of: most are none of them."""
+"""Kinds of orders that a tally takes note of. Most orders are of other kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ class Target:
     """A metric and the value that it should reach."""
 
     text: str
-    """As the user wrote it, without spaces around the sign: its key in the summary."""
+    """The target as the user wrote it, without spaces around the sign: its key in the summary."""
     metric: str
     sign: str
     value: float
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """The target that `text` writes. Raises ConfigError, in one line, for any mistake.
+        """Return the target that `text` writes. Raises ConfigError, in one line, for any mistake.
 
         >>> Target.parse("accuracy >= 0.95").text
         'accuracy>=0.95'
@@ -81,11 +81,15 @@ class Target:
         except ValueError:
             value = math.nan
         if math.isnan(value):
-            raise ConfigError(f'target "{text}" is not METRIC>=VALUE (or <=, >, <), as in accuracy>=0.95')
+            example = text if re.fullmatch(r"[\w.-]+", text) else "accuracy"
+            raise ConfigError(
+                f'target "{text}" is not METRIC>=VALUE (or <=, >, <); write it in quotes, or the shell takes the sign '
+                f"away: --target '{example}>=0.9'"
+            )
         return cls(metric + sign + written, metric, sign, value)
 
     def met_by(self, metrics: Mapping[str, float]) -> bool:
-        """Whether these metrics reach it. Without the metric, or with NaN, they do not."""
+        """Whether these metrics reach the target. Without the metric, or with NaN, they do not."""
         return _MEETS[self.sign](metrics.get(self.metric, math.nan), self.value)
 
 
@@ -94,7 +98,7 @@ class Share:
     """One worker's part in the run, over all its stays."""
 
     since: float | None = None
-    """When its present stay began; None when it is not here."""
+    """When its present stay began; None while it is not here."""
     stayed: float = 0.0
     """Seconds of the stays that have ended."""
     left: dict[str, Any] | None = None
@@ -105,7 +109,7 @@ class Share:
     transfer: float = 0.0
     max_lead: int = 0
     stale: int | None = None
-    """How stale its last applied update was."""
+    """The staleness of its last applied update."""
 
     def seconds(self, now: float) -> float:
         """Its time in the run until now, in seconds."""
@@ -120,11 +124,11 @@ class Switch:
     at: float
     why: Why
     since: float
-    """When the protocol before it began to run dry."""
+    """When the previous protocol began its last steps."""
     waiting: set[int]
-    """Whose first parameters under the new one have not come yet."""
+    """Workers whose first parameters under the new protocol have not come yet."""
     pause: float = 0.0
-    """Seconds from `since` until the last of them had them."""
+    """Seconds from `since` until the last worker had them."""
 
 
 @dataclass(slots=True)
@@ -138,28 +142,28 @@ class Tally:
     counts: Counts = field(default_factory=Counts)
     shares: dict[int, Share] = field(default_factory=dict)
     ready: dict[tuple[int, int], tuple[int, int | None]] = field(default_factory=dict)
-    """Of each (worker, step) neither applied nor dropped yet: its version, and the samples in it."""
+    """For each (worker, step) neither applied nor dropped yet: its version, and the samples in it."""
     alone: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
     """Of each worker with a replica: its steps since that was last averaged, which are lost if it dies; for each
     the samples in it, and how stale it was."""
     averaging: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Members of each group of several that is averaging replicas."""
+    """The members of each group of several that is averaging replicas."""
     gathered: dict[int, tuple[tuple[int, int, float], ...]] = field(default_factory=dict)
-    """Of each group whose mean gradient no replica was stepped with yet: what is in that."""
+    """For each group whose mean gradient has stepped no replica yet: what is in that mean."""
     versions: int = 0
-    """Made in the store."""
+    """Versions made in the store."""
     steps: int = 0
-    """Applied, without those that were lost with a replica."""
+    """Updates applied, without those that were lost with a replica."""
     staleness: Counter[int] = field(default_factory=Counter)
     counted: bool = True
     """Whether every gradient so far said how many samples are in it."""
     recorded_versions: dict[int, tuple[float, int | None]] = field(default_factory=dict)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     distances: list[tuple[int, float, float]] = field(default_factory=list)
-    """(version, at, distance), as `consensus` was told."""
+    """(version, at, distance), as told to `consensus`."""
     switches: list[Switch] = field(default_factory=list)
     left_undone: frozenset[tuple[int, int]] = frozenset()
-    """(worker, step) of what replicas were ordered and did not make, where that is known beforehand."""
+    """(worker, step) of steps that replicas were ordered and did not make, where that is known beforehand."""
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
         """A fact, and the orders that followed from it."""
@@ -217,11 +221,11 @@ class Tally:
             self._advance(stepped)
 
     def undone(self, worker: int, step: int) -> None:
-        """The step that its replica was just ordered to make is not made: the worker had left. It is taken back."""
+        """The replica does not make the step that it was just ordered: its worker had left. The step is taken back."""
         self._take_back(worker, step)
 
     def step_times(self, worker: int, times: StepTimes) -> None:
-        """Where a finished step's time went; `other` is worked out anew in the summary."""
+        """Where a finished step's time went. The summary works out `other` anew."""
         share = self.shares[worker]
         share.compute += times.compute
         share.wait += times.wait
@@ -256,7 +260,7 @@ class Tally:
         final_parameters_sha256: str | None = None,
         targets: Sequence[Target] = (),
     ) -> Summary:
-        """What the run came to, ready for `write`.
+        """Return what the run came to, ready for `write`.
 
         `ended` is when, in seconds since the run's start (default: at the last fact). `wall_seconds` and
         the rates count from when training began until then; before it began both are 0. A worker still
@@ -303,8 +307,7 @@ class Tally:
             ],
             "targets": {target.text: self._first(target) for target in targets},
         }
-        tidied: Summary = _tidy(summary)
-        return tidied
+        return tidied(summary)
 
     def _enter(self, worker: int, at: float) -> None:
         self.counts.enter(worker)
@@ -314,7 +317,7 @@ class Tally:
             share.since = at
 
     def _resumed(self, worker: int, at: float | None) -> None:
-        """It has parameters, from then on, or none will come."""
+        """The worker has parameters from that moment on, or none will come."""
         if self.switches and worker in self.switches[-1].waiting:
             switch = self.switches[-1]
             switch.waiting.discard(worker)
@@ -335,7 +338,7 @@ class Tally:
         ]
 
     def _advance(self, workers: Sequence[int]) -> None:
-        """These have finished a step, at once; who has declined one meanwhile leads nobody."""
+        """These workers have finished a step, at the same moment. A worker that has declined since does not lead."""
         here = [worker for worker in workers if worker in self.counts.finished]
         for worker in here:
             self.counts.advance(worker)
@@ -354,12 +357,12 @@ class Tally:
             self.alone.setdefault(order.worker, {})[order.step] = applied
             if (order.worker, order.step) in self.left_undone:
                 self._take_back(order.worker, order.step)
-        else:  # once for all members; one whose gradient is in the mean may be gone
+        else:  # once for all members; a worker whose gradient is in the mean may have left
             for worker, step, _ in self.gathered.pop(order.group, ()):
                 self._applied(worker, step, order.version)
 
     def _applied(self, worker: int, step: int, version: int) -> tuple[int, int]:
-        """The step made that version. Returns the samples in it, and how stale it was."""
+        """The step made that version. Return the samples in it, and how stale it was."""
         on, samples = self.ready.pop((worker, step))
         stale = version - 1 - on
         self._count(worker, 1, samples or 0, stale)
@@ -367,7 +370,7 @@ class Tally:
         return samples or 0, stale
 
     def _drop(self, order: DropUpdate) -> None:
-        """It was not applied; or it was, to a replica that died with it, and is taken back."""
+        """The update was not applied, or it was lost with a replica and is taken back."""
         self.ready.pop((order.worker, order.step), None)
         self._take_back(order.worker, order.step)
 
@@ -396,7 +399,8 @@ class Tally:
             "wait_seconds": share.wait,
             "transfer_seconds": share.transfer,
         }
-        other = share.seconds(ended) - sum(seconds.values())
+        # not by sum(), which rounds otherwise from Python 3.12 on: a summary is the same to the bit under each
+        other = share.seconds(ended) - (share.compute + share.wait + share.transfer)
         for part in sorted(seconds, key=lambda name: seconds[name], reverse=True):  # clocks may disagree a little
             seconds[part] -= (excess := min(max(-other, 0.0), seconds[part]))
             other += excess
@@ -428,13 +432,27 @@ def metrics_of(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for one in evaluations for name in one if name not in MOMENT))
 
 
+def first_met(target: Target, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """When the first evaluated version that meets the target was made, and of how many samples; None if none does."""
+    for row in evaluations:
+        if target.met_by({name: row[name] for name in metrics_of([row])}):
+            return {"at_seconds": row["at_seconds"], "samples": row["samples"]}
+    return None
+
+
+def tidied(summary: Summary) -> Summary:
+    """With floats to as many digits as mean something, and None for what JSON cannot write."""
+    found: Summary = _tidy(summary)
+    return found
+
+
 def write(path: Path, summary: Summary) -> None:
-    """Write it whole or not at all."""
+    """Write the summary, whole or not at all."""
     write_whole(path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
 def read(path: Path) -> Summary:
-    """What `write` wrote. Raises ConfigError if it is not there."""
+    """Read what `write` wrote. Raises ConfigError if it is not there."""
     try:
         summary: Summary = json.loads(read_file(path))
         if not isinstance(summary, dict):
@@ -445,7 +463,7 @@ def read(path: Path) -> Summary:
 
 
 def _tidy(value: Any) -> Any:
-    """Floats to as many digits as mean something; None for what JSON cannot write."""
+    """Round floats to meaningful digits. None stands for what JSON cannot write."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, dict):

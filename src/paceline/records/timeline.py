@@ -1,4 +1,4 @@
-"""What each worker did when, read from a run's ledger: for whoever draws it or adds it up.
+"""What each worker did when, read from a run's ledger: for pictures, pages and sums.
 
 A worker's stay in the training is parted, without gap or overlap, into computing and waiting; its pushes and pulls,
 and the averages that its replica takes part in, go on beside these. All times are seconds since the run's start.
@@ -35,20 +35,20 @@ class Computing:
     ended: float
     step: int
     version: int
-    """That it was computed on."""
+    """The version that it was computed on."""
     made: int | None
     """The version that its update went into, of the store or of the worker's replica; None if it was never applied,
     or was lost with the replica."""
 
     @property
     def staleness(self) -> int | None:
-        """Versions made between the one that it was computed on and the one that it went into; None without that."""
+        """Versions made between the one that it was computed on and the one that it went into; None if not applied."""
         return None if self.made is None else self.made - 1 - self.version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A push or a pull that took time: there are none where the run had no network to pace it."""
+    """A push or a pull that took time. There are none if no network paced the run."""
 
     began: float
     ended: float
@@ -61,11 +61,11 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging:
-    """A group's average, from its order to its end; the same in the lane of each member."""
+    """A group's average, from its order to its end. It is the same in the lane of each member."""
 
     began: float
     ended: float
-    """The last fact's time if it had not ended by then."""
+    """The last fact's time, if it had not ended by then."""
     group: int
     members: tuple[int, ...]
     """Ascending."""
@@ -76,7 +76,7 @@ class Averaging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Between two steps: for others, for its transfers or averages, for data; or at a step that it never finished."""
+    """Time between two steps, waiting for others, transfers, averages or data; or time in an unfinished step."""
 
     began: float
     ended: float
@@ -84,7 +84,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """From its coming until it left."""
+    """A worker's stay, from its coming until it left."""
 
     began: float
     ended: float
@@ -94,7 +94,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One worker. Of each kind, in the order of their times."""
+    """One worker's lane. Each kind is in the order of its times."""
 
     worker: int
     stays: tuple[Stay, ...]
@@ -106,7 +106,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """When it was ordered to be made, and of how many updates."""
+    """When the version was ordered to be made, and of how many updates."""
 
     version: int
     at: float
@@ -118,9 +118,9 @@ class Switch:
     """One protocol took over from another."""
 
     to: str
-    """The new one's name."""
+    """The new protocol's name."""
     since: float
-    """When the one before it began to run dry."""
+    """When the previous protocol began its last steps."""
     at: float
 
 
@@ -129,7 +129,7 @@ class Timeline:
     """A run, or as much of it as its ledger has."""
 
     protocol: str
-    """Its name; empty if the ledger does not say."""
+    """The protocol's name; empty if the ledger does not say."""
     began: float
     """When training began."""
     ended: float
@@ -141,9 +141,9 @@ class Timeline:
 
 
 def read_timeline(path: Path, history: Iterable[tuple[Fact, tuple[Order, ...]]] | None = None) -> Timeline:
-    """The timeline of the run with this ledger, finished or not. Raises ConfigError if there is none to be read.
+    """Read the timeline of the run with this ledger, finished or not. Raises ConfigError if there is no readable one.
 
-    `history`: the ledger's facts and orders, of whoever has read them already.
+    `history`: the ledger's facts and orders, if the caller has read them already.
     """
     notes = _Notes()
     for fact, orders in read_facts(path) if history is None else history:
@@ -183,13 +183,13 @@ class _Notes:
         self.on: dict[tuple[int, int], int] = {}
         """By worker and step: the version that its gradient was computed on."""
         self.made: dict[tuple[int, int], int] = {}
-        """The same: the version that it went into."""
+        """By worker and step: the version that it went into."""
         self.groups: dict[int, Averaging] = {}
         """By number."""
         self.joined: dict[int, list[int]] = {}
         """By worker: the groups that it was in."""
         self.gathered: dict[int, tuple[tuple[int, int, float], ...]] = {}
-        """By group: what is in its mean gradient, until a replica was stepped with that."""
+        """By group: what is in its mean gradient, until a replica is stepped with that."""
         self.computing: dict[int, list[Computing]] = {}
         self.transfers: dict[int, list[Transfer]] = {}
         self.versions: list[Version] = []
@@ -269,7 +269,7 @@ class _Notes:
 
 
 def _parted(stays: Iterable[Stay], steps: Iterable[Computing]) -> tuple[list[Computing], list[Waiting]]:
-    """The stays, parted; both are in the order of their times.
+    """Divide the stays into computing and waiting. Both are in the order of their times.
 
     Clocks may disagree a little: a step begins when the one before has ended, at the earliest.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds; `began` counts from the run's start."""
+    """In seconds. `began` counts from the run's start."""
 
     began: float
     compute: float
@@ -20,7 +20,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class TransferTimes:
-    """Seconds since the run's start: what the network's model says, and when the run acted on the end of it."""
+    """Seconds since the run's start: the times of the network's model, and when the run acted on the transfer's end."""
 
     began: float
     ended: float
@@ -28,7 +28,7 @@ class TransferTimes:
 
 
 def exposed(transfers: Iterable[tuple[str, float, float]], since: float, until: float) -> tuple[float, float]:
-    """Seconds of pushes and of pulls that fall into this time, in which a worker waited; none counts twice.
+    """Seconds of pushes and of pulls within this time, in which a worker waited. No second counts twice.
 
     `transfers`: (direction, began, ended). Of two at the same time the one that began first counts.
     """

@@ -1,4 +1,4 @@
-"""Who waited for whom: every wait that a protocol ordered, and the fact that ended it."""
+"""Which worker waited for which: every wait that a protocol ordered, and the fact that ended it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.core.orders import Hold, Order, Reduce, Release, StartPush, StepRe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """One worker was told to wait, until it was told to go on; what it then did itself is no wait."""
+    """One worker was told to wait, until it was told to go on. What it then did itself is no wait."""
 
     worker: int
     step: int
@@ -21,7 +21,7 @@ class Wait:
     ended: float
     """In seconds since the run's start."""
     awaited: int | None
-    """Whose fact ended it; None if that was no other worker's: its own transfer, a group's average, or nothing yet."""
+    """The worker whose fact ended it; None if it was its own transfer, a group's average, or nothing."""
     why: str
     """The protocol's reason, in a sentence."""
     cause: int | None
@@ -29,7 +29,7 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """The length of the wait."""
         return self.ended - self.began
 
 
@@ -43,7 +43,7 @@ class _Open:
 
 
 def waits(history: Iterable[tuple[Fact, tuple[Order, ...]]], sentence: Callable[[Why], str]) -> list[Wait]:
-    """Every wait, in the order in which they ended; `sentence` writes a reason out (`Choice.sentence`).
+    """Return every wait, in the order in which they ended. `sentence` writes a reason out (`Choice.sentence`).
 
     A wait begins with `Hold`. It ends with the next order that lets its worker go on (`Release`, `StartPush`,
     `StepReplica`, or a `Reduce` that it is in), when it leaves, or where it is given a reason of another kind, which
@@ -100,7 +100,7 @@ def waits(history: Iterable[tuple[Fact, tuple[Order, ...]]], sentence: Callable[
 
 
 def blame(found: Sequence[Wait]) -> list[dict[int, float]]:
-    """For each wait, its seconds by the worker that they were due to.
+    """For each wait, return its seconds by the worker that they were due to.
 
     While the awaited worker waited for another one itself, that one is to blame. A wait for no other worker is due to
     nobody. O(n log n), but for long chains.

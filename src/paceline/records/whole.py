@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 MODE = 0o666
-"""Of every file that a run makes, before the umask."""
+"""The mode of every file that a run makes, before the umask."""
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write it in the place of whatever has that name. Raises OSError, and leaves that as it was, if it can't be.
+    """Write it in the place of any file of that name. Raises OSError, and leaves that file as it was, if it can't.
 
-    The draft's name can't be foreseen, and it is made anew: nobody can have put a link to another file there.
+    The draft is a new file with an unforeseeable name, so no other user can have put a link to another file there.
     """
     draft = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)

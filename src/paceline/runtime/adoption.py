@@ -1,4 +1,4 @@
-"""What the script changed between `prepare` and its first step: everybody begins with it, if all changed the same."""
+"""What the script changed between `prepare` and its first step. All begin with it, if all workers changed the same."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Adoption:
-    """Who asked for what. One worker writes it where all read it; the others wait for that and go on."""
+    """Which workers asked for what. One worker writes it where all read it. The others wait for that and go on."""
 
     digests: dict[int, str] = field(default_factory=dict)
-    """Of what each worker changed its beginning to."""
+    """By worker: the digest of what it changed its beginning to."""
     adopted: str | None = None
     pushed: set[int] = field(default_factory=set)
-    """Those that have pushed a gradient: of what they began with."""
+    """Workers that have pushed a gradient of what they began with."""
     shown: set[int] = field(default_factory=set)
-    """Those whose first parameters were the adopted ones: a script that writes the same there changes nothing."""
+    """Workers whose first parameters were the adopted ones. A script that writes the same there changes nothing."""
     _waiting: list[int] = field(default_factory=list)
     _writing: tuple[int, int] | None = None
     """The worker that writes, and the slot."""
     _author: int | None = None
 
     def wanted(self, worker: int, digest: str) -> None:
-        """The worker asks."""
+        """The worker asks for its change to be adopted."""
         self.digests[worker] = digest
         self._waiting.append(worker)
 
@@ -38,21 +38,21 @@ class Adoption:
         self._author = worker
 
     def done(self, worker: int) -> int:
-        """It has. Returns the slot."""
+        """The worker has written. Return the slot."""
         assert self._writing is not None
         _, slot = self._writing
         self.adopted, self._writing = self.digests[worker], None
         return slot
 
     def to_let_on(self) -> list[int]:
-        """Those that waited for what is adopted now."""
+        """The workers that waited for what is adopted now."""
         if self.adopted is None:
             return []
         waited, self._waiting = self._waiting, []
         return waited
 
     def lost(self, worker: int) -> int | None:
-        """The worker has gone. Returns the slot that it was writing into, if it was."""
+        """The worker has left. Return the slot that it was writing into, if it was."""
         if worker in self._waiting:
             self._waiting.remove(worker)
         if self._writing is None or self._writing[0] != worker:
@@ -63,13 +63,14 @@ class Adoption:
     def agrees(self, worker: int) -> bool:
         """Whether this worker, which is about to train, began with what all begin with.
 
-        While one writes that, no other can have: who changed something waits, so this one changed nothing.
+        While one worker writes, no other can have begun with that: a worker that changed something waits, so this one
+        changed nothing.
         """
         own = self.adopted if worker in self.shown else None
         return self._writing is None and self.digests.get(worker, own) == self.adopted
 
     def disagreement(self, worker: int) -> str:
-        """Why it does not, in one line."""
+        """Why the worker did not begin with what all begin with, in one line."""
         return self._differ(self._author, worker)
 
     def too_late(self, worker: int) -> str:

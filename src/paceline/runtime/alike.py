@@ -1,10 +1,10 @@
-"""Workers that compute the same: work that is done several times over."""
+"""Finds workers that compute the same, so that work is done several times over."""
 
 from __future__ import annotations
 
 
 class Alike:
-    """Compares the first gradients of workers that were leased no data for them."""
+    """Compares the first gradients of workers that leased no data for them."""
 
     def __init__(self) -> None:
         self._firsts: dict[str, int] = {}
@@ -12,7 +12,7 @@ class Alike:
         self._told = False
 
     def warning(self, worker: int, checksum: str) -> str | None:
-        """What to say of this worker's first gradient; None if it is like no other's, or it was said of others."""
+        """A line about this worker's first gradient; None if no other's is like it, or if that was said already."""
         other = self._firsts.setdefault(checksum, worker)
         if other == worker or self._told:
             return None

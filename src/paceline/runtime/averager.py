@@ -1,4 +1,4 @@
-"""The thread in which a worker makes its shares of its groups' averages, beside whatever its script is at."""
+"""The thread in which a worker makes its shares of its groups' averages, beside its script."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def start_averager(channel: Channel, groups: GroupAverage) -> None:
     started = threading.Event()
     threading.Thread(target=_average, args=(channel, groups, started), name="averager", daemon=True).start()
     started.wait()
-    torch.set_num_threads(threads)  # a thread takes over what was set last, in whichever one, as it first computes
+    torch.set_num_threads(threads)  # a thread that first computes takes the number that was set last, in any thread
 
 
 def _average(channel: Channel, groups: GroupAverage, started: threading.Event) -> None:
     """Do this worker's part of its groups' averages until the run ends. An exception ends the worker."""
     try:
-        torch.get_num_threads()  # torch asks once in each thread for what was set last: not after the next line
+        torch.get_num_threads()  # each thread asks once for the number set last: before the next line
         torch.set_num_threads(1)
     finally:
         started.set()
@@ -43,7 +43,7 @@ def _average(channel: Channel, groups: GroupAverage, started: threading.Event) -
             channel.send(messages.Averaged(order.group, time.perf_counter() - began))
     except PeerLost:
         pass
-    except BaseException:  # the group would wait for this share for ever, and its members with it
+    except BaseException:  # otherwise the group would wait for this share for ever, and its members with it
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

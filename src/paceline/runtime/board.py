@@ -1,4 +1,4 @@
-"""What scripts log and versions are evaluated to, for TensorBoard: a folder for each worker, and one for versions."""
+"""Writes what scripts log, and evaluations, for TensorBoard: a folder for each worker, and one for versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = "tensorboard"
 
 
 class Board:
-    """Writes scalars. To be made after the workers were forked: each of its files is written by a thread."""
+    """Writes scalars. Make it after the workers are forked, as a thread writes each of its files."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter

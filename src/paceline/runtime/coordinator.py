@@ -1,18 +1,20 @@
 """The one sequencer of a run: facts come in as messages, the machine's orders go out as messages.
 
-It touches no tensor, and waits for nothing but its loop.
+It touches no tensor, and waits only for its loop.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerLeft
 from paceline.core.leases import Batch, Dealing, Leases
+from paceline.core.listed import listed, workers_named
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
@@ -38,6 +40,7 @@ from paceline.runtime.alike import Alike
 from paceline.runtime.board import Board
 from paceline.runtime.disk import Disk
 from paceline.runtime.evaluations import Evaluations
+from paceline.runtime.evaluator import Evaluator
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
 from paceline.runtime.losses import loss_is_borne, why_it_ends
@@ -45,6 +48,7 @@ from paceline.runtime.member import Member
 from paceline.runtime.offers import (
     dealing,
     difference,
+    epochs_over,
     lack_of_metrics,
     lack_of_work,
     region_bytes,
@@ -55,18 +59,20 @@ from paceline.runtime.offers import (
 from paceline.runtime.outbox import Outbox
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
-from paceline.runtime.progress import Shower, Watch, shower
+from paceline.runtime.progress import Shower, shower
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.replica_exchange import ReplicaExchange
 from paceline.runtime.settings import Settings
 from paceline.runtime.starts import to_begin
 from paceline.runtime.store_client import StoreClient
+from paceline.runtime.unused import unused
 from paceline.runtime.versions import Means, StoredVersions
+from paceline.runtime.view import Watch
 from paceline.runtime.waits import WaitReports
 
 GRACE = 2.0  # seconds that scripts have to end after SIGTERM or a failure: all must be gone within 5
 GRACE_AT_CTRL_C = 30.0  # seconds that scripts have to save and test what they have, after Ctrl-C
-GRACE_FOR_PARSERS = 10.0  # seconds that the others have to come to the same --help: worker 0's is the one shown
+GRACE_FOR_PARSERS = 10.0  # seconds that the others have to come to the same --help: only worker 0's is shown
 GRACE_AT_LIMIT = 30.0  # seconds that scripts have to end after --max-steps or --max-seconds
 
 
@@ -89,7 +95,7 @@ class Coordinator:
         self.outcome = "completed"
         self.error: str | None = None
         self.usage_error: str | None = None
-        """What the script asked for and can't have."""
+        """What the script asked for and can't have, in one line."""
         self.parser_ended: int | None = None
         """The exit code that the script's own argument parser ended it with, before training."""
         self.leases = Leases("queue", [])
@@ -97,34 +103,44 @@ class Coordinator:
         self.store: StoreClient | None = None
         self.store_process: int | None = None
         self._output = output
+        output.after = loop.after
         self._loop = loop
         self._on_begin = on_begin
         self._spec = settings.choice.spec
         self._adoption = Adoption()
         self._alike = Alike()
         self._origin = time.monotonic()
-        """When training began: `at` counts from here, so that imports and loading data count for nobody."""
+        """When training began. `at` counts from here, so imports and loading data do not count."""
         self._happened: deque[Fact] = deque()
         self._region: Region | None = None
         self._host: Member | None = None
-        """Who was asked to fork the store."""
+        """The worker that was asked to fork the store."""
         self._offer: messages.Offered | None = None
-        """The one that training began with."""
+        """The protocol that training began with."""
         self._stopping = False
+        self._interrupted = False
+        self._grace = GRACE
+        """Seconds that a script has to end once the run is stopped, and then what it has started."""
+        self._late: dict[int, None] = {}
+        """Workers that were ended after their grace."""
+        self._told_epochs_over = False
         self._evaluations = Evaluations(self._send)
+        self._evaluator: Evaluator | None = None
+        self._met: dict[str, None] = {}
+        """Targets that recorded versions have met."""
         self._at_once = False
         """Whether the run is to end without its last version, if that is not written yet."""
         self._let_go = False
         """Whether the workers were told to exit."""
         self._waits = WaitReports(settings.report_waits)
         self._disk = Disk(journal.ledger, loop, output.say)
-        self._watch = Watch(settings, self.members, journal.tally)
+        self._watch = Watch(settings, self.members, journal.tally, self._evaluations)
         self._shower: Shower | None = None
         self._board = Board(settings.folder) if settings.tensorboard else None
         self._deaths: dict[str, str] = {}
         """By worker: how it died."""
         self._leaving: list[tuple[Member, Callable[[Member], None]]] = []
-        """Who leaves when its last update has arrived, and how."""
+        """Workers that leave when their last update has arrived, and how."""
         self._exchange: Exchange | ReplicaExchange
         self._versions: StoredVersions | Means
         if self._spec.family == "decentralized":
@@ -146,7 +162,7 @@ class Coordinator:
                 self._happened.append,
                 self._at,
             )
-            self._versions = StoredVersions(transfers, self.members, self.recordings, self._at)
+            self._versions = StoredVersions(transfers, self.members, self.recordings)
 
     def open(self) -> None:
         """Listen to every worker."""
@@ -158,7 +174,7 @@ class Coordinator:
         self._let_scripts_begin()
 
     def facts(self) -> Iterator[Fact]:
-        """Everything that happens, as it happens, until every worker's process has ended."""
+        """Yield everything that happens, as it happens, until every worker's process has ended."""
         self.open()
         if self.settings.max_seconds is not None:
             self._loop.after(self.settings.max_seconds, lambda: self._stop_at_limit("--max-seconds"))
@@ -179,27 +195,40 @@ class Coordinator:
             if not self._happened:
                 self._loop.wait(self._exchange.due())
         self._look_at_ends()
+        self._look_at_use()
 
     def _look_at_ends(self) -> None:
         finished = [member for member in self.members.values() if member.left == "finished"]
         if all(member.failed for member in finished):
             self._fail("all workers died" + (" after training" if len(finished) == len(self.members) else ""))
 
+    def _look_at_use(self) -> None:
+        if self._offer is None or self.outcome != "completed":
+            return
+        steps, opened = bool(self._adoption.pushed), bool(self.leases.epochs)
+        if self._stopping and not steps:  # a limit left no time for one
+            return
+        line = unused(self._offer, self.settings.workers, steps=steps, opened=opened, fetched=self.leases.left_over())
+        if line is not None:
+            self._output.say(line)
+
     def interrupt(self, times: int = 1, keyboard: bool = False) -> None:
-        """Ctrl-C or its like, so many times: the first ends the run cleanly, the second at once.
+        """Ctrl-C or a similar signal has come so many times. The first ends the run cleanly, the second at once.
 
         After one from the keyboard, scripts that train see a KeyboardInterrupt, and may go on to what follows it.
         """
         if not times:
             return
-        if times > 1 or self.outcome == "interrupted":
-            self.outcome, self._at_once = "interrupted", True
+        again, self._interrupted = times > 1 or self._interrupted, True
+        if self.outcome == "completed":  # a run that has failed or diverged by then stays so, with its error
+            self.outcome = "interrupted"
+        if again:
+            self._at_once = True
             self._stop(0.0)
             for member in self.members.values():
                 self._kill(member)
             return
-        self._output.say("interrupted: ending the run (once more: at once)")
-        self.outcome, self.error = "interrupted", None
+        self._output.say("interrupted: ending the run (interrupt again to end it at once)")
         if self._stopping:  # a limit had stopped it more gently
             self._loop.after(GRACE, self._end_stragglers)
         elif keyboard and any(member.trains for member in self.members.values()):
@@ -207,7 +236,7 @@ class Coordinator:
         self._stop(GRACE)
 
     def fail(self, message: str) -> None:
-        """The run can't go on, by no fault of its user: end it."""
+        """The run can't go on, through no fault of its user: end it."""
         self._fail(message)
         self._stop(GRACE)
 
@@ -217,6 +246,8 @@ class Coordinator:
             self._shower.close()
         if self._board is not None:
             self._board.close()
+        if self._evaluator is not None:
+            self._evaluator.end()
         if self.store is not None:
             self.store.end()
 
@@ -224,14 +255,14 @@ class Coordinator:
         return time.monotonic() - self._origin
 
     def _next(self) -> Fact | None:
-        """The next fact, in the order of time: a transfer's end, or what was heard."""
+        """Return the next fact, in the order of time: a transfer's end, or what was heard."""
         until = self._happened[0].at if self._happened else self._at()
         return self._exchange.next(until) or (self._happened.popleft() if self._happened else None)
 
     # --- what the machine orders --------------------------------------------------------------------
 
     def carry_out(self, order: Order) -> None:
-        """Do it."""
+        """Carry out the order."""
         match order:
             case Release() | StartPull() | StartPush() | Reduce():
                 self._exchange.carry_out(order)
@@ -260,13 +291,13 @@ class Coordinator:
     def _look_at_max_steps(self) -> None:
         limit = self.settings.max_steps
         if limit is not None and self._exchange.steps >= limit and not self._stopping:
-            # when the orders that came with this one are carried out: workers and machine then agree
+            # once the orders that came with this one are carried out: then workers and machine agree
             self._loop.after(0.0, lambda: self._stop_at_limit("--max-steps"))
 
     # --- the start ----------------------------------------------------------------------------------
 
     def _let_scripts_begin(self) -> None:
-        """Tell those whose scripts are to begin; say of the others what they wait for."""
+        """Tell workers whose scripts are to begin. Note what the others wait for."""
         if self._stopping or self.settings.start == "together":
             return
         if begin := to_begin(self.members.values()):
@@ -276,10 +307,10 @@ class Coordinator:
                 self._send(member, messages.Start())
             for member in self.members.values():
                 if not member.begun and member.stage == "starting":
-                    member.wait(f"the start waits for worker {begin[0].worker} to come to prepare()")
+                    member.wait(f"the start waits until worker {begin[0].worker} calls prepare()")
 
     def _start_if_all_are_here(self) -> None:
-        """Once nobody is still on the way to `prepare`, the lowest worker forks the store."""
+        """Once no worker is still on its way to `prepare`, the lowest worker forks the store."""
         offered = [member for member in self.members.values() if member.stage == "offered"]
         on_the_way = any(member.stage == "starting" for member in self.members.values())
         if self._stopping or self._offer or self._host or on_the_way or not offered:
@@ -309,16 +340,21 @@ class Coordinator:
             Outbox(channel, self._loop, lambda: self._store_lost("the parameter store does not read what it is sent")),
             slots,
             idle_cores=self._idle_cores,
+            timed=self._committed,
             applied=self._exchange.applied,
             made=self._versions.made,
             checked=self.journal.ledger.checked,
-            written=self._versions.written,
+            written=self._written,
             not_finite=self._not_finite,
         )
         self._host = offered[0]
         self._host.wait("the store is being set up")
-        self._send(self._host, messages.ForkStore(slots, areas), (self._region.descriptor, theirs.fileno()))
-        theirs.close()
+        ends = [theirs, *([self._listen_to_evaluator()] if self.settings.stop_at_target else [])]
+        self._send(
+            self._host, messages.ForkStore(slots, areas), (self._region.descriptor, *(end.fileno() for end in ends))
+        )
+        for end in ends:
+            end.close()
 
     def _store_ready(self, process: int) -> None:
         self.store_process = process
@@ -351,7 +387,7 @@ class Coordinator:
         self._happened.append(TrainingBegan(members=members, version=0, at=self._at(), work=amount, seed=seed))
 
     def _begin(self, member: Member) -> None:
-        """Let it in: with the region, and what sockets it needs."""
+        """Let the worker in: with the region, and what sockets it needs."""
         assert self._region is not None
         ends = self._exchange.connect(member)
         begin = messages.Begin(self._exchange.slots, self._exchange.areas)
@@ -384,8 +420,10 @@ class Coordinator:
             case messages.GivenBack(batches=batches):
                 if member.trains and self._holds(member, batches):
                     self.leases.give_back(member.worker, _batches(batches))
-            case messages.LookedAt(epoch=epoch, batches=batches):
+            case messages.LookedAt(epoch=epoch, batches=batches, ran_out=ran_out):
                 if member.trains:
+                    if ran_out:
+                        self.journal.ledger.looked_at(member.worker, epoch, None)
                     for batch in self.leases.put_back(member.worker, epoch, _batches(batches)):
                         self.journal.ledger.looked_at(member.worker, batch.epoch, batch.index)
             case messages.Logged(step=step, scalars=scalars):
@@ -394,9 +432,11 @@ class Coordinator:
                     self._board.logged(member.worker, step, scalars)
                 for name, value in scalars.items():
                     self.journal.ledger.logged(member.worker, step, self._at(), name, value)
+            case messages.Remarked(line=line):
+                self._output.say(f"worker {member.worker} {line}")
             case messages.Offered():
                 member.offer, member.stage, member.scalars = message, "offered", message.scalars
-                member.wait("the start waits for the others")
+                member.wait("the start waits for the other workers")
                 self._let_scripts_begin()
                 self._start_if_all_are_here()
             case messages.Refused(message=text):
@@ -420,6 +460,10 @@ class Coordinator:
                     step, member.step = member.step, None
                     self._exchange.dropped(member, step)
                     self._happened.append(StepDeclined(worker=member.worker, step=step, at=self._at()))
+            case messages.EpochsOver():
+                if not self._told_epochs_over and self._offer is not None and not self._stopping:
+                    self._told_epochs_over = True
+                    self._output.say(epochs_over(self._offer, self.settings))
             case messages.SnapshotWanted(hold=hold):
                 self._snapshot(member, hold)
             case messages.SnapshotTaken():
@@ -435,10 +479,7 @@ class Coordinator:
             case messages.ScriptEnded():
                 self._script_ended(member)
             case messages.Evaluated(version=version, metrics=metrics):
-                self.journal.evaluated(version, metrics)
-                if self._board is not None:
-                    made, _ = self.journal.tally.recorded_versions[version]
-                    self._board.evaluated(version, self._at() - made, metrics)
+                self._evaluated(version, metrics)
                 self._evaluations.done()
             case messages.EvaluationFailed(version=version, error=error):
                 self._evaluation_failed(f"evaluate() raised, on version {version}: {error}")
@@ -451,7 +492,7 @@ class Coordinator:
             member.scalars = message.scalars
         self._exchange.gradient_ready(member, message.step)
         if not member.trains:
-            return  # on its way when the run was stopped: its batches returned then
+            return  # it was on its way when the run was stopped: its batches returned then
         self._adoption.pushed.add(member.worker)
         if not self._adoption.agrees(member.worker):
             self._refuse(self._adoption.disagreement(member.worker))
@@ -476,7 +517,7 @@ class Coordinator:
         self._happened.append(GradientReady(worker=worker, step=step, version=message.version, samples=samples, at=at))
 
     def _holds(self, member: Member, batches: list[tuple[int, int]]) -> bool:
-        """Whether these were leased to it, each once. Else what it says can't be true, and it is given up."""
+        """Whether these batches were leased to the worker, each once. If not, its message is false: give it up."""
         held = self.leases.held.get(member.worker, {})
         strange = [pair for pair in batches if Batch(*pair) not in held]
         if not strange and len(set(batches)) == len(batches):
@@ -484,6 +525,9 @@ class Coordinator:
         epoch, index = (strange or batches)[0]
         self._give_up(member, f"it used batch {index} of epoch {epoch}, which it was not leased")
         return False
+
+    def _committed(self, version: int, at: float) -> None:
+        self.journal.ledger.committed(version, at)
 
     def _step_times(self, member: Member, wait: float, pull: float) -> None:
         done, member.finished = member.finished, None
@@ -510,7 +554,7 @@ class Coordinator:
             self._send(member, messages.EpochOver() if batch is None else messages.Leased(batch.epoch, batch.index))
 
     def _order_drawn(self, drawn: messages.OrderDrawn) -> None:
-        """It asks for its batch once more. Another worker may have drawn the same block meanwhile."""
+        """The worker asks for its batch once more. Another worker may have drawn the same block meanwhile."""
         opened = self.leases.epochs.get(drawn.epoch)
         if drawn.block != (0 if opened is None else len(opened.digests)):
             return
@@ -538,7 +582,7 @@ class Coordinator:
         member.looks_at = None
 
     def _adoption_wanted(self, member: Member, digest: str) -> None:
-        """Its script changed the parameters or the optimizer before its first step."""
+        """The worker's script changed the parameters or the optimizer before its first step."""
         if not member.trains:
             return
         self._adoption.wanted(member.worker, digest)
@@ -551,7 +595,7 @@ class Coordinator:
         self._go_on_with_adoption()
 
     def _go_on_with_adoption(self) -> None:
-        """One worker writes what all begin with; the others, whose changes are to be the same, go on after it."""
+        """One worker writes what all begin with. The others, whose changes must be the same, go on after it."""
         worker = self._adoption.to_write()
         if worker is not None:
             if self._adoption.pushed:
@@ -573,19 +617,19 @@ class Coordinator:
             return
         member.finishing = True
         self._leave(member, "finished")
-        member.wait("finish() waits for the others to end")
+        member.wait("finish() waits until the other workers end")
 
     def _postponed(self, member: Member, end: Callable[[Member], None]) -> bool:
-        """Whether it may not leave yet: its last update is still on its way. It will, then."""
+        """Whether the worker may not leave yet, as its last update is still on its way. It leaves after that."""
         if not (member.trains and member.here and member.on_the_way):
             return False
-        member.wait("its last update is on the way to the store")
-        member.step = None  # the one that it was released for, and for which there is no data
+        member.wait("the last update is on its way to the store")
+        member.step = None  # it was released for this step, and has no data for it
         self._leaving.append((member, end))
         return True
 
     def _end_postponed(self) -> None:
-        """Who only waited for its last update leaves now."""
+        """Workers that only waited for their last update leave now."""
         leaving, self._leaving = self._leaving, []
         for member, end in leaving:
             if member.here:
@@ -603,11 +647,11 @@ class Coordinator:
                 "model, optimizer, loader = paceline.prepare(model, optimizer, loader) before its loop"
             )
             self._stop(GRACE)
-        member.wait("its script has ended, the run has not")
+        member.wait("the script has ended, and the run goes on")
         self._start_if_all_are_here()
 
     def _leave(self, member: Member, reason: str) -> None:
-        """It trains no more, if it did: the machine learns of it, and what it held returns."""
+        """The worker trains no more: tell the machine if it did, and return what the worker held."""
         if member.left is None:
             member.left = "finished" if reason == "finished" else "died" if reason == "died" else "stopped"
         if not member.trains:
@@ -622,7 +666,7 @@ class Coordinator:
 
     def _ended(self, member: Member) -> None:
         """The process has ended: hear what it had still said, then see how it ended."""
-        end_group(member.process)  # whatever it had started and left behind
+        end_group(member.process)  # and whatever it had started and left behind
         while self._loop.watches(member.channel) and member.channel.ready():
             self._hear(member)
         while member.printed is not None and self._loop.watches(member.printed) and self._pass_on(member):
@@ -634,8 +678,8 @@ class Coordinator:
         member.channel.close()
         _, status = os.waitpid(member.process, 0)
         if status == 0 and member.stage != "ended":
-            member.on_the_way.clear()  # nothing is waited for: there is nobody who could be told
-            self._script_ended(member)  # by os._exit(0), say: it could not tell
+            member.on_the_way.clear()  # no worker is waited for, as none is left that could be told
+            self._script_ended(member)  # by os._exit(0), say: the script could not tell
         ended_well = member.stage == "ended"
         step = "" if member.step is None else f" in step {member.step}"
         if not ended_well:
@@ -653,7 +697,7 @@ class Coordinator:
             left = any(other.stage == "ended" for other in self.members.values())
             goes_on = left and self.outcome == "completed"
             how, at = exit_phrase(status), " while it evaluated a version"
-            self._output.died(member, how, at + ("; another one does" if goes_on else ""))
+            self._output.died(member, how, at + ("; another worker does" if goes_on else ""))
             if not goes_on:
                 self._evaluation_failed(
                     f"worker {member.worker} died ({how}){at}, and no other worker is left to do so"
@@ -663,7 +707,7 @@ class Coordinator:
             if self._loop.watches(self.store.channel):
                 self._loop.unwatch(self.store.channel)
             self.store.end()
-            self.store = self._host = None  # another one forks the store
+            self.store = self._host = None  # another worker forks the store
         self._let_scripts_begin()
         self._start_if_all_are_here()
 
@@ -682,7 +726,7 @@ class Coordinator:
         return loss_is_borne(self.settings.on_loss, status)
 
     def _give_up(self, member: Member, why: str) -> None:
-        """It can't go on, by no fault of the others: end it, and say why."""
+        """The worker can't go on, through no fault of the others: end it, and say why."""
         if self._loop.watches(member.channel):  # what else it may say means nothing
             self._loop.unwatch(member.channel)
         if member.here:
@@ -699,7 +743,7 @@ class Coordinator:
         """Nothing is left to do: tell every worker, and give its script so long to end."""
         if self._stopping:
             return
-        self._stopping = True
+        self._stopping, self._grace = True, grace
         for member in self.members.values():
             if member.here and member.stage != "ended":
                 self._leave(member, "stopped")
@@ -717,10 +761,26 @@ class Coordinator:
             member.left = "finished" if member.here else member.left
 
     def _end_stragglers(self) -> None:
-        for member in self.members.values():
-            if member.here and (member.stage != "ended" or self.outcome == "interrupted"):
-                self._output.say(f"worker {member.worker} has not ended its script in time and is ended")
-                self._kill(member)
+        """Kill the workers whose scripts run on; of a run that is not to be completed, all others too."""
+        running = [member for member in self.members.values() if member.here and member.stage != "ended"]
+        if running:
+            said = "has not ended its script" if len(running) == 1 else "have not ended their scripts"
+            self._end_late(running, f"{said} in time")
+        if self.outcome != "completed":  # else workers whose scripts have ended may evaluate versions
+            self._end_leftovers()
+
+    def _end_leftovers(self) -> None:
+        """Kill the workers whose scripts have ended, but not what a script started: a thread that waits, say."""
+        ended = [member for member in self.members.values() if member.here and member.stage == "ended"]
+        if ended := [member for member in ended if member.worker not in self._late]:
+            self._end_late(ended, "still runs after its script" if len(ended) == 1 else "still run after their scripts")
+
+    def _end_late(self, members: list[Member], why: str) -> None:
+        self._late.update((member.worker, None) for member in members)
+        is_ended = "is ended" if len(members) == 1 else "are ended"
+        self._output.say(f"{workers_named(member.worker for member in members)} {why} and {is_ended}")
+        for member in members:
+            self._kill(member)
 
     def _refuse(self, message: str) -> None:
         self.usage_error = self.usage_error or message
@@ -732,9 +792,9 @@ class Coordinator:
             self.outcome, self.error = "failed", message
 
     def _conclude(self) -> bool:
-        """When nobody trains any more: record the last version, have versions evaluated, let processes go.
+        """When no worker trains any more: record the last version, have versions evaluated, let processes go.
 
-        Returns whether the last version is still to be written, though all workers may have gone.
+        Return whether the last version is still to be written, though all workers may have gone.
         """
         members = self.members.values()
         if self._happened or any(member.stage in ("starting", "offered", "training") for member in members):
@@ -752,16 +812,60 @@ class Coordinator:
         if any(member.stage not in ("ended", "gone") for member in members) or self._evaluations.present:
             return False
         wanted = self.outcome == "completed" and self._offer is not None and self._offer.evaluates
-        self._evaluations.begin(self.recordings.files() if wanted else [])
+        if wanted and self._evaluator is not None and not self._evaluator.idle:
+            return True
+        done = self.journal.tally.metrics
+        self._evaluations.begin([one for one in self.recordings.files() if one[0] not in done] if wanted else [])
         ended = [member for member in members if member.stage == "ended"]
         if self._evaluations.pending and not ended:
-            self._look_at_ends()  # that all have died says more
+            self._look_at_ends()  # that all have died is the better message
             self._evaluation_failed("no worker is left to evaluate the recorded versions: all processes have ended")
         if not self._evaluations.go_on(ended) and not self._let_go:
             self._let_go = True
             for member in ended:
                 self._send(member, messages.Exit())
+            if self._stopping or self.outcome != "completed":  # a completed run's scripts may take their time
+                self._loop.after(self._grace, self._end_leftovers)
         return False
+
+    # --- evaluating while workers train -------------------------------------------------------------
+
+    def _listen_to_evaluator(self) -> socket.socket:
+        """Listen to the process that is to be forked; returns its end."""
+        if self._evaluator is not None:  # of a worker that died before it had forked the store
+            self._evaluator.end()
+        ours, theirs = pair()
+        channel = Channel(ours, messages.FromEvaluator, "the process that evaluates")
+        told = self._evaluated, self._could_not_evaluate, self._evaluator_lost
+        self._evaluator = Evaluator(channel, self._loop, *told)
+        return theirs
+
+    def _written(self, version: int, sha256: str, distance: float | None = None) -> None:
+        self._versions.written(version, sha256, distance)
+        if self._evaluator is not None and self.outcome == "completed":
+            self._evaluator.recorded(*self.recordings.files()[-1])
+
+    def _evaluated(self, version: int, metrics: dict[str, float]) -> None:
+        self.journal.evaluated(version, metrics)
+        if self._board is not None:
+            made, _ = self.journal.tally.recorded_versions[version]
+            self._board.evaluated(version, self._at() - made, metrics)
+        targets = self.settings.targets
+        self._met |= {target.text: None for target in targets if target.met_by(metrics)}
+        trains = any(member.trains for member in self.members.values())
+        if self.settings.stop_at_target and trains and all(target.text in self._met for target in targets):
+            self._stop_at_limit(f"--stop-at-target: {', '.join(self._met)}")
+
+    def _could_not_evaluate(self, version: int, error: str) -> None:
+        self.fail(
+            f"evaluate() raised, on version {version}: {error}; with --stop-at-target it has what the script had made "
+            "when it called prepare()"
+        )
+
+    def _evaluator_lost(self) -> None:
+        if self.outcome == "completed":
+            what = "the run does not stop at its target, and the other versions are evaluated after training"
+            self._output.say(f"the process that evaluates has died: {what}")
 
     def _evaluation_failed(self, message: str) -> None:
         self._evaluations.give_up()
@@ -785,7 +889,7 @@ class Coordinator:
         except PeerLost:
             self._loop.unwatch(store.channel)
             if self.store_process is None and self._host is not None and self._host.here:
-                self._kill(self._host)  # it could not set it up: another one tries
+                self._kill(self._host)  # it could not set up the store: another one tries
             return
         except MessageUnreadable as why:
             self._store_lost(f"the parameter store sent a message that can't be read ({why})")
@@ -799,8 +903,8 @@ class Coordinator:
             case messages.StateReady(worker=worker, error=error):
                 self._pass_state_on(self.members[worker], error, descriptors)
             case messages.Committed() | messages.Recorded() | messages.MeanRecorded():
-                self._exchange.present = self._at()  # whoever waits for the version goes on at the same moment
-                store.handle(message)
+                at = self._exchange.present = self._at()  # workers that wait for the version go on at the same moment
+                store.handle(message, at)
                 self._exchange.present = None
 
     def _pass_state_on(self, member: Member, error: str | None, descriptors: list[int]) -> None:
@@ -812,9 +916,9 @@ class Coordinator:
             os.close(descriptor)
 
     def _not_finite(self, order: ApplyUpdate, parameter: str, worker: int | None) -> bool:
-        """A commit came across a NaN or an infinity. Returns whether further ones matter."""
+        """A commit found a NaN or an infinity. Return whether further ones matter."""
         if worker is None:
-            steps = ", ".join(f"step {step} of worker {w}" for w, step, _ in order.contributions)
+            steps = listed([f"step {step} of worker {w}" for w, step, _ in order.contributions])
             what = f'the parameter "{parameter}" is NaN or infinite in version {order.version}, made from {steps}'
         else:
             step = next(step for w, step, _ in order.contributions if w == worker)
@@ -833,7 +937,7 @@ class Coordinator:
     def _store_died(self, watch: int) -> None:
         self._loop.unwatch(watch)
         os.close(watch)
-        self._store_lost("the parameter store's process died; what versions/ has is whole")
+        self._store_lost("the parameter store's process died; the files in versions/ are whole")
 
     def _store_lost(self, message: str) -> None:
         if self._loop.watches(self._store().channel):  # what else it may say comes too late
@@ -847,11 +951,11 @@ class Coordinator:
     def _send(self, member: Member, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         try:
             member.channel.send(message, descriptors, block=False)
-        except PeerLost:  # it has died, or has not read hundreds of messages: it can't go on without them
+        except PeerLost:  # it has died, or has not read hundreds of messages that it needs to go on
             self._kill(member)
 
     def _pass_on(self, member: Member) -> bool:
-        """Pass on what is there; whether anything was."""
+        """Pass on what is there. Return whether there was anything."""
         assert member.printed is not None
         size = self._output.pass_on(member.worker, member.log, member.printed)
         if size == 0:

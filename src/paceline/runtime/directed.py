@@ -1,7 +1,7 @@
-"""Real workers and a real store, whose facts somebody else tells: a clock of its own, or a recording.
+"""Real workers and a real store, whose facts come from elsewhere: a clock of its own, or a recording.
 
-Each order is carried out to its end before the next one, and what comes of it is kept until it is asked for. So
-what a run comes to depends on the order of the orders alone, and not on how fast anybody was.
+Each order is carried out to its end before the next one, and its results are kept until they are asked for. So
+what a run comes to depends only on the sequence of the orders, and not on how fast any worker was.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ from paceline.runtime.member import Member
 from paceline.runtime.progress import shower
 
 Result = GradientReady | StepDeclined | WorkerLeft
-"""What came of a released step."""
+"""The result of a released step."""
 
 
 Prescribed = dict[int, deque[tuple[int, Batch | None]]]
-"""By worker: in which epoch it asks for a batch, and what it gets."""
+"""By worker: the epoch in which it asks for a batch, and what it gets."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PrescribedLeases(Leases):
-    """A book of leases in which it is written beforehand who gets what."""
+    """A book of leases that says beforehand which worker gets what."""
 
     prescribed: Prescribed
     """See `Directed.prescribed`."""
     accounted: set[Batch] = field(default_factory=set)
-    """Applied, skipped or missed. A batch that returned may be taken here before it has, so the pool doesn't tell."""
+    """Batches applied, skipped or missed. One may be taken here before it has returned, so the pool doesn't tell."""
 
     def undrawn(self, worker: int, epoch: int) -> tuple[int, int] | None:
         """See `Leases`."""
         if epoch not in self.epochs:
             return epoch, 0
         _, batch = self.prescribed[worker][0]
+        if batch is not None and batch.epoch not in self.epochs:  # in the run, another worker was there first
+            return batch.epoch, 0
         if batch is None or batch.index < len(self.epochs[batch.epoch].sizes):
             return None
         return batch.epoch, len(self.epochs[batch.epoch].digests)
@@ -85,32 +87,34 @@ class PrescribedLeases(Leases):
 
 
 class Directed(Coordinator):
-    """A coordinator that is told at which moment each order is carried out, and tells nobody when it was done.
+    """A coordinator that is told at which moment each order is carried out, and tells no machine when it was done.
 
-    `begin`, then `direct` for each order, `result` for each release, `tell` for each group, `lose` for who is to be
-    killed and `see_off` for who has no data left; then `end`.
+    `begin`, then `direct` for each order, `result` for each release, `tell` for each group. `lose` is for workers to
+    be killed, and `see_off` for workers without data left. Then `end`.
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._exchange.deaths_are_told = True
         self.prescribed: Prescribed | None = None
-        """What each gets when it asks for a batch, None where an epoch is over for it; who asks once more waits. None:
-        it is dealt as in any run."""
+        """What each worker gets when it asks for a batch; None at an epoch's end. A worker that asks again waits. None:
+        batches are dealt as in any run."""
+        self._opened: set[int] = set()
+        """Epochs in which some worker is to ask for a batch."""
         self._asks_in_vain: dict[int, None] = {}
         self._astray: dict[int, str] = {}
-        """Workers that can't get what they were to get when they asked for a batch, and how that is told."""
+        """Workers that can't get what they were to get when they asked for a batch, and the line that says so."""
         self._lost: dict[int, None] = {}
         """Workers that were to be killed."""
         self._moment = 0.0
         self._results: dict[tuple[int, int], Result] = {}
-        """By (worker, step), of releases that nobody has asked about yet."""
+        """By (worker, step), the releases that no `result` has asked about yet."""
         self._gone: dict[int, WorkerLeft] = {}
         self._began: TrainingBegan | None = None
 
     @property
     def model_bytes(self) -> int:
-        """Of a push or a pull."""
+        """The worker and step, or version, of a push or a pull."""
         assert self._offer is not None
         return self._offer.model_bytes
 
@@ -119,7 +123,7 @@ class Directed(Coordinator):
         self._exchange.undone = frozenset(steps)
 
     def begin(self) -> TrainingBegan:
-        """Wait until training begins. Raises RunFailed if it doesn't, or not with all."""
+        """Wait until training begins. Raises RunFailed if it doesn't, or not with all workers."""
         self.open()
         self._await(lambda: self._began is not None or not self._any_here())
         if self._began is None:
@@ -130,16 +134,16 @@ class Directed(Coordinator):
         return self._began
 
     def show(self, share: Callable[[], float]) -> None:
-        """From now on show how it goes; `share` says how much is done, 0 to 1, apart from the script's data."""
+        """From now on show how the run goes. `share` says how much is done, 0 to 1, apart from the script's data."""
         began = time.monotonic()
         self._watch.share, self._watch.passed = share, lambda: time.monotonic() - began
         self._shower = shower(self.settings, self._output)
         self._show_progress()
 
     def direct(self, order: Order, at: float) -> None:
-        """Carry it out at that moment, to its end."""
+        """Carry the order out at that moment, to its end."""
         self._moment = at
-        if isinstance(order, Release) and self._adoption.adopted is not None:  # in a run it comes before that
+        if isinstance(order, Release) and self._adoption.adopted is not None:  # in a run the release comes before that
             self._adoption.shown.add(order.worker)
         self.carry_out(order)
         match order:
@@ -153,7 +157,7 @@ class Directed(Coordinator):
                 self._await(lambda: self._exchange.settled and self._store().idle)
 
     def _expect_area(self, member: Member, step: int) -> None:
-        """Raises RunFailed if that step waits for a push area, which none of the orders to come could free."""
+        """Raise RunFailed if that step waits for a push area that none of the orders to come could free."""
         if member.queued is None:
             return
         spec, most = self._spec.name, self.settings.choice.unapplied
@@ -165,11 +169,11 @@ class Directed(Coordinator):
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody has asked for the end: what comes of orders means nothing from then on."""
-        return self.outcome == "interrupted"
+        """Whether the end was asked for: the results of orders mean nothing from then on."""
+        return self._interrupted
 
     def result(self, worker: int, step: int) -> Result:
-        """What came of that released step. Raises RunFailed if its script has failed, or asks for other data."""
+        """Return the result of that released step. Raises RunFailed if its script has failed or asks for other data."""
         if worker in self._astray:
             raise RunFailed(self._astray[worker])
         left = self._gone.get(worker)
@@ -179,22 +183,22 @@ class Directed(Coordinator):
         return made or left or StepDeclined(worker=worker, step=step, at=self._moment)
 
     def tell(self, fact: ReduceFinished | ReduceFailed) -> None:
-        """That group's average comes about, or has failed."""
+        """That group's average is made, or has failed."""
         self._exchange.tell(fact)
 
     def lose(self, worker: int, untold: int | None = None) -> None:
-        """Kill it. `untold`: a step of it that came to a gradient of which the machine won't hear."""
+        """Kill the worker. `untold`: a step of it that came to a gradient of which the machine won't hear."""
         member = self.members[worker]
         self._lost[worker] = None
         self._kill(member)
         self._await(lambda: not member.here)
-        member.left = "died"  # also if its script was through by itself
+        member.left = "died"  # also if its script had ended by itself
         self._exchange.tell(WorkerLeft(worker=worker, reason="died", at=self._moment))
         if untold is not None:
             self.leases.drop(worker, untold, "return")
 
     def see_off(self, worker: int) -> None:
-        """It has no data left: its script goes on to its end, or to `finish()`.
+        """The worker has no data left: its script goes on to its end, or to `finish()`.
 
         Raises RunFailed if it asks for another batch than it was to get.
         """
@@ -205,7 +209,7 @@ class Directed(Coordinator):
             raise RunFailed(f"worker {worker} asks for a batch once more than the table leases has it")
 
     def stop(self) -> None:
-        """Nobody makes a step any more."""
+        """No worker makes a step any more."""
         if not self._stopping:
             self._stop(GRACE_AT_LIMIT, at_once=False)
             for member in self.members.values():
@@ -227,12 +231,15 @@ class Directed(Coordinator):
     def _at(self) -> float:
         return self._moment
 
+    def _committed(self, version: int, at: float) -> None:
+        """The caller knows them."""
+
     def _step_times(self, member: Member, wait: float, pull: float) -> None:
-        """Whoever directs knows them."""
+        """The caller knows them."""
         member.finished = None
 
     def _goes_on_without(self, member: Member, status: int) -> bool:
-        return member.worker in self._lost  # else its script has failed, and so will all: see `result`
+        return member.worker in self._lost  # otherwise its script has failed, and so will all: see `result`
 
     def _any_here(self) -> bool:
         return any(member.here for member in self.members.values())
@@ -253,8 +260,8 @@ class Directed(Coordinator):
             what = None
             if during != epoch:
                 what = f"asks for a batch in epoch {epoch}, and the table leases has its next one in epoch {during}"
-            elif batch is not None and batch.epoch not in (epoch, *self.leases.epochs):
-                what = f"is to get a batch of epoch {batch.epoch} by the table leases, and nobody has opened that epoch"
+            elif batch is not None and batch.epoch not in self._opened:
+                what = f"is to get a batch of epoch {batch.epoch} by the table leases, and no worker opened that epoch"
             if what is not None:
                 self._astray[member.worker] = f"worker {member.worker} {what}"
                 return
@@ -263,10 +270,11 @@ class Directed(Coordinator):
     def _new_leases(self, dealing: Dealing, workers: list[int]) -> Leases:
         if self.prescribed is None:
             return super()._new_leases(dealing, workers)
+        self._opened = {during for leases in self.prescribed.values() for during, _ in leases}
         return PrescribedLeases(dealing, workers, prescribed=self.prescribed)
 
     def _await(self, done: Callable[[], bool]) -> None:
-        """Listen until that is so, or the run is to stop."""
+        """Listen until that is true, or the run is to stop."""
         while True:
             self._take()
             if done() or self._stopping:
@@ -274,7 +282,7 @@ class Directed(Coordinator):
             self._loop.wait()
 
     def _take(self) -> None:
-        """Keep what somebody will ask for of what has happened."""
+        """Keep what will be asked for of what has happened."""
         self._end_postponed()
         while self._happened:
             match fact := self._happened.popleft():
@@ -284,5 +292,5 @@ class Directed(Coordinator):
                     self._results[worker, step] = fact
                 case WorkerLeft(worker=worker):
                     self._gone[worker] = fact
-                case _:  # whoever directs says when
+                case _:  # the caller says when
                     pass

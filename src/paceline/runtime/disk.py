@@ -1,4 +1,4 @@
-"""A disk that is slower than the run: the run waits for it rather than keep ever more of its ledger in memory."""
+"""If the disk is slower than the run, the run waits for it and does not keep ever more of its ledger in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Disk:
         """Why the run waits, if it does."""
 
     def wait(self) -> None:
-        """Tell the machine nothing until the disk has caught up. It is said once in a run."""
+        """Tell the machine nothing until the disk has caught up. This is said once in a run."""
         if not (behind := self._ledger.behind):
             return
         self.busy_with = "the disk is slower than the ledger"

@@ -12,28 +12,37 @@ Send = Callable[[Member, messages.Message], None]
 
 
 class Evaluations:
-    """One version at a time, in order, by the lowest worker that is there."""
+    """Evaluates one version at a time, in order, by the lowest worker that is there."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._versions: deque[tuple[int, str]] | None = None
         self.present: tuple[Member, int] | None = None
-        """Who evaluates which version now."""
+        """The worker that evaluates now, and the version."""
         self._file = ""
-        """That version's."""
+        """The file of that version."""
+        self._all = 0
+
+    @property
+    def counts(self) -> tuple[int, int] | None:
+        """How many versions are evaluated, of how many; None before it begins."""
+        if self._versions is None:
+            return None
+        return self._all - len(self._versions) - (self.present is not None), self._all
 
     @property
     def pending(self) -> bool:
-        """Whether there are versions that nobody has begun to evaluate."""
+        """Whether there are versions whose evaluation has not begun."""
         return bool(self._versions)
 
     def begin(self, versions: Iterable[tuple[int, str]]) -> None:
-        """These versions, each with its file, are to be evaluated. Said again, it changes nothing."""
+        """These versions, each with its file, are to be evaluated. Repeating the call changes nothing."""
         if self._versions is None:
             self._versions = deque(versions)
+            self._all = len(self._versions)
 
     def go_on(self, ended: list[Member]) -> bool:
-        """Have the next version evaluated by the first of those whose scripts have ended; whether there was one."""
+        """Have the next version evaluated by the first worker whose script has ended. Return whether there was one."""
         if not self._versions or not ended:
             return False
         version, file = self._versions.popleft()
@@ -43,11 +52,11 @@ class Evaluations:
         return True
 
     def done(self) -> None:
-        """The present one is."""
+        """The present version is evaluated."""
         self.present = None
 
     def lost(self, member: Member) -> bool:
-        """This worker has gone; whether it was evaluating a version, which is then to be evaluated by another one."""
+        """This worker has gone. Return whether it was evaluating a version: another worker then does."""
         if self.present is None or self.present[0] is not member:
             return False
         assert self._versions is not None
@@ -56,5 +65,5 @@ class Evaluations:
         return True
 
     def give_up(self) -> None:
-        """One has failed: do no others."""
+        """An evaluation has failed: make no others."""
         self.present, self._versions = None, deque()

@@ -32,11 +32,11 @@ class _Flow:
 
 
 class Exchange:
-    """Carries out what is ordered of pushes and pulls, and keeps count of who needs which slot and push area.
+    """Carries out orders of pushes and pulls, and keeps count of which worker needs which slot and push area.
 
-    Nothing is copied here: a gradient lies where the store finds it, a version where the worker maps it. Without
+    Nothing is copied here. A gradient lies where the store finds it, a version where the worker maps it. Without
     a network a transfer is over as it begins. With one it takes what a fluid model of the link says, and `next`
-    says that it has ended: `at` is the model's time, to the last bit, however late the loop comes to it.
+    tells its end: `at` is the model's time, to the last bit, however late the loop comes to it.
     `ReplicaExchange` has the same methods, for replicas.
     """
 
@@ -51,18 +51,18 @@ class Exchange:
         happened: Callable[[Fact], None],
         now: Callable[[], float],
     ) -> None:
-        """`now()` is seconds since the run's start; `happened` takes the facts that come of an order at once.
+        """`now()` is seconds since the run's start. `happened` takes the facts that an order causes at once.
 
-        Unless the store steps the optimizer, no hyperparameters are sent to it.
+        If the store does not step the optimizer, no hyperparameters are sent to it.
         """
         self.areas = areas
         """Push areas of each worker."""
         self.slots = slots_for(len(members))
-        """In all."""
+        """Push areas in all."""
         self.steps = 0
-        """Those whose updates are applied."""
+        """Gradients whose updates are applied."""
         self.present: float | None = None
-        """`at` of the fact whose orders are being carried out, or of what the store said, while that is seen to."""
+        """Time of the event being handled: a fact, whose orders are carried out, or a message of the store."""
         self.lost: dict[int, None] = {}
         """As in `ReplicaExchange`."""
         self._members = members
@@ -80,13 +80,13 @@ class Exchange:
 
     @property
     def samples(self) -> int:
-        """In the steps whose updates are applied."""
+        """Samples in the steps whose updates are applied."""
         return self._leases.settled
 
     deaths_are_told = False
     """As in `ReplicaExchange`."""
     undone: frozenset[tuple[int, int]] = frozenset()
-    """As in `ReplicaExchange`: of replicas nothing is ordered."""
+    """As in `ReplicaExchange`: nothing is ordered of replicas."""
 
     def tell(self, fact: Fact) -> None:
         """As in `ReplicaExchange`: there are no replicas, but whose buffers count in a version is settled so, too."""
@@ -98,7 +98,7 @@ class Exchange:
 
     @property
     def settled(self) -> bool:
-        """As in `ReplicaExchange`: of replicas nothing is ordered."""
+        """As in `ReplicaExchange`: nothing is ordered of replicas."""
         return True
 
     def lack_of_memory(self, offer: messages.Offered, available: int) -> str:
@@ -106,7 +106,7 @@ class Exchange:
         return lack_of_memory(offer, len(self._members), available, self._steps_in_store)
 
     def connect(self, member: Member) -> list[socket.socket]:
-        """Ends of sockets that this worker needs beside its channel: none."""
+        """Ends of sockets that this worker needs in addition to its channel: none."""
         return []
 
     def begin(self, store: StoreClient, leases: Leases, model_bytes: int) -> None:
@@ -118,7 +118,7 @@ class Exchange:
     def reserve(self) -> int:
         """As in `ReplicaExchange`: a slot."""
         slot = self._stored().slots.free()
-        assert slot is not None  # no version but the first is there yet
+        assert slot is not None  # only the first version is there
         self._stored().slots.reserved.add(slot)
         return slot
 
@@ -127,14 +127,14 @@ class Exchange:
         self._stored().slots.reserved.discard(slot)
 
     def adopt(self, slot: int, descriptors: list[int]) -> None:
-        """The first version is in that slot from now on; the optimizer's state may come along."""
+        """The first version is in that slot from now on. The optimizer's state may come along."""
         self._stored().adopt(slot, descriptors)
         self.unreserve(slot)
 
     # --- orders -------------------------------------------------------------------------------------
 
     def carry_out(self, order: Order) -> None:
-        """Do what is ordered of pushes, pulls and versions."""
+        """Carry out an order of pushes, pulls or versions."""
         match order:
             case Release():
                 self._release(order)
@@ -146,13 +146,13 @@ class Exchange:
                 self._apply(order)
 
     def _release(self, order: Release) -> None:
-        """Let it compute, once it has that version and the store no longer needs what it is to overwrite."""
+        """Let the worker compute, once it has that version and the store no longer needs what it will overwrite."""
         member = self._members[order.worker]
         member.step = order.step
         lacking = self._lacking(member, order.version)
         if order.parameters == "pull":
             self.let_go_of_slot(member)
-            self._let_go_of_ahead(member)  # what it was pulled for did not come about
+            self._let_go_of_ahead(member)  # the step that it was pulled for did not come
             member.reading = order.version
             self._pull(member, order.version, lambda: self._compute(member, order, []))
             return
@@ -166,7 +166,7 @@ class Exchange:
     def _lacking(self, member: Member, version: int) -> list[tuple[int, float]]:
         """What the worker has pushed and that version lacks: (push area, scale), in the order of the steps.
 
-        What the version has is forgotten: a worker is released on no older one. What it lacks still lies in its area:
+        What the version has is forgotten, as a worker is released on no older one. What it lacks is still in its area:
         the worker writes into none until it has computed the next step.
         """
         for step, one in list(member.pushed.items()):
@@ -175,19 +175,19 @@ class Exchange:
         return [(one.area, one.scale) for one in member.pushed.values()]
 
     def _start_pull(self, order: StartPull) -> None:
-        """Transfer a version to it that a later step is to begin with."""
+        """Transfer a version to the worker that a later step is to begin with."""
         member = self._members[order.worker]
-        if not member.trains:  # that it has left is the next that the machine hears of it
+        if not member.trains:  # the machine is about to hear that the worker has left
             return
         self._let_go_of_ahead(member)
         member.ahead = order.version
         self._pull(member, order.version, lambda: None)
 
     def _start_push(self, order: StartPush) -> None:
-        """Transfer its update, which lies in its push area."""
+        """Transfer the worker's update, which lies in its push area."""
         member = self._members[order.worker]
         member.scales[order.step] = order.scale
-        if not member.trains:  # that it has left is the next that the machine hears of it
+        if not member.trains:  # the machine is about to hear that the worker has left
             return
         member.pushed[order.step] = Pushed(member.areas[order.step], order.scale)
         if self._link is None:
@@ -210,12 +210,12 @@ class Exchange:
         self._stored().apply(order, pushed, _scaled(self._members[lowest], step) if self._steps_in_store else None)
 
     def applied(self, order: ApplyUpdate) -> None:
-        """The store has made it: the updates' push areas are free."""
+        """The store has made the version: the updates' push areas are free."""
         for worker, step, _ in order.contributions:
             self.dropped(self._members[worker], step)
 
     def dropped(self, member: Member, step: int) -> None:
-        """The step's update is needed no more, or there will be none: its push area is free."""
+        """The step's update is no longer needed, or there will be none: its push area is free."""
         member.on_the_way.discard(step)
         member.areas.pop(step, None)
         member.scales.pop(step, None)
@@ -229,22 +229,22 @@ class Exchange:
     # --- workers ------------------------------------------------------------------------------------
 
     def gradient_ready(self, member: Member, step: int) -> None:
-        """Its step is computed: it reads that version's parameters no more, and its update is about to come."""
+        """The worker's step is computed: it no longer reads that version, and its update is about to come."""
         self.let_go_of_slot(member)
         if member.trains:
             member.on_the_way.add(step)
             member.scalars_of[step] = member.scalars
 
     def let_go_of_slot(self, member: Member) -> None:
-        """It reads that version no more."""
+        """The worker no longer reads that version."""
         if member.reading is not None and self._store is not None:
             self._store.unclaim(member.reading)
         member.reading = None
 
     def left(self, member: Member) -> None:
-        """It takes part no more: what was on the way to it or from it never ends.
+        """The worker takes no part any more: what was on the way to it or from it never ends.
 
-        The slot that it shows stays claimed until its process ends: its script may go on with the model.
+        The slot that it shows stays claimed until its process ends, as its script may go on with the model.
         """
         for number, flow in list(self._flows.items()):
             if flow.member is member and self._link is not None and self._link.cancel(number, self._now()):
@@ -253,13 +253,13 @@ class Exchange:
         self._let_go_of_ahead(member)
 
     def gone(self, member: Member) -> None:
-        """Its process has ended."""
+        """The worker's process has ended."""
         self.let_go_of_slot(member)
 
     # --- the link -----------------------------------------------------------------------------------
 
     def next(self, until: float) -> Fact | None:
-        """The fact that the earliest transfer which has ended by `until` has, each once, in the order of their ends."""
+        """Return the fact of the earliest transfer that has ended by `until`: each once, in the order of their ends."""
         ended = self._link.finish(until) if self._link is not None else None
         if ended is None:
             return None
@@ -284,7 +284,7 @@ class Exchange:
         member.ahead = None
 
     def _pull(self, member: Member, version: int, then: Callable[[], None]) -> None:
-        """Claim the version; when it is whole transfer it, then go on."""
+        """Claim the version. Transfer it once it is whole, then go on."""
 
         def made(_: int) -> None:
             if not member.trains:
@@ -322,12 +322,12 @@ class Exchange:
         self._send(member, messages.Compute(order.step, order.version, slot, area, ahead))
 
     def _stored(self) -> StoreClient:
-        assert self._store is not None  # nothing is ordered before it is there
+        assert self._store is not None  # nothing is ordered before the store is there
         return self._store
 
 
 def _scaled(member: Member, step: int) -> list[dict[str, Any]]:
-    """Its hyperparameters as of that step, with the learning rates and the momentum that hold now."""
+    """The worker's hyperparameters as of that step, with the learning rates and the momentum that hold now."""
     scales = {"lr": member.rate_scale, "momentum": member.momentum_scale}
     changed = {key: scale for key, scale in scales.items() if scale != 1.0}
     return [

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 SPEAKS_OF_COMPILING = (b"compile", b"dynamo", b"checkpoint")
-"""What makes a script need torch._dynamo."""
+"""Names that make a script need torch._dynamo."""
 
 
 def import_torch(script: bytes) -> None:
-    """Import torch, and what this script's workers need of it, and compute nothing: they are forked from here.
+    """Import torch, and what this script's workers need of it, and compute nothing: workers are forked from here.
 
-    numpy's BLAS would start a thread, which no fork takes along.
+    numpy's BLAS would start a thread, and threads do not survive a fork.
     """
     before = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -28,7 +28,7 @@ def import_torch(script: bytes) -> None:
             import torch._dynamo
         else:
             _leave_dynamo_out(torch.optim.Optimizer)
-        gc.freeze()  # a collection in a worker would touch all that it shares with the launcher, and copy it so
+        gc.freeze()  # otherwise a collection in a worker would touch, and so copy, all that it shares with the launcher
     finally:
         if before is None:
             del os.environ["OPENBLAS_NUM_THREADS"]
@@ -39,9 +39,9 @@ def import_torch(script: bytes) -> None:
 def _leave_dynamo_out(kind: Any) -> None:
     """Let an optimizer be made without importing torch._dynamo, which takes a second (benchmarks/startup.py).
 
-    Some of its methods are marked as not to be compiled, and the mark imports the compiler when they are first
-    called. While nobody has imported that, nothing can be being compiled: the method itself will do. torch
-    keeps the marked method in an attribute of the plain one; a torch that does not simply imports what it wants.
+    Some of its methods are marked as not to be compiled. When they are first called, the mark imports the compiler.
+    While the compiler is not imported, nothing can be being compiled, and the method itself will do. torch
+    keeps the marked method in an attribute of the plain one. A torch that does not simply imports the compiler.
     """
     for name in ("__init__", "add_param_group", "state_dict", "load_state_dict", "zero_grad"):
         plain = getattr(getattr(kind, name, None), "__wrapped__", None)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-LONGEST = 86_400.0  # seconds that one call waits: the kernel takes some weeks at most
+LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts no more than some weeks
 
 
 class Loop:
-    """Calls whoever asked when there is something to read, or when a time has come."""
+    """Calls back when there is something to read, or when a time has come."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -25,25 +25,25 @@ class Loop:
         self._selector.register(source, selectors.EVENT_READ, (call, None))
 
     def await_room(self, source: Any, call: Callable[[], object] | None) -> None:
-        """Of a source that is watched: call also whenever there is room to write; None: no more."""
+        """For a watched source: call also whenever there is room to write; None: no more."""
         key = self._selector.get_key(source)
         events = selectors.EVENT_READ | (0 if call is None else selectors.EVENT_WRITE)
         self._selector.modify(source, events, (key.data[0], call))
 
     def unwatch(self, source: Any) -> None:
-        """Do so no more. To be called before the source is closed."""
+        """Stop watching. Call this before the source is closed."""
         self._selector.unregister(source)
 
     def watches(self, source: Any) -> bool:
-        """Whether it does."""
+        """Whether the source is watched."""
         return source in self._selector.get_map()
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call once, that much later."""
+        """Call once, after so many seconds."""
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), call))
 
     def wait(self, most: float | None = None) -> None:
-        """Wait for the next thing or time, so many seconds at most, and see to all that is there."""
+        """Wait for the next event or time, so many seconds at most, and handle all that is there."""
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
         if timeout is not None:
             timeout = min(timeout, LONGEST)
@@ -52,7 +52,7 @@ class Loop:
         for key, events in self._selector.select(timeout):
             for event, call in zip((selectors.EVENT_READ, selectors.EVENT_WRITE), key.data, strict=True):
                 if events & event and call is not None and self._selector.get_map().get(key.fd) is key:
-                    call()  # unless an earlier call has let go of it, or awaits something else of it now
+                    call()  # unless an earlier call has stopped watching it, or awaits something else of it now
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()

@@ -23,7 +23,7 @@ class Pushed:
     area: int
     scale: float
     version: int | None = None
-    """The version that has it, once that is ordered."""
+    """The version that has the update, once that is ordered."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,63 +37,63 @@ class Member:
     channel: Channel
     log: Path
     printed: int | None
-    """The pipe that what it prints comes through, if it is shown as it comes."""
+    """The pipe with what it prints, if that is shown as it comes."""
     begun: bool = False
     """Whether its script may begin."""
     stage: Stage = "starting"
     """`offered`: has called `prepare`; `closing`: makes no more steps, its script goes on; `ended`: its
     script is through; `gone`: the process is."""
     left: Literal["finished", "died", "stopped"] | None = None
-    """How it left the training."""
+    """How it left training."""
     failed: bool = False
-    """Its process ended before its script was through, though nobody had stopped it."""
+    """Its process ended before its script had ended, and was not stopped."""
     offer: messages.Offered | None = None
     scalars: list[dict[str, Any]] = field(default_factory=list)
     """Its optimizer's hyperparameters as of its last push."""
     scalars_of: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    """The same by step, of updates neither applied nor dropped: it may have pushed another one by then."""
+    """The same by step, of updates neither applied nor dropped, as it may have pushed another one by then."""
     heard: float = field(default_factory=time.monotonic)
-    """When it last said anything."""
+    """When its last message came."""
     waits: str | None = None
     """What it waits for since `since`, as a sentence; None while it does not."""
     since: float = field(default_factory=time.monotonic)
     step: int | None = None
-    """The step that it was released for last, until its gradient is ready."""
+    """The step that it was last released for, until its gradient is ready."""
     averager: Channel | None = None
-    """To its thread that averages, where replicas are averaged."""
+    """The channel to its thread that averages, where replicas are averaged."""
     averaged_by: Outbox | None = None
-    """What is sent there."""
+    """What is sent on that channel."""
     reading: int | None = None
-    """The version whose slot is kept for it; the area that it computes on, where it owns a replica."""
+    """The version whose slot is kept for it; if it owns a replica, the area that it computes on."""
     ahead: int | None = None
     """The version that was pulled for a later step, and whose slot is kept for that."""
     areas: dict[int, int] = field(default_factory=dict)
-    """By step: the push area that its update is put into, until it is applied."""
+    """By step: the push area of its update, until that is applied."""
     scales: dict[int, float] = field(default_factory=dict)
-    """By step: what its update was ordered to be multiplied by."""
+    """By step: the factor that was ordered for its update."""
     pushed: dict[int, Pushed] = field(default_factory=dict)
-    """By step: its updates that are not in the version which it was released on last."""
+    """By step: its updates that are not in the version that it was last released on."""
     rate_scale: float = 1.0
-    """What its learning rates are multiplied by."""
+    """The factor of its learning rates."""
     momentum_scale: float = 1.0
-    """The same for its `momentum`."""
+    """The factor of its `momentum`."""
     queued: Callable[[], None] | None = None
-    """Releases it once a push area is free."""
+    """Called to release it once a push area is free."""
     transfers: list[tuple[str, float, float]] = field(default_factory=list)
-    """(direction, began, ended) of those that have ended since its last step's times were told."""
+    """(direction, began, ended) of transfers that have ended since its last step's times were told."""
     on_the_way: set[int] = field(default_factory=set)
     """Steps whose gradient is ready, and whose update has neither arrived nor been dropped."""
     looks_at: int | None = None
-    """The version whose slot is kept for it besides, while it copies it for `state_dict`."""
+    """The version whose slot is kept for it in addition, while it copies that for `state_dict`."""
     finished: messages.StepFinished | None = None
     """Its last finished step, until its times are complete: when the next release is taken."""
     finished_at: float = 0.0
     released_at: float = 0.0
-    """When its last release was sent; both in seconds since the run's start."""
+    """When its last release was sent. Both are seconds since the run's start."""
     logged: dict[str, float] = field(default_factory=dict)
-    """What its script logged last, by name."""
+    """The last values that its script logged, by name."""
     finishing: bool = False
-    """It waits in `finish()`."""
+    """Whether it waits in `finish()`."""
 
     @property
     def here(self) -> bool:
@@ -102,7 +102,7 @@ class Member:
 
     @property
     def trains(self) -> bool:
-        """Whether the machine has it."""
+        """Whether the machine counts it as a member."""
         return self.stage == "training"
 
     @property
@@ -111,21 +111,21 @@ class Member:
         return self.printed is not None
 
     def waited_until(self, now: float) -> float:
-        """When its wait after its last finished step was over: at the release that followed, or not yet."""
+        """When its wait after its last finished step was over: at the release that followed; None if not yet."""
         return now if self.released_at < self.finished_at else self.released_at
 
     def exposed(self, now: float) -> tuple[float, float]:
-        """Seconds of its pushes and pulls between its last step's end and the release that followed: it waited."""
+        """Seconds of its pushes and pulls between its last step's end and the next release, in which it waited."""
         seconds = exposed(self.transfers, self.finished_at, self.waited_until(now))
         self.transfers.clear()
         return seconds
 
     def wait(self, sentence: str | None) -> None:
-        """It waits for this from now on; None: it goes on."""
+        """The worker waits for this from now on; None: it goes on."""
         self.waits, self.since = sentence, time.monotonic()
 
     def doing(self, now: float) -> str:
-        """What it is at, for a report; it waits for nothing."""
+        """What the worker is doing, for a report, while it waits for nothing."""
         silent = now - self.heard
         what = {
             "starting": "has not called prepare()",

@@ -23,6 +23,7 @@ class Offered(Message):
     push_bytes: int
     state_bytes: int
     model_bytes: int
+    optimizer: str
     scalars: list[dict[str, Any]]
     loads: bool
     epoch_samples: int | None
@@ -31,6 +32,8 @@ class Offered(Message):
     buffers: str | None
     shards: str | None
     evaluates: bool
+    metrics: list[str] | None
+    """The names of what `evaluate` returns, if they were wanted and are known."""
 
 
 class Refused(Message):
@@ -40,13 +43,13 @@ class Refused(Message):
 
 
 class StoreNotForked(Message):
-    """The machine has no process to give for the store; the text says so."""
+    """The machine can't start a process for the store. The text says so."""
 
     error: str
 
 
 class ParserEnded(Message):
-    """The script's own argument parser has ended it, before `prepare`: after --help, or at a mistake."""
+    """The script's own argument parser has ended the script, before `prepare`: after --help, or at a mistake."""
 
     code: int
 
@@ -73,9 +76,9 @@ class LeaseWanted(Message):
 
     epoch: int
     blocks: int
-    """Of the epoch's order, drawn here so far."""
+    """Blocks of the epoch's order that are drawn here so far."""
     digest: str
-    """Of them all."""
+    """The digest of them all."""
 
 
 class OrderDrawn(Message):
@@ -84,11 +87,11 @@ class OrderDrawn(Message):
     epoch: int
     block: int
     digest: str
-    """Of the order to its end."""
+    """The digest of the order up to the block's end."""
     order: list[list[Any]]
     last: bool
     samples: int | None
-    """In the whole epoch; None if nobody knows."""
+    """Samples in the whole epoch; None if that is unknown."""
 
 
 class GivenBack(Message):
@@ -98,25 +101,31 @@ class GivenBack(Message):
 
 
 class LookedAt(Message):
-    """The script only looked at these and begins the epoch anew: they are as if never leased."""
+    """The script only looked at these batches, in a loop of that epoch: they are as if never leased."""
 
     epoch: int
     batches: list[tuple[int, int]]
+    ran_out: bool
+    """Whether the loop was left nothing in the end: its last question, which was in vain, is as if never asked."""
 
 
 class Declined(Message):
     """No further step will be made."""
 
 
+class EpochsOver(Message):
+    """The script begins another loop over the loader after the last of its epochs."""
+
+
 class SnapshotWanted(Message):
     """The newest version is wanted, outside of any step."""
 
     hold: bool
-    """Whether it is to be kept in the place of the one that this worker reads; else until `SnapshotTaken`."""
+    """Whether to keep it in place of the one that this worker reads. Otherwise it is kept until `SnapshotTaken`."""
 
 
 class SnapshotTaken(Message):
-    """It is copied."""
+    """The snapshot is copied."""
 
     version: int
 
@@ -126,13 +135,13 @@ class StateWanted(Message):
 
 
 class AdoptionWanted(Message):
-    """The script changed what it begins with, to what has this digest."""
+    """The script changed what it begins with, to values with this digest."""
 
     digest: str
 
 
 class Adopted(Message):
-    """The slot has it. The optimizer's state comes along, if it was changed."""
+    """The slot has the values. The optimizer's state comes along, if it was changed."""
 
 
 class FinishWanted(Message):
@@ -152,6 +161,12 @@ class Logged(Message):
 
     step: int
     scalars: dict[str, float]
+
+
+class Remarked(Message):
+    """The user is to know what this worker does."""
+
+    line: str
 
 
 class ScriptEnded(Message):
@@ -183,6 +198,7 @@ FromWorker = (
     | GivenBack
     | LookedAt
     | Declined
+    | EpochsOver
     | SnapshotWanted
     | SnapshotTaken
     | StateWanted
@@ -191,6 +207,7 @@ FromWorker = (
     | FinishWanted
     | Stepped
     | Logged
+    | Remarked
     | ScriptEnded
     | Evaluated
     | EvaluationFailed
@@ -205,14 +222,17 @@ class Start(Message):
 
 
 class ForkStore(Message):
-    """Fork the store's process. The region's and the store's socket's descriptors come along."""
+    """Fork the store's process. The region's and the store's socket's descriptors come along.
+
+    So does that of a further socket, if a process is to be forked besides that evaluates while workers train.
+    """
 
     slots: int
     areas: int
 
 
 class Begin(Message):
-    """All are here. The region's descriptor comes along; and, where workers average, that of a socket for it."""
+    """All workers are here. The region's descriptor comes along, and where workers average, that of a socket for it."""
 
     slots: int
     areas: int
@@ -241,7 +261,7 @@ class Stop(Message):
     """Nothing is left to do: no step, no batch."""
 
     at_once: bool
-    """Whether the script is to end where it is; else its loops end, and what comes after them is done."""
+    """Whether the script is to end where it is. Otherwise its loops end, and what comes after them is done."""
     interrupted: bool = False
     """Whether the script is to see a KeyboardInterrupt at its next step or fetch."""
 
@@ -258,7 +278,7 @@ class EpochOver(Message):
 
 
 class OrderWanted(Message):
-    """You are the first who needs this block of the epoch's order: say it, and ask once more."""
+    """You are the first worker that needs this block of the epoch's order: tell it, and ask once more."""
 
     epoch: int
     block: int
@@ -272,7 +292,7 @@ class Snapshot(Message):
 
 
 class OptimizerState(Message):
-    """It comes along, packed."""
+    """The optimizer's state comes along, packed."""
 
 
 class AdoptInto(Message):
@@ -286,7 +306,7 @@ class AdoptedAlready(Message):
 
 
 class FinalRecorded(Message):
-    """All have ended; the file with the final version, if there is one."""
+    """All workers have ended. Here is the file with the final version, if there is one."""
 
     file: str | None
 
@@ -320,6 +340,13 @@ ToWorker = (
     | Evaluate
     | Exit
 )
+
+
+# the coordinator to the process that evaluates while workers train, and back
+
+
+ToEvaluator = Evaluate | Exit
+FromEvaluator = Evaluated | EvaluationFailed
 
 
 # the coordinator to the thread of a worker that averages, and back
@@ -392,11 +419,11 @@ class RecordMean(Message):
 
 
 class Adopt(Message):
-    """The fixed part is the adopted one from now on; so is the optimizer's state, if it comes along."""
+    """The fixed part is the adopted one from now on. So is the optimizer's state, if it comes along."""
 
 
 class SendState(Message):
-    """The optimizer's state is wanted by that worker."""
+    """That worker wants the optimizer's state."""
 
     worker: int
 
@@ -424,11 +451,11 @@ class Committed(Message):
     checksum: int
     """See `training.store.Committed`."""
     not_finite: tuple[str, int | None] | None
-    """A parameter with a NaN or an infinity, and whose gradient has it, if one has."""
+    """A parameter with a NaN or an infinity, and the worker whose gradient has it, if one has."""
 
 
 class StateReady(Message):
-    """The optimizer's state for that worker comes along, packed; nothing does if it can't be."""
+    """The optimizer's state for that worker comes along, packed. Nothing comes if it can't be packed."""
 
     worker: int
     error: str | None
@@ -451,7 +478,7 @@ class MeanRecorded(Message):
 
 
 class StoreFailed(Message):
-    """It cannot go on."""
+    """The store cannot go on."""
 
     error: str
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.core.choice import nearest
 from paceline.core.leases import Dealing
+from paceline.core.listed import listed
 from paceline.runtime.messages import Offered
 from paceline.runtime.settings import Settings
 
@@ -36,8 +38,8 @@ def region_bytes(offer: Offered, slots: int, areas: int) -> int:
 def lack_of_memory(offer: Offered, workers: int, available: int, steps_in_store: bool = True) -> str:
     """Why this model does not fit into so many bytes; empty if it does.
 
-    Slots and push areas are counted as if no two workers read the same version, none looked at another meanwhile,
-    and none computed while the store still needs its last update. If it is not the store that steps the optimizer,
+    Slots and push areas are counted for the worst case: no two workers read the same version, each looks at another,
+    and each computes while the store still needs its last update. If the store does not step the optimizer,
     every worker has parameters and a state of its own.
     """
     slots = workers + BESIDE_READERS
@@ -54,7 +56,7 @@ def lack_of_memory(offer: Offered, workers: int, available: int, steps_in_store:
 
 
 def lack_of_memory_for_replicas(offer: Offered, workers: int, available: int) -> str:
-    """The same where every worker owns a replica, and each is averaged while it computes."""
+    """The same where every worker owns a replica, which is averaged while the worker computes."""
     areas = 3 * workers + 2
     needed = areas * offer.push_bytes + 2 * offer.fixed_bytes + workers * offer.state_bytes
     if needed <= available:
@@ -67,14 +69,14 @@ def lack_of_memory_for_replicas(offer: Offered, workers: int, available: int) ->
 
 
 def work(offer: Offered, settings: Settings) -> int | None:
-    """Samples in the whole run, or steps where none are counted; None if nobody knows."""
+    """Samples in the whole run, or steps where none are counted; None if that is unknown."""
     if offer.epoch_samples is None:
         return None if offer.loads else settings.max_steps
     return offer.epoch_samples * (settings.epochs or offer.epochs or 1)
 
 
 LEAST_PER_WORKER = 35_000_000
-"""Bytes that a forked worker takes for itself: one of `examples/digits.py` had 35 MB that nobody shared."""
+"""Bytes that a forked worker takes for itself: one of `examples/digits.py` had 35 MB of its own."""
 
 
 def too_many(workers: int, available: int) -> str:
@@ -84,7 +86,7 @@ def too_many(workers: int, available: int) -> str:
         return ""
     return (
         f"{workers} workers take at least {needed:,} bytes of memory ({LEAST_PER_WORKER:,} for each, before the "
-        f"model), and {available:,} are to be had: ask for fewer with -n"
+        f"model), and {available:,} are available; ask for fewer with -n"
     )
 
 
@@ -94,18 +96,26 @@ def lack_of_work(offer: Offered, settings: Settings) -> str:
         return ""
     return (
         f"{settings.choice.spec.name} needs to know how much work there is, and the script has no loader whose samples "
-        "could be counted; say it in steps, with --max-steps"
+        "could be counted; give the number of steps with --max-steps"
     )
 
 
 def lack_of_metrics(offer: Offered, settings: Settings) -> str:
-    """Why none of the targets can ever be met; empty if they can, or there is none."""
-    if offer.evaluates or not settings.targets:
+    """Why one of the targets can never be met; empty if all can as far as is known, or there is none."""
+    if settings.targets and not offer.evaluates:
+        return (
+            f'--target is "{settings.targets[0].text}", and the script registers no evaluate; give it one, '
+            "prepare(..., evaluate=fn), that returns that metric"
+        )
+    if offer.metrics is None:
         return ""
-    return (
-        f'--target is "{settings.targets[0].text}", and the script registers no evaluate; give it one, '
-        "prepare(..., evaluate=fn), that returns that metric"
-    )
+    for target in settings.targets:
+        if target.metric not in offer.metrics:
+            return (
+                f'--target is "{target.text}", and evaluate returns no "{target.metric}"'
+                f"{nearest(target.metric, offer.metrics)}; it returns {listed(offer.metrics) or 'nothing'}"
+            )
+    return ""
 
 
 def unfit(offer: Offered, settings: Settings) -> str:
@@ -115,18 +125,25 @@ def unfit(offer: Offered, settings: Settings) -> str:
 
 
 def dealing(offer: Offered, settings: Settings) -> Dealing:
-    """How batches are shared out at first."""
+    """How batches are dealt at first."""
     if (settings.shards or offer.shards) == "static":
         return "static"
     return "rounds" if settings.choice.rounds else "queue"
+
+
+def epochs_over(offer: Offered, settings: Settings) -> str:
+    """What a user should know whose script loops on after its last epoch."""
+    given = f"prepare(epochs={offer.epochs})" if settings.epochs is None else f"--epochs {settings.epochs}"
+    more = "prepare or --epochs" if settings.epochs is None else "--epochs"
+    return f"{given}: these epochs are over and this loop gets no batches; give {more} more"
 
 
 def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
     """What a user should know as training begins, a line each."""
     if offer.streams:
         yield (
-            "an IterableDataset is each worker's own stream: nothing is leased, samples are not counted, and "
-            "whether workers see the same ones is up to it (it can ask paceline.worker())"
+            "each worker iterates an IterableDataset of its own, whose samples are neither shared out nor counted; the "
+            "dataset decides which samples a worker sees (paceline.worker() tells it the worker)"
         )
     if not offer.loads and not offer.streams and settings.workers > 1:
         yield (
@@ -143,8 +160,8 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
         yield "the scenario's network is the parameter server's link: averages of groups are not paced"
     if settings.epochs is not None and offer.epochs is not None and settings.epochs != offer.epochs:
         yield (
-            f"--epochs {settings.epochs} is taken for the amount of work, though the script says {offer.epochs}; the "
-            "script trains no longer for that"
+            f"--epochs {settings.epochs} counts as the amount of work, though the script says {offer.epochs}; "
+            "training ends after so many epochs, or with the script's last one"
         )
     if settings.choice.spec.parts and offer.loads and settings.max_steps is not None:
         yield (
@@ -153,6 +170,6 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
         )
     if settings.choice.spec.parts and offer.loads and not (settings.epochs or offer.epochs):
         yield (
-            f"the script does not say for how many epochs it trains; {settings.choice.spec.name} assumes one "
+            f"the script does not say for how many epochs it trains; {settings.choice.spec.name} assumes one epoch "
             "(prepare(..., epochs=N) or --epochs N says it)"
         )

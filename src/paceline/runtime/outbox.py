@@ -1,4 +1,4 @@
-"""What is to be sent to a process that may be slow to read: nothing is lost, and nobody waits for it."""
+"""Messages to a process that may be slow to read: none is lost, and no process waits for it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 
 MOST = 10_000
-"""Messages that wait for one process. A socket holds some two hundred besides, and a run has a few for each worker."""
+"""Messages that may wait for one process. A socket holds some two hundred more, and a run has a few for each worker."""
 
 
 class Outbox:
-    """Sends on a channel that the loop watches, in order. What the socket has no room for waits until it has.
+    """Sends on a channel that the loop watches, in order. Messages wait until the socket has room for them.
 
-    `overflowed` is called when so many wait that the other end must have stopped reading: it is not coming back. A
+    `overflowed` is called when so many wait that the other end must have stopped reading, and is not coming back. A
     lost peer is no error here: its end shows by itself.
     """
 
@@ -29,20 +29,20 @@ class Outbox:
         self._waiting: deque[tuple[messages.Message, tuple[int, ...]]] = deque()
 
     def send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Send it now or later. The descriptors may be closed at once."""
+        """Send the message now or later. The descriptors may be closed at once."""
         if not self._waiting and self._sent(message, descriptors):
             return
         if len(self._waiting) >= MOST:
             self._overflowed()
             return
         if not self._waiting:
-            if not self._loop.watches(self._channel):  # its end was heard of
+            if not self._loop.watches(self._channel):  # its end was heard
                 return
             self._loop.await_room(self._channel, self._go_on)
         self._waiting.append((message, tuple(os.dup(descriptor) for descriptor in descriptors)))
 
     def forget(self) -> None:
-        """Send nothing of what waits. To be called before the channel is closed."""
+        """Drop what waits. Call this before the channel is closed."""
         for _, descriptors in self._waiting:
             _close(descriptors)
         if self._waiting and self._loop.watches(self._channel):

@@ -5,15 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+from paceline.core.files import is_read
+from paceline.core.listed import MOST, workers_named
 from paceline.runtime.member import Member
 
 LAST_LINES = 10  # of a dead worker's log
 LONGEST = 1 << 16  # bytes of a line that is not over yet, which are kept until it is
+GATHERING = 1.0  # seconds in which what happens to many workers is gathered for one line
 LINE_ENDS = b"\n", b"\r"  # the second is what a progress bar has
+
+
+class Unread(BaseException):
+    """A signal came while something was printed that may never be read."""
 
 
 class Output:
@@ -22,21 +30,31 @@ class Output:
     def __init__(self, *, shown_on: TextIO, prefix: bool) -> None:
         """`prefix`: name the worker before each line that is shown."""
         self.through: Callable[[str], None] | None = None
-        """Prints lines where something else is on the screen, too."""
+        """Prints lines beside whatever else is on the screen."""
+        self.after: Callable[[float, Callable[[], None]], None] | None = None
+        """Calls after so many seconds, if there is a loop."""
         self._shown_on = shown_on
         self._prefix = prefix
         self._logs: dict[int, BinaryIO] = {}
         self._unkept: set[int] = set()
-        """Whose log can't be written."""
+        """Workers whose log can't be written."""
         self._partial: dict[int, bytes] = {}
         self._tails: dict[tuple[str, ...], int] = {}
+        self.printing = False
+        """Whether a signal is to raise `Unread`: nothing else ends a wait for a pager or a stopped terminal."""
+        self._unread: set[TextIO] = set()
+        """The output that took no more when a signal came. Nothing is printed there until it does again."""
+        self._said: Counter[tuple[str, str]] = Counter()
+        """How many lines there were of each kind. A kind is the text before and after the worker."""
+        self._gathered: dict[tuple[str, str], list[int]] = {}
+        """The workers that had no line of that kind by themselves."""
 
     def say(self, line: str) -> None:
-        """One line of our own."""
+        """Print one line of our own."""
         self._print(f"paceline: {line}\n", sys.stderr)
 
     def pass_on(self, worker: int, log: Path, source: int) -> int | None:
-        """Pass on what the worker has printed into this pipe: how many bytes. None: no more now; 0: its end."""
+        """Pass on what the worker has printed into this pipe. Return how many bytes. None: no more now; 0: its end."""
         try:
             data = os.read(source, 1 << 16)
         except BlockingIOError:
@@ -53,8 +71,10 @@ class Output:
         return len(data)
 
     def died(self, member: Member, how: str, at: str) -> None:
-        """A worker has died: say how, and its last words unless they are on the screen already."""
-        self.say(f"worker {member.worker} died ({how}){at}")
+        """A worker has died: tell how, and its last words unless they are on the screen already."""
+        others = f" died, too ({how}); what was printed there is in {member.log.parent}"
+        if not self._say_of(member.worker, f"worker {member.worker} died ({how}){at}", ("", others)):
+            return
         if member.shown:
             self.say(f"  what it printed is above, and in {member.log}")
             return
@@ -68,10 +88,28 @@ class Output:
                 for line in tail:
                     self._print(f"  | {line}\n", sys.stderr)
 
+    def say_gathered(self) -> None:
+        """Tell what happened to the workers that had no line of their own, in one line for all."""
+        gathered, self._gathered = self._gathered, {}
+        for (before, after), workers in gathered.items():
+            self.say(f"{before}{workers_named(workers)}{after}")
+
     def close(self) -> None:
-        """Close the logs."""
+        """Print what is still to be said, and close the logs."""
+        self.say_gathered()
         for log in self._logs.values():
             log.close()
+
+    def _say_of(self, worker: int, line: str, kind: tuple[str, str]) -> bool:
+        """Tell what happened to a worker, unless there were so many lines of this kind that the rest is gathered."""
+        self._said[kind] += 1
+        if self._said[kind] <= MOST:
+            self.say(line)
+            return True
+        if not self._gathered and self.after is not None:
+            self.after(GATHERING, self.say_gathered)
+        self._gathered.setdefault(kind, []).append(worker)
+        return False
 
     def _keep(self, worker: int, log: Path, data: bytes) -> None:
         if worker in self._unkept:
@@ -82,7 +120,9 @@ class Output:
             self._logs[worker].write(data)
         except OSError as error:
             self._unkept.add(worker)
-            self.say(f"{log} can't be written ({error.strerror}): it lacks the rest of what worker {worker} prints")
+            why = f"can't be written ({error.strerror}): "
+            line = f"{log} {why}it lacks the rest of what worker {worker} prints"
+            self._say_of(worker, line, ("the logs of ", f" {why}they lack the rest of what these workers print"))
 
     def _show(self, worker: int, data: bytes) -> None:
         text = data.decode(errors="replace")
@@ -91,7 +131,20 @@ class Output:
         self._print(text, self._shown_on)
 
     def _print(self, text: str, stream: TextIO) -> None:
-        with contextlib.suppress(OSError):  # whoever read it has gone, or its disk is full: training goes on
+        if stream in self._unread and not is_read(stream):
+            return
+        self._unread.discard(stream)
+        with contextlib.suppress(Unread):
+            try:
+                self.printing = True
+                self._print_now(text, stream)
+            except Unread:
+                self._unread.add(stream)
+            finally:
+                self.printing = False
+
+    def _print_now(self, text: str, stream: TextIO) -> None:
+        with contextlib.suppress(OSError):  # the reader has gone, or its disk is full: training goes on
             if self.through is not None and text:
                 self.through(text)
             else:

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing import connection
@@ -25,11 +26,11 @@ SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
 
 
 class NoProcess(RunFailed):
-    """The machine lets no further process be forked. The message says why, and what there is."""
+    """The machine lets no further process be forked. The message says why, and what the limit is."""
 
     def __init__(self, error: OSError) -> None:
         most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-        limits = [f"{available_bytes():,} bytes of memory are to be had"]
+        limits = [f"{available_bytes():,} bytes of memory are available"]
         if most != resource.RLIM_INFINITY:
             limits.append(f"this user may have {most:,} processes (ulimit -u)")
         with contextlib.suppress(OSError, ValueError):
@@ -53,27 +54,27 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def asking_to_end() -> list[signal.Signals]:
-    """The signals that ask for an end: a terminal that closes does, too, unless `nohup` has it ignored."""
+    """The signals that ask for an end. A terminal that closes sends one, too, unless `nohup` has it ignored."""
     hangs_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangs_up]
 
 
 def die_with(parent: int) -> None:
-    """Be killed by the kernel when the parent ends; at once if it is another process already."""
+    """Have the kernel kill this process when its parent ends. End at once if the parent has ended already."""
     _prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def allow_descriptors(needed: int, workers: int) -> None:
-    """See to it that this process may open so many files. Raises ConfigError if the system's limit is below that."""
+    """Make sure that this process may open so many files. Raises ConfigError if the system's limit is below that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
-            f"{workers} workers take {needed} open files, and {hard} are allowed; raise that (ulimit -n), or ask for "
-            "fewer with -n"
+            f"{workers} workers take {needed} open files, and {hard} are allowed; raise that limit (ulimit -n), or ask "
+            "for fewer with -n"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
@@ -97,13 +98,13 @@ def fork_child(body: Callable[[], int]) -> int:
         raise NoProcess(error) from error
     if not child:
         _run_child(parent, body)
-    with contextlib.suppress(PermissionError, ProcessLookupError):  # it did so itself, or has ended
+    with contextlib.suppress(PermissionError, ProcessLookupError):  # the child did so itself, or has ended
         os.setpgid(child, child)
     return child
 
 
 def forks_die_with_me() -> None:
-    """Whatever this process forks from now on (a loader's processes, say) is killed when it ends.
+    """Have the kernel kill whatever this process forks from now on (a loader's processes, say) when this process ends.
 
     The kernel's death signal follows the thread that forked. So a process that another thread than the main one forks
     has a thread that waits for this process's end.
@@ -143,7 +144,7 @@ def share_without_files() -> None:
 
 
 def keeps_input(worker: int) -> bool:
-    """Whether this worker's standard input is the launcher's.
+    """Return whether this worker's standard input is the launcher's.
 
     A terminal is every worker's: scripts ask it for its width as they begin (`stty size`). Anything else can be
     read once, so it is worker 0's.
@@ -154,7 +155,7 @@ def keeps_input(worker: int) -> bool:
 
 
 def terminals_never_stop_me() -> None:
-    """Have the terminal refuse what it would stop this process for.
+    """Make the terminal refuse what it would otherwise stop this process for.
 
     A process that is not in the terminal's foreground, as no worker is, is stopped when it reads from the terminal
     or changes its mode, and a run with a stopped worker waits for ever. With the signals ignored, such a read fails
@@ -195,7 +196,7 @@ def _die_with_parent() -> None:
 
 
 def _die_at_end(watch: int) -> None:
-    """Kill this process when the one that this descriptor is of has ended."""
+    """Kill this process when the process behind this descriptor has ended."""
     poll = select.poll()
     poll.register(watch, select.POLLIN)
     poll.poll()
@@ -203,7 +204,7 @@ def _die_at_end(watch: int) -> None:
 
 
 def fork_orphan(body: Callable[[], int], parent: int) -> None:
-    """Fork a process whose parent is to be `parent`, an ancestor that adopts orphans; it dies with that one.
+    """Fork a process whose parent is to be `parent`, an ancestor that adopts orphans. It dies with that ancestor.
 
     Raises NoProcess if the machine has none to give.
     """
@@ -258,29 +259,82 @@ def _run_child(parent: int, body: Callable[[], int]) -> NoReturn:
 
 
 def end_group(leader: int) -> None:
-    """Kill the process group that this child leads, if any of it is left."""
-    with contextlib.suppress(PermissionError, ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
+    """Kill the process group that this child leads, if any of it is left, except programs that tidy up after it."""
+    killed: set[int] = set()
+    try:
+        os.killpg(leader, 0)
+        while found := {process for process in _group(leader) - killed if not _tidies(process)}:
+            for process in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            killed |= found
+    except (PermissionError, ProcessLookupError):
+        return
+
+
+def _group(leader: int) -> set[int]:
+    """The processes of that group that have not ended."""
+    found = set()
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            state, _, group = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:3]
+            if int(group) == leader and state not in "ZX":
+                found.add(int(process))
+    return found
+
+
+SHM_MANAGER = "torch_shm_manag"  # torch_shm_manager, cut to the length that the kernel keeps
+TRACKER = b"multiprocessing.resource_tracker"
+GRACE_TO_TIDY = 2.0  # seconds; it takes some milliseconds
+
+
+def _tidies(process: int) -> bool:
+    """Whether the program removes shared memory or semaphores once the processes that it serves have ended."""
+    try:
+        name = Path(f"/proc/{process}/comm").read_text().rstrip("\n")
+        return name == SHM_MANAGER or TRACKER in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def end_adopted(before: frozenset[int]) -> None:
-    """Kill and collect whatever has been adopted, and what that leaves behind in turn.
+    """Kill and collect all adopted processes, and what these leave behind in turn.
 
-    `before` are the children that this process had when it began to adopt: they are not the run's.
+    `before` are the children that this process had when it began to adopt: they are not the run's. Two programs get the
+    time to tidy up: torch's, which removes the files of `set_sharing_strategy("file_system")`, and Python's, which
+    removes the semaphores of processes that a script has spawned.
     """
     spared = set(before)
-    while adopted := children() - spared:
-        for process in adopted:
+    tidiers: set[int] = set()
+    while adopted := children() - spared - tidiers:
+        tidiers |= {process for process in adopted if _tidies(process)}
+        for process in adopted - tidiers:
             try:
                 os.kill(process, signal.SIGKILL)
-            except PermissionError:  # another user's by now
+            except PermissionError:  # it belongs to another user by now
                 spared.add(process)
-        for process in adopted - spared:
+        for process in adopted - tidiers - spared:
             os.waitpid(process, 0)
+    deadline = time.monotonic() + GRACE_TO_TIDY
+    for process in tidiers:
+        if not _ends_before(process, deadline):
+            os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def _ends_before(process: int, deadline: float) -> bool:
+    """Wait until that time for this child to end. Return whether it has."""
+    watch = os.pidfd_open(process)
+    try:
+        poll = select.poll()
+        poll.register(watch, select.POLLIN)
+        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+    finally:
+        os.close(watch)
 
 
 def children() -> frozenset[int]:
-    """This process's children, of whichever of its threads the kernel counts them."""
+    """This process's children, whichever of its threads the kernel counts them under."""
     found: list[str] = []
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
@@ -289,6 +343,6 @@ def children() -> frozenset[int]:
 
 
 def exit_phrase(status: int) -> str:
-    """`exit code 1` or `killed by SIGKILL`, of what waitpid returned."""
+    """`exit code 1` or `killed by SIGKILL`, from what waitpid returned."""
     code = os.waitstatus_to_exitcode(status)
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"

@@ -22,7 +22,7 @@ class Made:
 
 
 class Recordings:
-    """Versions are due each time that another share of an epoch's samples is applied; the last one always."""
+    """Versions are due each time that another share of an epoch's samples is applied. The last one always is."""
 
     def __init__(self, folder: Path, times_an_epoch: int, journal: Journal) -> None:
         self._folder = folder
@@ -36,14 +36,14 @@ class Recordings:
         self._writing: dict[int, Made] = {}
         self.newest = Made(0, 0.0, 0)
         self.hashes: dict[int, str] = {}
-        """Of the versions on disk, in the order in which they were made."""
+        """The versions on disk, in the order in which they were made."""
         self.final: str | None = None
         """The file with the last version, once it is there."""
         self.counted = False
-        """Whether samples are."""
+        """Whether samples are counted."""
 
     def epoch_opened(self, samples: int) -> None:
-        """The first epoch says how far apart recordings are."""
+        """Set how far apart recordings are, from the first epoch's samples."""
         self._due.epoch_opened(samples)
 
     def ordered(self, version: int, samples: int) -> None:
@@ -51,12 +51,12 @@ class Recordings:
         self._ordered[version] = samples
 
     def made(self, version: int, at: float) -> bool:
-        """That version is whole; whether it is due to be written."""
+        """That version is whole. Return whether it is due to be written."""
         self.newest = Made(version, at, self._ordered.pop(version))
         return self.due(self.newest.samples)
 
     def due(self, samples: int, replicas: int = 0) -> bool:
-        """Whether another share of an epoch is applied with these; asked once more, it is not."""
+        """Whether these samples complete another share of an epoch. Asked again with the same samples, it is False."""
         if self.prescribed is not None:
             if not self.prescribed or samples < self.prescribed[0][0] or replicas > self.prescribed[0][1]:
                 return False
@@ -65,12 +65,12 @@ class Recordings:
         return self._due.reached(samples)
 
     def begin(self) -> str:
-        """The newest version is being written: to this file."""
+        """The newest version is being written to this file."""
         self._writing[self.newest.version] = self.newest
         return str(self._file(self.newest.version).absolute())
 
     def written(self, version: int, sha256: str) -> None:
-        """It is on disk."""
+        """The version is on disk."""
         made = self._writing.pop(version)
         self.hashes[version] = sha256
         samples = made.samples if self.counted else None
@@ -87,7 +87,7 @@ class Recordings:
         self.final = str(final.absolute())
 
     def files(self) -> list[tuple[int, str]]:
-        """(version, file) of all on disk, in order."""
+        """(version, file) of all versions on disk, in order."""
         return [(version, str(self._file(version).absolute())) for version in self.hashes]
 
     def _file(self, version: int) -> Path:

@@ -1,4 +1,4 @@
-"""Carries out what is ordered of replicas: their steps, the averages of groups, and cuts through all of them."""
+"""Carries out orders for replicas: their steps, the averages of groups, and cuts through all of them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class _Average:
     """Members whose share is not made yet."""
     began: float = 0.0
     made: bool = False
-    """It comes about when the machine is told."""
+    """Whether all shares are made: the average takes effect when the machine is told."""
     failed: bool = False
-    """Somebody else said so while its shares were made: its area is kept until the last of them."""
+    """A replay or simulation said so while its shares were made: its area is kept until the last of them."""
     void: bool = False
     """It is of replicas as they were before a script's changes were adopted: its members keep what they have now."""
 
@@ -54,16 +54,16 @@ class _Later:
 class ReplicaExchange:
     """Keeps count of which area has whose replica, and who else needs it.
 
-    An area that somebody reads is not written: a replica is stepped in place only where nobody else has it, and an
+    An area that is read is not written. A replica is stepped in place only if no other worker needs its area. An
     average is made in a free area, which is every member's replica once the last of them has made its share. So a
     member that dies leaves nothing half-averaged, a worker computes on while its replica is averaged, and a cut
-    through all replicas costs nobody anything. No byte is copied to commit.
+    through all replicas is free. No byte is copied to commit.
     """
 
     slots = 0
-    """Of a store: it makes no versions here."""
+    """Slots of a store: there are none, as no store makes versions here."""
     areas = AREAS
-    """Of each worker."""
+    """Areas of each worker."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ReplicaExchange:
         now: Callable[[], float],
         give_up: Callable[[Member, str], None],
     ) -> None:
-        """`now()` is seconds since the run's start; `happened` takes the facts that come of an order.
+        """`now()` is seconds since the run's start. `happened` takes the facts that an order causes.
 
         `give_up(member, why)` ends a worker that can't go on.
         """
@@ -84,10 +84,10 @@ class ReplicaExchange:
         self.replicas: dict[int, int] = {}
         """By worker: the area that has its replica, or will when the steps that were ordered are made."""
         self.averages = 0
-        """Averages of replicas that have come about."""
+        """Averages of replicas that have taken effect."""
         self.steps = 0
         self.samples = 0
-        """In all steps of all replicas."""
+        """Samples in all steps of all replicas."""
         self._members = members
         self._loop = loop
         self._journal = journal
@@ -100,53 +100,53 @@ class ReplicaExchange:
         self._unshared: dict[int, list[int]] = {}
         """By worker: steps in its replica that are in no other one yet."""
         self._pool = (AREAS - 1) * len(members)
-        """How many areas replicas and means may lie in; those after them take the workers' own gradients."""
+        """How many areas replicas and means may lie in. The areas after them take the workers' own gradients."""
         self._claims: dict[int, int] = {}
-        """By area: how many need it; no zeros."""
+        """By area: how many need it. No zeros."""
         self._averages: dict[int, _Average] = {}
         self._means: dict[int, tuple[int, set[int]]] = {}
-        """By group: the area of its mean gradient, and who is still to be told to step with it."""
+        """By group: the area of its mean gradient, and the members that are still to be told to step with it."""
         self._stepping: dict[tuple[int, int], list[int]] = {}
-        """By (worker, step): the areas that it reads for that."""
+        """By (worker, step): the areas that it reads for that step."""
         self._ordered = dict.fromkeys(members, 0)
         self._made = dict.fromkeys(members, 0)
-        """Steps of each worker's replica."""
+        """Steps that each worker's replica has made."""
         self._later: list[_Later] = []
         self._kept = Kept()
         self.deaths_are_told = False
-        """Whether somebody else says which groups fail by a death: else whoever has died fails its group. Replicas
-        outlive their workers, so the others can make its share."""
+        """True if a replay or simulation dictates which groups fail. Otherwise a member's death fails its group.
+        Replicas outlive their workers, so the others can make its share."""
         self.undone: frozenset[tuple[int, int]] = frozenset()
-        """(worker, step) of what replicas will be ordered and is not to be done, as if their workers had left."""
+        """(worker, step) that replicas will be ordered and must not make, as if their workers had left."""
         self.lost: dict[int, None] = {}
-        """Of whom the machine was told that they have died: their replicas count no more."""
+        """Workers that the machine was told have died: their replicas count no more."""
 
     @property
     def averaging(self) -> bool:
-        """Whether a group is at it."""
+        """Whether a group is averaging."""
         return bool(self._averages)
 
     @property
     def settled(self) -> bool:
-        """Whether all that was ordered of replicas is done."""
+        """Whether all orders for replicas are done."""
         return not (self._later or self._stepping or any(one.awaited for one in self._averages.values()))
 
     def tell(self, fact: Fact) -> None:
-        """The machine is told of this fact now: what it says of replicas comes about, neither before nor later.
+        """The machine is told of this fact now, so what the fact says of replicas takes effect at this moment.
 
-        So what is read of replicas, for a mean say, depends on the order of the facts alone.
+        So what is read of replicas, for a mean say, depends only on the order of the facts.
         """
         match fact:
             case ReduceFinished(group=group):
                 self._come_about(group)
-            case ReduceFailed(group=group) if group in self._averages:  # somebody else says so
+            case ReduceFailed(group=group) if group in self._averages:  # a replay or simulation says so
                 self._averages[group].failed = True
                 self._end(self._averages[group])
             case WorkerLeft(worker=worker, reason="died"):
                 self.lost[worker] = None
 
     def conclude(self) -> None:
-        """Nothing more will be told: averages that are made come about."""
+        """No more facts will come: averages that are made take effect."""
         for group, average in list(self._averages.items()):
             if average.made:
                 self._come_about(group)
@@ -156,7 +156,7 @@ class ReplicaExchange:
         return lack_of_memory_for_replicas(offer, len(self._members), available)
 
     def connect(self, member: Member) -> list[socket.socket]:
-        """Open a channel to the thread that averages there. Returns its other end, to be passed on and closed."""
+        """Open a channel to that worker's averaging thread. Return its other end, to be passed on and closed."""
         ours, theirs = pair()
         averager = member.averager = Channel(ours, messages.FromAverager, f"worker {member.worker}'s averager")
         self._loop.watch(averager, lambda: self._hear(member, averager))
@@ -164,7 +164,7 @@ class ReplicaExchange:
         return [theirs]
 
     def begin(self, store: StoreClient, leases: Leases, model_bytes: int) -> None:
-        """Training begins: the replica of everyone who trains is the first version, in area 0."""
+        """Training begins: the replica of every worker that trains is the first version, in area 0."""
         self._store, self._leases = store, leases
         for worker, member in self._members.items():
             if member.trains:
@@ -172,19 +172,19 @@ class ReplicaExchange:
                 self._claim(0)
 
     def reserve(self) -> int:
-        """A free area for what a script begins with, kept until `adopt` or `unreserve`."""
+        """Reserve a free area for what a script begins with, until `adopt` or `unreserve`."""
         area = self.free()
         self._claim(area)
         return area
 
     def unreserve(self, area: int) -> None:
-        """Nobody writes into that area any more, and nobody adopts it."""
+        """That area is no longer written, and no worker adopts it."""
         self._unclaim(area)
 
     def adopt(self, area: int, descriptors: list[int]) -> None:
-        """The first version is in that reserved area from now on; no replica has made a step.
+        """The first version is in that reserved area from now on. No replica has made a step.
 
-        Replicas may have been averaged before: all were alike, and so are they now. So the averages under way are void.
+        Replicas may have been averaged before. All were alike, and they are so now. So the averages under way are void.
         """
         assert self._store is not None  # training has begun
         self._store.adopt(area, descriptors)
@@ -197,7 +197,7 @@ class ReplicaExchange:
     # --- orders -------------------------------------------------------------------------------------
 
     def carry_out(self, order: Order) -> None:
-        """Do what is ordered of replicas."""
+        """Carry out an order for replicas."""
         match order:
             case Release():
                 self._release(order)
@@ -207,7 +207,7 @@ class ReplicaExchange:
                 self._reduce(order)
 
     def _release(self, order: Release) -> None:
-        """Let it compute on its replica as it is, which is kept so until its next release."""
+        """Let the worker compute on its replica as it is, which is kept until its next release."""
         member = self._members[order.worker]
         if not member.trains:
             return
@@ -221,18 +221,18 @@ class ReplicaExchange:
         self._send(member, messages.Compute(order.step, order.version, area, self._pool + member.worker, []))
 
     def _step(self, order: StepReplica) -> None:
-        """Have its replica stepped: in place, if nobody else needs it as it was."""
+        """Have the worker's replica stepped: in place, if no other worker needs it as it was."""
         worker, step, member = order.worker, order.step, self._members[order.worker]
         trains = member.trains and (worker, step) not in self.undone
         if not trains:
             self._journal.undone(worker, step)
         if order.group is None and not trains:
-            return  # it will not be made: that its worker has left is the next that the machine hears of it
+            return  # it will not be made: the machine is about to hear that its worker has left
         self.steps += 1
         if order.group is None:
             self._unshared.setdefault(worker, []).append(step)
             self.samples += self._leases.samples(worker, step)
-        else:  # it is in everybody's replica
+        else:  # the mean gradient is in every replica
             self.samples += self._leases.settle(worker, step)
         if not trains:
             self._needs_no_mean(worker, order.group)
@@ -243,7 +243,7 @@ class ReplicaExchange:
             target = self.free()
         reads = [source] if gradients is None else [source, gradients]
         for area in reads:
-            self._claim(area)  # until it is made
+            self._claim(area)  # until the step is made
         self._place(worker, target)
         self._ordered[worker] += 1
         self._stepping[worker, step] = reads
@@ -251,7 +251,7 @@ class ReplicaExchange:
         self._send(member, messages.Step(step, source, target, gradients))
 
     def _reduce(self, order: Reduce) -> None:
-        """Have the group average, once its members' replicas have made the steps that were ordered."""
+        """Let the group average, once its members' replicas have made the steps that were ordered."""
         average = self._averages[order.group] = _Average(order, self.free())
         self._claim(average.target)
         if order.what == "gradients":
@@ -277,7 +277,7 @@ class ReplicaExchange:
         self._after(order.members, go)
 
     def _tell(self, workers: tuple[int, ...], message: messages.ToAverager) -> None:
-        """Those of them who are here."""
+        """Those of these workers that are here."""
         for worker in workers:
             averaged_by = self._members[worker].averaged_by
             if averaged_by is not None:
@@ -286,23 +286,23 @@ class ReplicaExchange:
     # --- workers ------------------------------------------------------------------------------------
 
     def gradient_ready(self, member: Member, step: int) -> None:
-        """It shows its script what it computed on until the next release: nothing is let go of yet."""
+        """The worker shows its script what it computed on until the next release: release nothing yet."""
 
     def let_go_of_slot(self, member: Member) -> None:
-        """It reads that area no more."""
+        """The worker no longer reads that area."""
         if member.reading is not None:
             self._unclaim(member.reading)
         member.reading = None
 
     def stepped(self, member: Member, step: int) -> None:
-        """Its replica has made that step."""
+        """The worker's replica has made that step."""
         for area in self._stepping.pop((member.worker, step)):
             self._unclaim(area)
         self._made[member.worker] += 1
         self._go_on()
 
     def _hear(self, member: Member, averager: Channel) -> None:
-        """It has made its share of an average, or is gone."""
+        """The worker has made its share of an average, or has left."""
         try:
             message, _ = averager.receive()
         except PeerLost:
@@ -312,19 +312,19 @@ class ReplicaExchange:
             self._give_up(member, f"its averager sent a message that can't be read ({error})")
             return
         average = self._averages.get(message.group)
-        if average is not None:  # else the group was over before: a run that stops awaits no averages
+        if average is not None:  # otherwise the group was over before: a run that stops awaits no averages
             average.awaited.discard(member.worker)
             self._end(average)
 
     def left(self, member: Member) -> None:
-        """It trains no more. Its process may still be there, and make the shares that it owes."""
-        if member.left != "died":  # its replica counts in the means from now on
+        """The worker trains no more. Its process may still be there, and make the shares that it owes."""
+        if member.left != "died":  # the replica of any other counts in the means from now on
             self._share(member.worker)
         for group in list(self._means):
             self._needs_no_mean(member.worker, group)
 
     def gone(self, member: Member) -> None:
-        """Its process has ended: what waited for it goes on without."""
+        """The worker's process has ended: what waited for it goes on without it."""
         worker, averager = member.worker, member.averager
         if averager is not None and member.averaged_by is not None:
             member.averaged_by.forget()
@@ -367,32 +367,32 @@ class ReplicaExchange:
         self._after(workers, lambda: ready(areas, target))
 
     def cut_done(self, areas: list[int], target: int) -> None:
-        """They are kept no more."""
+        """These replicas are kept no more."""
         for area in (*areas, target):
             self._unclaim(area)
 
     def foremost(self, workers: list[int]) -> list[int]:
-        """Those of them whose replicas have made the most steps."""
+        """Those of these workers whose replicas have made the most steps."""
         most = max((self._ordered[worker] for worker in workers), default=0)
         return [worker for worker in workers if self._ordered[worker] == most]
 
     # --- areas --------------------------------------------------------------------------------------
 
     def free(self) -> int:
-        """The lowest area that nobody needs: those never needed cost nothing."""
+        """The lowest area that is not needed: areas that are never needed cost nothing."""
         return next(area for area in range(self._pool) if area not in self._claims)
 
     def _after(self, workers: tuple[int, ...] | list[int], do: Callable[[], None]) -> None:
-        """Do it when the steps that these workers were ordered until now are made."""
+        """Call `then` when the steps that these workers were ordered until now are made."""
         self._later.append(_Later({worker: self._ordered[worker] for worker in workers}, do))
         self._go_on()
 
     def next(self, until: float) -> Fact | None:
-        """No transfer takes time by itself."""
+        """No transfer takes time of its own here."""
         return None
 
     def due(self) -> float | None:
-        """None is under way, then."""
+        """No transfer is under way here."""
         return None
 
     def _go_on(self) -> None:
@@ -402,7 +402,7 @@ class ReplicaExchange:
             one.do()
 
     def _end(self, average: _Average) -> None:
-        """When nobody writes into its area any more: it is made, unless somebody was lost."""
+        """When its area is no longer written: the average is made, unless a member was lost."""
         order = average.order
         if average.awaited:
             return
@@ -423,7 +423,7 @@ class ReplicaExchange:
 
     def _come_about(self, group: int) -> None:
         average = self._averages.get(group)
-        if average is None or not average.made:  # a run that stops awaits no averages: `conclude` sees to it
+        if average is None or not average.made:  # a run that stops awaits no averages: see `conclude`
             return
         del self._averages[group]
         order = average.order
@@ -455,7 +455,7 @@ class ReplicaExchange:
         self._happened(ReduceFailed(group=order.group, lost=lost, at=self._now()))
 
     def _needs_no_mean(self, worker: int, group: int | None) -> None:
-        """It has been told to step with that group's mean, or never will be."""
+        """The worker has been told to step with that group's mean, or never will be."""
         if group in self._means:
             area, waiting = self._means[group]
             waiting.discard(worker)

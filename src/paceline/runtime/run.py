@@ -1,4 +1,4 @@
-"""One run, from the empty folder to the summary: forks the workers, coordinates, leaves nothing behind."""
+"""One run, from the empty folder to the summary: forks the workers, coordinates, leaves no process behind."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from paceline.records.whole import MODE, write_whole
 from paceline.runtime import messages
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.directed import Directed
+from paceline.runtime.folders import notes
 from paceline.runtime.imports import import_torch
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
 from paceline.runtime.offers import too_many
-from paceline.runtime.output import Output
+from paceline.runtime.output import Output, Unread
 from paceline.runtime.processes import (
     NoProcess,
     adopt_orphans,
@@ -48,16 +49,18 @@ from paceline.runtime.settings import Settings
 from paceline.version import __version__
 
 DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
-"""File descriptors that a launcher needs, and how many for each worker: a channel or two, a watch, a pipe, a log."""
+"""File descriptors that a launcher needs, and how many more for each worker: channels, a watch, a pipe, a log."""
 
 
 class Interrupts:
-    """Signals that ask for an end, as something that a loop can watch. In force from when it is made."""
+    """Signals that ask for an end, for a loop to watch. They are in force once this is made."""
 
     def __init__(self) -> None:
         self.pending = 0
         self.keyboard = False
-        """Whether the last one was a terminal's Ctrl-C."""
+        """Whether the last signal was a terminal's Ctrl-C."""
+        self.output: Output | None = None
+        """What may be printing when a signal comes."""
         self._read, self._write = socket.socketpair()
         for end in (self._read, self._write):
             end.setblocking(False)
@@ -66,11 +69,11 @@ class Interrupts:
             signal.signal(number, self._note)
 
     def fileno(self) -> int:
-        """Readable when a signal has come."""
+        """A descriptor that is readable when a signal has come."""
         return self._read.fileno()
 
     def take(self) -> int:
-        """How many have come since this was last asked."""
+        """How many signals have come since this was last asked."""
         with suppress(BlockingIOError):
             self._read.recv(64)
         taken, self.pending = self.pending, 0
@@ -79,26 +82,28 @@ class Interrupts:
     def _note(self, number: int, _: Any) -> None:
         self.pending += 1
         self.keyboard = number == signal.SIGINT
+        if self.output is not None and self.output.printing:
+            raise Unread
 
 
 Direct = Callable[[Directed, Journal], None]
-"""Has all of a run's orders carried out, and records what it tells the machine."""
+"""Carries out all of a run's orders, and records what it tells the machine."""
 
 
 def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None) -> Summary:
-    """Do it. Returns the summary, which the run's folder has too. With `direct`, that says what happens when.
+    """Run it. Return the summary, which the run's folder has too. `direct` decides what happens when, if given.
 
-    Raises ConfigError when the script asks for what cannot be done; the folder is then gone again, unless
+    Raises ConfigError when the script asks for what cannot be done. The folder is then gone again, unless
     training has come so far that it has something to lose. Raises SystemExit if the script's own argument parser
     ends the script.
     """
     if why := too_many(settings.workers, available_bytes()):
         raise ConfigError(why)
     allow_descriptors(DESCRIPTORS + DESCRIPTORS_EACH * settings.workers, settings.workers)
-    import_torch(settings.script.read_bytes())
+    import_torch(settings.source)
     if interrupts.take():
         raise KeyboardInterrupt
-    made = _make_folder(settings.folder)
+    made = make_folder(settings.folder)
     keep = False
     coordinator = None
     try:
@@ -106,14 +111,14 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
             with _journal(settings.folder) as journal:
                 coordinator = _coordinate(settings, interrupts, journal, direct)
                 journal.ended(coordinator.outcome, coordinator.error)
-        except RunFailed as error:  # the ledger lacks something: whoever reads the summary is to know
+        except RunFailed as error:  # the ledger lacks something, and the summary must say so
             if coordinator is None:
                 raise
             coordinator.outcome, coordinator.error = "failed", str(error)
-        if coordinator.parser_ended is not None:  # with --help or a mistake, as it would alone
+        if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
             if settings.tee == "none":
                 sys.stderr.write((settings.folder / "worker-0.log").read_text(errors="replace"))
-            _undo(settings.folder, made)
+            undo(settings.folder, made)
             raise SystemExit(coordinator.parser_ended)
         keep = coordinator.usage_error is None or coordinator.recordings.newest.version > 0
         summary = _conclude(settings, coordinator) if keep else None
@@ -123,12 +128,12 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
         return summary
     except ConfigError:
         if not keep:
-            _undo(settings.folder, made)
+            undo(settings.folder, made)
         raise
 
 
-def _make_folder(folder: Path) -> list[Path]:
-    """Make the run's folder; returns those that were not there before, to be taken away if nothing comes of it."""
+def make_folder(folder: Path) -> list[Path]:
+    """Make the run's folder. Return the folders that were not there before, to be removed if the run does not begin."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         (folder / "versions").mkdir(parents=True)
@@ -137,8 +142,8 @@ def _make_folder(folder: Path) -> list[Path]:
     return made
 
 
-def _undo(folder: Path, made: list[Path]) -> None:
-    """Take away what the run has written, and the folders that it made unless somebody uses them."""
+def undo(folder: Path, made: list[Path]) -> None:
+    """Remove what the run has written, and the folders that it made unless they are in use."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -162,9 +167,11 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
     strangers = children()
     adopt_orphans()
     output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
+    interrupts.output = output
     loop = Loop()
     _write_config(settings, None, journal)
     members: list[Member] = []
+    folders = notes()
     coordinator, failure = None, ""
     try:
         for worker in range(settings.workers):
@@ -172,7 +179,7 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
                 break
             try:
                 with journal.ledger.still():
-                    members.append(_fork(worker, settings, members))
+                    members.append(_fork(worker, settings, members, folders, journal.ledger))
             except NoProcess as error:
                 failure = f"worker {worker} can't be started: {error}"
 
@@ -182,7 +189,7 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
         directed = Directed(settings, members, journal, output, loop, on_begin) if direct is not None else None
         coordinator = directed or Coordinator(settings, members, journal, output, loop, on_begin)
         loop.watch(interrupts, lambda: coordinator.interrupt(interrupts.take(), interrupts.keyboard))
-        coordinator.interrupt(interrupts.take())  # what came while the workers were forked
+        coordinator.interrupt(interrupts.take())  # signals that came while the workers were forked
         if failure:
             coordinator.fail(failure)
         try:
@@ -192,14 +199,14 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
             else:
                 drive(settings.choice.machine(), coordinator.facts(), coordinator.carry_out, journal.record)
         except (ProtocolViolation, RunFailed) as error:
-            if isinstance(error, ProtocolViolation) or coordinator.outcome != "interrupted":  # else it was to end
+            if isinstance(error, ProtocolViolation) or coordinator.outcome != "interrupted":  # otherwise it was to end
                 coordinator.outcome, coordinator.error = "failed", str(error)
         except Exception as error:
             coordinator.outcome, coordinator.error = "failed", unforeseen(error)
         return coordinator
     finally:
         for member in members:
-            if member.here:  # else its number may be another's by now; what it had started was ended with it
+            if member.here:  # otherwise its number may be another process's; what it started was ended with it
                 end_group(member.process)
         if coordinator is not None:
             coordinator.close()
@@ -208,16 +215,17 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
         for member in members:
             if member.here:
                 os.waitpid(member.process, 0)
-        end_adopted(strangers)  # programs in sessions of their own, which no process group's end reaches
+        end_adopted(strangers)  # programs in sessions of their own, which the end of a process group does not reach
         for unfinished in (settings.folder / "versions").glob("*"):
-            if unfinished.suffix != ".safetensors":  # the store was at it when it was ended
+            if unfinished.suffix != ".safetensors":  # the store was writing it when it was ended
                 with suppress(OSError):
                     unfinished.unlink()
+        os.close(folders)
         output.close()
         loop.close()
 
 
-def _fork(worker: int, settings: Settings, before: list[Member]) -> Member:
+def _fork(worker: int, settings: Settings, before: list[Member], folders: int, ledger: Ledger) -> Member:
     from paceline.runtime.worker import work
 
     ours, theirs = pair()
@@ -234,14 +242,15 @@ def _fork(worker: int, settings: Settings, before: list[Member]) -> Member:
 
     def body() -> int:
         ours.close()
-        for member in before:  # else the end of the launcher would not show
+        ledger.let_go_of_lock()  # a launcher that is killed may end some moments before its workers
+        for member in before:  # otherwise the end of the launcher would not show
             member.channel.close()
             os.close(member.watch)
             if member.printed is not None:
                 os.close(member.printed)
         if printed is not None:
             os.close(printed)
-        return work(worker, settings, theirs, output, launcher)
+        return work(worker, settings, theirs, output, folders, launcher)
 
     process = fork_child(body)
     theirs.close()
@@ -259,7 +268,7 @@ def _fork(worker: int, settings: Settings, before: list[Member]) -> Member:
 
 
 def _await_store(process: int) -> None:
-    """It was told to end; it has written everything by now. Its end is not left to chance."""
+    """The store was told to end, and has written everything by now. Make sure that it ends."""
     import select
 
     try:
@@ -284,7 +293,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "paceline": __version__,
         "script": str(settings.script),
         "directory": str(Path.cwd()),
-        "script_sha256": hashlib.sha256(settings.script.read_bytes()).hexdigest(),
+        "script_sha256": hashlib.sha256(settings.source).hexdigest(),
         "arguments": list(settings.arguments),
         "protocol": settings.choice.to_plain(),
         "workers": settings.workers,
@@ -300,6 +309,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "saves": settings.saves,
         "learning_rate_scale": settings.learning_rate_scale,
         "targets": [target.text for target in settings.targets],
+        "stop_at_target": settings.stop_at_target,
         "limits": {
             name: value
             for name, value in (

@@ -2,7 +2,7 @@
 
 What another worker saves goes below its own folder of the run, and that worker finds it again under the path that its
 script said: to load it, rename it, copy it, remove it, or ask whether it is there. The patches are made in the worker's
-process alone, before its script runs. Files that the script opens itself are left alone.
+process alone, before its script runs. For files that the script opens itself, see `opens`.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ import safetensors
 import safetensors.torch
 import torch
 
-# as they were: what is patched asks these
+# these call the functions as they were before the patches
 _exists, _isfile, _isdir, _replace = os.path.exists, os.path.isfile, os.path.isdir, os.replace
 
 
 class Saves:
-    """Where this worker's saved files are. `folder` is its own in the run; None: the paths themselves."""
+    """Where this worker's saved files are. `folder` is its own in the run; None: files go to the given paths."""
 
     def __init__(self, folder: Path | None) -> None:
         self._root = None if folder is None else str(folder.absolute())
 
     def place(self, path: Any) -> str:
-        """Where what the script saves to that path is written: for a link, what it points to."""
+        """Where to write what the script saves to that path: for a link, what it points to."""
         real = os.path.realpath(os.fsdecode(path))
-        return real if self._root is None else self._root + real
+        return real if self._root is None or real.startswith(f"{self._root}/") else self._root + real
 
     def found(self, path: Any) -> Any:
-        """What to read for that path: this worker's own file, if it has saved one there; else the path itself."""
+        """What to read for that path: this worker's own file, if it has saved one there, else the path itself."""
         if self._root is None or not isinstance(path, str | bytes | os.PathLike) or not _isdir(self._root):
             return path
         try:
             place = self.place(path)
-        except (OSError, ValueError):  # no path at all: whoever was asked says so
+        except (OSError, ValueError):  # this is no path at all, and the function that is called says so
             return path
         return place if _isfile(place) else path
 
@@ -50,7 +50,7 @@ class Saves:
         return self.found(path) is not path
 
     def place_for(self, path: Any) -> str:
-        """The place for that path, in a folder that is there."""
+        """The place for that path, in an existing folder."""
         place = self.place(path)
         if self._root is not None:
             os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -58,7 +58,7 @@ class Saves:
 
     @contextmanager
     def writing(self, path: Any) -> Iterator[str]:
-        """A file of the same name to write to, which takes its place once it is whole."""
+        """A file of the same name to write to, which takes that path's place once it is whole."""
         place = self.place_for(path)
         folder = tempfile.mkdtemp(prefix=".saving-", dir=os.path.dirname(place))
         try:
@@ -71,7 +71,7 @@ class Saves:
             shutil.rmtree(folder, ignore_errors=True)
 
     def may_replace(self, path: Any) -> bool:
-        """Whether a file can be put in that path's place: not in a device's, nor where there is no such folder."""
+        """Whether a file can take that path's place. It can't if that is a device, or where there is no such folder."""
         if not isinstance(path, str | bytes | os.PathLike):
             return False
         real = os.path.realpath(os.fsdecode(path))
@@ -110,7 +110,7 @@ def _patch(module: Any, name: str, call: Callable[..., Any]) -> Callable[..., An
 
 
 def _saving(saves: Saves, module: Any, name: str, parameter: str) -> Callable[..., Any]:
-    """Of a function that writes what is its second argument, and has that name."""
+    """Wrap the function of that name, which writes to its second argument."""
     original = getattr(module, name)
 
     def save(*arguments: Any, **named: Any) -> Any:
@@ -129,7 +129,7 @@ def _saving(saves: Saves, module: Any, name: str, parameter: str) -> Callable[..
 def _reading(
     saves: Saves, module: Any, name: str, parameter: str, kind: Callable[[Any], Any] = lambda path: path
 ) -> Callable[..., Any]:
-    """Of a function that looks at what is its first argument, of that kind, and has that name."""
+    """Wrap the function of that name, which looks at its first argument."""
     original = getattr(module, name)
 
     def read(*arguments: Any, **named: Any) -> Any:
@@ -143,7 +143,7 @@ def _reading(
 
 
 def _moving(saves: Saves, name: str) -> None:
-    """Of a function that gives a file another name."""
+    """Wrap a function that renames a file."""
     original = getattr(os, name)
 
     def move(src: Any, dst: Any, **named: Any) -> None:
@@ -156,7 +156,7 @@ def _moving(saves: Saves, name: str) -> None:
 
 
 def _copying(saves: Saves, name: str) -> None:
-    """Of a function that copies a file; but for `copyfile`, into a folder if it is given one."""
+    """Wrap a function that copies a file; all but `copyfile` copy into a folder if they are given one."""
     original = getattr(shutil, name)
 
     def copy(src: Any, dst: Any, **named: Any) -> Any:

@@ -13,25 +13,27 @@ from paceline.records.summary import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One run: what the command line says, with every default filled in."""
+    """One run: the command line's settings, with every default filled in."""
 
     script: Path
+    source: bytes
+    """The script's text as the run began. Workers begin one after the other, and the file may be edited meanwhile."""
     arguments: tuple[str, ...]
     choice: Choice
     workers: int
     scenario: Scenario
     seed: int
     threads: int
-    """Of each worker."""
+    """Threads of each worker."""
     folder: Path
     shards: Literal["dynamic", "static"] | None
     """None: as the script says."""
     epochs: int | None
     record: int
-    """Versions recorded in each epoch; the last is recorded in any case."""
+    """Versions recorded in each epoch. The last one is recorded in any case."""
     targets: tuple[Target, ...]
     on_loss: Literal["auto", "continue", "stop"]
-    """What a worker's death does to the run. `auto`: ends it if its script failed, and not if a signal killed it."""
+    """What a worker's death does to the run. `auto` ends it if the script failed, not if a signal killed the worker."""
     on_divergence: Literal["stop", "continue"]
     tee: Literal["first", "all", "none"]
     max_steps: int | None
@@ -40,16 +42,20 @@ class Settings:
     """Seconds after which a wait is reported."""
     json: bool
     quiet: bool = False
-    """Whether nothing is to be said of how it goes."""
+    """Whether to show no progress."""
     progress: float = 10.0
-    """Seconds from one line on how it goes to the next."""
+    """Seconds between two lines of progress."""
     tensorboard: bool = False
-    """Whether what is logged and evaluated is written for TensorBoard, too."""
+    """Whether to write logged and evaluated values for TensorBoard, too."""
     learning_rate_scale: float = 1.0
-    """What the script's learning rates are multiplied by, wherever the optimizer runs."""
+    """The factor of the script's learning rates, wherever the optimizer runs."""
     start: Literal["staggered", "together"] = "staggered"
     """When scripts begin: the others when the lowest worker's has come to `prepare`, or all at once."""
     saves: Literal["first", "all"] = "first"
     """Whose `torch.save` writes to the path that it is given: worker 0's, or every worker's. See `runtime.saves`."""
+    stop_at_target: bool = False
+    """Whether the run ends once recorded versions have met all targets: they are then evaluated as it trains."""
+    evaluation_threads: int | None = None
+    """Of the process that evaluates; None: as many as a worker has."""
     simulated: Scenario | None = None
     """The cluster whose times are virtual; None: time is real."""

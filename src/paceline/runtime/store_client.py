@@ -1,4 +1,4 @@
-"""The coordinator's side of the store: one commit at a time, in order; releases wait for their version."""
+"""The coordinator's side of the store: one commit at a time, in order. Releases wait for their version."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class _Ordered:
 
 
 class StoreClient:
-    """Turns the machine's order of versions into commits into slots, and keeps count of who needs which.
+    """Turns the machine's orders of versions into commits into slots, and counts which slots are needed.
 
-    The machine is ahead of the store: it orders versions that are not made yet. What needs one is called
-    when it is.
+    The machine is ahead of the store: it orders versions that are not made yet. Callbacks that need a version are
+    called when it is made.
     """
 
     def __init__(
@@ -40,23 +40,25 @@ class StoreClient:
         slots: int,
         *,
         idle_cores: Callable[[], int],
+        timed: Callable[[int, float], None],
         applied: Callable[[ApplyUpdate], None],
-        made: Callable[[int], None],
+        made: Callable[[int, float], None],
         checked: Callable[[int, int], None],
         written: Callable[[int, str, float | None], None],
         not_finite: Callable[[ApplyUpdate, str, int | None], bool],
     ) -> None:
-        """`idle_cores()` are those that the store may use beside its own.
+        """`idle_cores()` are those that the store may use in addition to its own.
 
-        `applied(order)` is called when that is done, before whoever waits for its version, then `made(version)`;
-        `checked(version, checksum)`, before both; `written(version, sha256, distance)`, where `distance` is None unless
-        a mean was written; and
-        `not_finite(order, parameter, worker)`, which says whether to go on looking.
+        When a version is there, these are called, in this order: `timed(version, at)`,
+        `checked(version, checksum)`, `applied(order)`, the callbacks that wait for it, and `made(version, at)`.
+        `written(version, sha256, distance)` has None for the distance unless a mean was written.
+        `not_finite(order, parameter, worker)` says whether to go on looking.
         """
         self.channel = channel
         self._outbox = outbox
         self.slots = Slots(slots)
         self._idle_cores = idle_cores
+        self._timed = timed
         self._applied = applied
         self._made = made
         self._checked = checked
@@ -75,27 +77,27 @@ class StoreClient:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is ordered that is not done."""
+        """Whether all orders are done."""
         return not (self._orders or self._committing or self._writing)
 
     @property
     def busy_with(self) -> str | None:
-        """What the store is at, if anything."""
+        """What the store is doing, if anything."""
         if self._committing:
             return f"making version {self._committing[0].version}"
         return "writing a version to disk" if self._writing else None
 
     def apply(self, order: ApplyUpdate, pushed: list[tuple[int, float]], scalars: list[dict[str, Any]] | None) -> None:
-        """Make that version, after those ordered before, of what lies in these push areas, each with its weight.
+        """Make that version, after those ordered before, from these push areas, each with its weight.
 
-        `scalars` are the optimizer's hyperparameters from then on; None: as they are.
+        `scalars` are the optimizer's hyperparameters from then on; None: they stay as they are.
         """
         if not self.lost:
             self._orders.append(_Ordered(order, pushed, scalars))
             self._go_on()
 
     def when_made(self, version: int, call: Callable[[int], None]) -> None:
-        """Claim that version, and call with its slot once it is whole. Every claim is to be ended."""
+        """Claim that version, and call with its slot once it is whole. Every claim must be ended."""
         self.slots.claim(version)
         if version <= self.slots.newest:
             call(self.slots.where[version])
@@ -103,7 +105,7 @@ class StoreClient:
             self._waiting.setdefault(version, []).append(call)
 
     def unclaim(self, version: int) -> None:
-        """That claim is over."""
+        """End that claim."""
         self.slots.unclaim(version)
         self._go_on()
 
@@ -112,7 +114,7 @@ class StoreClient:
         self._send(messages.SendState(worker))
 
     def adopt(self, slot: int, descriptors: list[int]) -> None:
-        """The first version is in that slot from now on; the optimizer's state may come along."""
+        """The first version is in that slot from now on. The optimizer's state may come along."""
         self.slots.moved(0, slot)
         self._used.add(slot)
         self._send(messages.Adopt(), tuple(descriptors))
@@ -120,7 +122,7 @@ class StoreClient:
             os.close(descriptor)
 
     def record(self, order: messages.Record) -> None:
-        """Write a version that is made; its slot is kept meanwhile."""
+        """Write a version that is made. Its slot is kept meanwhile."""
         if not self.lost:
             self.slots.claim(order.version)
             self._writing += 1
@@ -132,8 +134,8 @@ class StoreClient:
             self._writing += 1
             self._send(order)
 
-    def handle(self, message: messages.Committed | messages.Recorded | messages.MeanRecorded) -> None:
-        """What the store says."""
+    def handle(self, message: messages.Committed | messages.Recorded | messages.MeanRecorded, at: float) -> None:
+        """The store has said this, heard at that moment."""
         if isinstance(message, messages.MeanRecorded):
             self._writing -= 1
             self._written(message.version, message.sha256, message.distance)
@@ -146,6 +148,7 @@ class StoreClient:
         assert self._committing is not None
         order, slot = self._committing
         self._committing = None
+        self._timed(order.version, at)
         if message.not_finite is not None:
             self._look = self._not_finite(order, *message.not_finite)
         self.slots.committed(order.version, slot)
@@ -153,11 +156,11 @@ class StoreClient:
         self._applied(order)
         for call in self._waiting.pop(order.version, ()):
             call(slot)
-        self._made(order.version)
+        self._made(order.version, at)
         self._go_on()
 
     def lose(self) -> None:
-        """The store has gone: nothing that is ordered will be done."""
+        """The store has gone: its orders will not be done."""
         self.lost = True
         self._orders.clear()
         self._waiting.clear()
@@ -166,7 +169,7 @@ class StoreClient:
     def end(self) -> None:
         """Tell the store to end, and close the channel."""
         self._send(messages.Quit())
-        self._outbox.forget()  # it ends as well when it finds the channel closed
+        self._outbox.forget()  # the store also ends when it finds the channel closed
         self.channel.close()
 
     def _go_on(self) -> None:
@@ -174,7 +177,7 @@ class StoreClient:
             return
         target = self.slots.free()
         if target is None:
-            return  # until whoever reads or writes the oldest version is done, and calls here again
+            return  # until the reader or writer of the oldest version is done, and calls here again
         ordered = self._orders.popleft()
         scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
         self._committing = ordered.order, target

@@ -33,7 +33,7 @@ def fork_store(
     end: socket.socket,
     launcher: int,
 ) -> None:
-    """Fork the store from this worker, which has prepared; the launcher becomes its parent.
+    """Fork the store from this worker, which has called `prepare`. The launcher becomes the store's parent.
 
     The store is built before the fork: a device's tensors can't be read after it.
     """
@@ -110,7 +110,7 @@ def _said(error: Exception) -> str:
 
 
 class _Recorder:
-    """Writes versions in a thread; the coordinator keeps their slots until it says that it is done."""
+    """Writes versions in a thread. The coordinator keeps their slots until that is done."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -143,7 +143,7 @@ class _Recorder:
 
 
 def _let_go(end: socket.socket) -> None:
-    """Keep nothing of the worker's: its sockets and pipes would seem open after it has died."""
+    """Keep nothing of the worker's: its sockets and pipes would seem open after its death."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

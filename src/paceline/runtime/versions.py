@@ -14,13 +14,11 @@ from paceline.runtime.store_client import StoreClient
 
 
 class _Versions:
-    """What is the same of both."""
+    """What both have in common."""
 
-    def __init__(self, members: Mapping[int, Member], recordings: Recordings, now: Callable[[], float]) -> None:
-        """`now()` is seconds since the run's start."""
+    def __init__(self, members: Mapping[int, Member], recordings: Recordings) -> None:
         self._members = members
         self._recordings = recordings
-        self._now = now
         self._store: StoreClient | None = None
         self._buffers = "mean"
 
@@ -30,54 +28,47 @@ class _Versions:
         self._buffers = offer.buffers or "mean"
         self._recordings.counted = offer.loads
 
-    def made(self, version: int) -> None:
-        """The store has made that version."""
+    def made(self, version: int, at: float) -> None:
+        """The store has made that version, `at` seconds since the run's start."""
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
-        """The store has written that version; `distance` is the replicas' from it, if it is their mean."""
+        """The store has written that version. `distance` is the replicas' distance from it, if it is their mean."""
         self._recordings.written(version, sha256)
 
     def _stored(self) -> StoreClient:
-        assert self._store is not None  # nothing is ordered before it is there
+        assert self._store is not None  # nothing is ordered before the store is there
         return self._store
 
 
 class StoredVersions(_Versions):
     """The store makes every version, and writes those that are due."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        members: Mapping[int, Member],
-        recordings: Recordings,
-        now: Callable[[], float],
-    ) -> None:
-        """`now()` is seconds since the run's start."""
-        super().__init__(members, recordings, now)
+    def __init__(self, exchange: Exchange, members: Mapping[int, Member], recordings: Recordings) -> None:
+        super().__init__(members, recordings)
         self._exchange = exchange
         self._there: dict[int, list[int]] = {}
-        """By version that is not made yet: whose buffers it has."""
+        """By version that is not made yet: the workers whose buffers it has."""
 
     def ordered(self, version: int) -> None:
-        """The store is to make that version, and it is not made yet."""
+        """The store is to make that version, which is not made yet."""
         self._recordings.ordered(version, self._exchange.samples)
         self._there[version] = self._survivors()
 
-    def made(self, version: int) -> None:
+    def made(self, version: int, at: float) -> None:
         """The store has made that version: write it if it is due."""
         there = self._there.pop(version)
-        if self._recordings.made(version, self._now()):
+        if self._recordings.made(version, at):
             self._record(there)
 
     def record_last(self) -> bool:
-        """The newest version is the last: have it written. Whether there is something left to wait for."""
+        """The newest version is the last: have it written. Return whether there is something left to wait for."""
         if self._recordings.newest.version in self._recordings.hashes:
             return False
         self._record(self._survivors())
         return True
 
     def _survivors(self) -> list[int]:
-        """Whose buffers count: whoever the machine has not been told is dead. Of each, a replay is told the same."""
+        """Workers whose buffers count: those that the machine does not know to be dead. A replay is told the same."""
         return [worker for worker in self._members if worker not in self._exchange.lost] or list(self._members)
 
     def _record(self, workers: list[int]) -> None:
@@ -107,15 +98,16 @@ class Means(_Versions):
         now: Callable[[], float],
     ) -> None:
         """`now()` is seconds since the run's start."""
-        super().__init__(members, recordings, now)
+        super().__init__(members, recordings)
+        self._now = now
         self._replicas = replicas
         self._averages_gradients = averages_gradients
         self._journal = journal
         self._recording = False
         self._cut: tuple[list[int], int, Made] = [], 0, recordings.newest
-        """The areas of the replicas whose mean is being recorded, that of the mean, and when it was."""
+        """The areas of the replicas whose mean is being recorded, the area of the mean, and when it was made."""
         self._mean_of: tuple[int, int, list[int]] | None = None
-        """What the last mean was of, as `_replicas_now` says it."""
+        """What the last mean was made of, as `_replicas_now` returns it."""
 
     def ordered(self, version: int) -> None:
         """A replica is to make its next version: record the mean of all if that is due."""
@@ -158,13 +150,13 @@ class Means(_Versions):
         self._replicas.cut(self._survivors(), record)
 
     def _replicas_now(self) -> tuple[int, int, list[int]]:
-        """Steps and averages so far, and whose replicas count: the mean is another one when any of these is."""
+        """Steps and averages so far, and whose replicas count. The mean changes when any of these does."""
         return self._replicas.steps, self._replicas.averages, self._survivors()
 
     def _survivors(self) -> list[int]:
-        """Those whose replicas count: whoever began to train and has not died.
+        """Workers whose replicas count: those that began to train and have not died.
 
-        Where gradients are averaged all replicas are the same, but those of whom the last steps went without.
+        Where gradients are averaged, all replicas are the same, except those that the last steps went without.
         """
         lost = self._replicas.lost
         workers = [worker for worker in self._replicas.replicas if worker not in lost]

@@ -1,14 +1,15 @@
-"""Waits that have lasted: who waits, for what, and what those do whom it may be for."""
+"""Reports of long waits: which workers wait, for what, and what the workers that do not wait are doing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
+from paceline.core.listed import MOST, workers_named
 from paceline.runtime.member import Member
 
 
 class WaitReports:
-    """Makes the lines; each wait comes up again when it has lasted twice as long."""
+    """Makes the lines. Each wait comes up again when it has lasted twice as long."""
 
     def __init__(self, limit: float) -> None:
         """`limit`: seconds that a wait may last without a word."""
@@ -17,15 +18,17 @@ class WaitReports:
         """When a wait, by worker and beginning, is due again."""
 
     def lines(self, members: Iterable[Member], besides: str | None, now: float) -> list[str]:
-        """What is to be said now. `besides` is what the run itself is busy with."""
+        """The lines that are due now. `besides` is what the run itself is busy with."""
         members = list(members)
+        due = _together([member for member in members if member.waits is not None and self._due(member, now)])
+        if not due:
+            return []
         busy = [member for member in members if member.waits is None and member.here]
-        doing = [member.doing(now) for member in busy] + ([besides] if besides else [])
-        due = [member for member in members if member.waits is not None and self._due(member, now)]
-        return [
-            f"{who} waited for {now - first.since:.0f} s: " + "; ".join([first.waits or "", *doing])
-            for who, first in _together(due)
-        ]
+        doing = [*_doing(busy, now), *([besides] if besides else [])]
+        lines = [f"{_waited(group, now)}: " + "; ".join([group[0].waits or "", *doing]) for group in due[:MOST]]
+        if rest := [member for group in due[MOST:] for member in group]:
+            lines.append(f"{_waited(rest, now)}, too, for other reasons")
+        return lines
 
     def _due(self, member: Member, now: float) -> bool:
         key, waited = (member.worker, member.since), now - member.since
@@ -35,14 +38,30 @@ class WaitReports:
         return True
 
 
-def _together(members: Iterable[Member]) -> Iterator[tuple[str, Member]]:
-    """Who waits, and of those the first. Workers whose scripts have not begun wait for the same: one line for them."""
-    starting = []
-    for member in members:
-        if member.stage == "starting":
-            starting.append(member)
-        else:
-            yield f"worker {member.worker} has", member
-    if starting:
-        names = ", ".join(str(member.worker) for member in starting)
-        yield (f"workers {names} have" if len(starting) > 1 else f"worker {names} has"), starting[0]
+def _together(due: Sequence[Member]) -> list[list[Member]]:
+    """Workers that share a line: those whose scripts have not begun, and of many workers those that wait for the same.
+
+    A few workers get a line each, which says how long that worker has waited.
+    """
+    groups: dict[object, list[Member]] = {}
+    for member in due:
+        shared = member.stage == "starting" or len(due) > MOST
+        groups.setdefault(member.waits if shared else member.worker, []).append(member)
+    return list(groups.values())
+
+
+def _waited(group: Sequence[Member], now: float) -> str:
+    shortest, longest = (f"{now - since:.0f}" for since in (max(m.since for m in group), min(m.since for m in group)))
+    has = "has" if len(group) == 1 else "have"
+    more = "" if shortest == longest else " or more"
+    return f"{workers_named(member.worker for member in group)} {has} waited for {shortest} s{more}"
+
+
+def _doing(busy: Sequence[Member], now: float) -> list[str]:
+    """What each of them is doing. Of many, those that were silent for longest are named."""
+    first = sorted(sorted(busy, key=lambda member: member.heard)[:MOST], key=lambda member: member.worker)
+    rest = len(busy) - len(first)
+    return [
+        *(member.doing(now) for member in first),
+        *([f"{rest} other worker{' was' if rest == 1 else 's were'} heard of since then"] if rest else []),
+    ]

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -28,6 +29,10 @@ from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.runtime import messages
 from paceline.runtime.averager import start_averager
+from paceline.runtime.evaluator import fork_evaluator
+from paceline.runtime.folders import share
+from paceline.runtime.opens import guard_open
+from paceline.runtime.own_parser import ended_by_parser
 from paceline.runtime.processes import (
     NoProcess,
     forks_die_with_me,
@@ -40,39 +45,61 @@ from paceline.runtime.settings import Settings
 from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
 from paceline.training.link import Evaluate, Finished, Go, Offer, Started, Step
-from paceline.training.orders import Orders
+from paceline.training.orders import BLOCK, Orders
 from paceline.training.seeding import seed_script
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
 RELEASES: Kinds = (messages.Compute, messages.Step)
 LEASES: Kinds = (messages.Leased, messages.EpochOver)
-GRACE = 2.0  # seconds that threads of a script which has failed have to end
+NO_EVALUATOR = (
+    "--stop-at-target evaluates in a process that is forked, which can't use a GPU; leave it out, or keep the model on "
+    "the CPU"
+)
+GRACE = 2.0  # seconds that threads of a script have to end after the script has failed
 
 
-def work(worker: int, settings: Settings, end: socket.socket, output: int, launcher: int) -> int:
-    """Run the script as this worker, then wait for the run's end. Returns the exit code."""
-    forks_die_with_me()  # loader processes would outlive a killed worker
+def work(worker: int, settings: Settings, end: socket.socket, output: int, folders: int, launcher: int) -> int:
+    """Run the script as this worker, then wait for the run's end. Return the exit code.
+
+    `folders` is where workers note the folders that they make.
+    """
+    forks_die_with_me()  # otherwise loader processes would outlive a killed worker
     share_without_files()
-    _redirect(output, worker)
+    redirect(output, worker)
     for name in ("RANK", "WORLD_SIZE"):  # many scripts wrap themselves in DDP where they find them
         os.environ.pop(name, None)
-    atexit._clear()  # what the launcher registered is not this process's to do
+    atexit._clear()  # the launcher's exit functions are not this process's
     torch.set_num_threads(settings.threads)
     link = WorkerLink(worker, settings, Channel(end, messages.ToWorker, "the coordinator"), launcher)
     prepare.attach(link)
+    os.register_at_fork(after_in_child=link.leave_to_parent)
     if settings.saves == "first":
-        guard(None if worker == 0 else settings.folder / f"worker-{worker}" / "saved")
+        own = None if worker == 0 else settings.folder / f"worker-{worker}" / "saved"
+        guard(own)
+        if own is not None:
+            guard_open(own, link.remark if worker == 1 else None)  # the others would say the same
+        share(worker, folders)
     try:
         begins = settings.start == "together" or link.begins()
         seed_script(settings.seed)
-        code = _run_script(settings.script, settings.arguments) if begins else 0
-        if code == 0:
-            link.serve_until_exit()
+        code = run_script(settings.script, settings.source, settings.arguments) if begins else 0
+        if code == 0 and not link.forked:
+            code = _exit_code_of(link.serve_until_exit, settings.arguments)
     except PeerLost:
         code = 1
     _end_quietly(code)
     return code
+
+
+class _NoChannel:
+    """Takes the place of the channel in a process that a worker's script has forked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(
+            "a process that the script forked takes no part in the run: train, fetch batches and call state_dict() in "
+            "the worker itself, and hand over what the process needs"
+        )
 
 
 class WorkerLink:
@@ -89,9 +116,11 @@ class WorkerLink:
         self.pushes = not self.replicas or spec.averages == "gradients"
         self.rate_scale = settings.learning_rate_scale
         self.wants_work = bool(settings.choice.spec.parts)
+        self.wants_metrics = bool(settings.targets) and worker == 0
         self._scenario: Scenario = settings.scenario
-        self._channel = channel
+        self._channel: Channel | _NoChannel = channel
         self._launcher = launcher
+        self._evaluation_threads = settings.evaluation_threads
         self._stopped = False
         self._interrupted = False
         """Whether the script has yet to learn that the run was interrupted."""
@@ -99,25 +128,39 @@ class WorkerLink:
         self._began = 0.0
         self._thread = threading.get_ident()
         self._descriptors: list[int] = []
-        """What came along with the last answer to the thread that prepared."""
+        """The descriptors that came with the last answer to the thread that called `prepare`."""
         self._turn = threading.Condition()
-        """Of the three below. Whichever thread waits for an answer first receives for all."""
+        """Guards the three below. The first thread that waits for an answer receives for all."""
         self._receiving = False
         self._awaited: list[Kinds] = []
         self._answers: list[tuple[messages.Message, list[int]]] = []
-        """Those that another thread has received and nobody has taken yet."""
+        """Messages that another thread has received, and that are not taken yet."""
         self._ends_at_once = False
         """Whether the script is to be left, and has not been."""
         self._leasing = threading.Lock()
+        self.forked = False
+        """Whether the script has forked this process: it takes no part in the run, and may not speak for it."""
+
+    def leave_to_parent(self) -> None:
+        """In a process that the script has just forked: take no part in what its parent and the coordinator say.
+
+        Such a process may end as any other one, by `sys.exit()` or by an exception, and then runs to the script's end.
+        """
+        self.forked = True
+        if isinstance(self._channel, Channel):
+            self._channel.close()
+        self._channel = _NoChannel()
+        self._turn, self._leasing = threading.Condition(), threading.Lock()  # a thread left behind may hold the others
 
     def begins(self) -> bool:
-        """Wait until the script is to begin; false if the run ends before that."""
+        """Wait until the script is to begin. Return False if the run ends before that."""
         message, _ = self._channel.receive()
         return isinstance(message, messages.Start)
 
     def start(self, offer: Offer) -> Started:
         """See `training.link.Link`."""
         self._evaluate = offer.evaluate
+        self._thread = threading.get_ident()
         layout = offer.layout
         self._channel.send(
             messages.Offered(
@@ -127,6 +170,7 @@ class WorkerLink:
                 push_bytes=layout.push_bytes,
                 state_bytes=offer.state_bytes,
                 model_bytes=sum(entry.count * entry.dtype.itemsize for entry in layout.moving),
+                optimizer=offer.optimizer,
                 scalars=offer.scalars,
                 loads=offer.loads,
                 epoch_samples=offer.epoch_samples,
@@ -135,15 +179,23 @@ class WorkerLink:
                 buffers=offer.buffers,
                 shards=offer.shards,
                 evaluates=offer.evaluate is not None,
+                metrics=offer.metrics,
             )
         )
         while True:
             message, descriptors = self._channel.receive()
             match message:
                 case messages.ForkStore(slots=slots, areas=areas):
-                    region, end = Region.attach(descriptors[0]), socket.socket(fileno=descriptors[1])
+                    region, end, *others = Region.attach(descriptors[0]), *map(_socket, descriptors[1:])
+                    evaluator = others[0] if others else None
+                    if evaluator is not None and offer.measure is None:
+                        self.refuse(NO_EVALUATOR)
+                        raise ConfigError(NO_EVALUATOR)
                     try:
                         fork_store(offer.make_store, region, slots, areas, end, self._launcher)
+                        if evaluator is not None and offer.measure is not None:
+                            assert isinstance(self._channel, Channel)  # the message has come through it
+                            fork_evaluator(offer.measure, evaluator, self._channel, self._launcher, _show)
                     except NoProcess as error:
                         self._channel.send(messages.StoreNotForked(str(error)))
                     except Exception as error:
@@ -169,14 +221,16 @@ class WorkerLink:
 
     def refuse(self, message: str) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.Refused(message))
+        if not self.forked:
+            self._channel.send(messages.Refused(message))
 
     def ended_by_parser(self, code: int) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.ParserEnded(code))
+        if not self.forked:
+            self._channel.send(messages.ParserEnded(code))
 
     def stretched(self, step: int, measured: float) -> float:
-        """See `training.link.Link`. Also where a scenario's worker dies: its gradient is ready, nothing pushed."""
+        """See `training.link.Link`. A scenario's worker also dies here, with its gradient ready and not pushed."""
         if self._scenario.kills_at_step(self.worker, step):
             os.kill(os.getpid(), signal.SIGKILL)
         started = time.monotonic() - measured - self._began
@@ -239,10 +293,8 @@ class WorkerLink:
 
     def lease(self, epoch: int, orders: Orders) -> Batch | None:
         """See `training.link.Link`."""
-        with self._leasing:  # each of several threads is to get its own answer
-            while (
-                not self._stopped
-            ):  # answers that nobody reads would fill the channel, and `finish` would miss its own
+        with self._leasing:  # each of several threads must get its own answer
+            while not self._stopped:  # unread answers would fill the channel, and `finish` would miss its own
                 wanted = messages.LeaseWanted(epoch, *orders.known(epoch))
                 message = self._ask(wanted, *LEASES, messages.OrderWanted)
                 if not isinstance(message, messages.OrderWanted):
@@ -254,9 +306,10 @@ class WorkerLink:
                 )
         return None
 
-    def looked_at(self, epoch: int, batches: tuple[Batch, ...]) -> None:
+    def looked_at(self, epoch: int, batches: tuple[Batch, ...], ran_out: bool) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.LookedAt(epoch, _pairs(batches)))
+        for start in reversed(range(0, max(1, len(batches)), BLOCK)):  # the batches leased last go back first
+            self._channel.send(messages.LookedAt(epoch, _pairs(batches[start : start + BLOCK]), ran_out and not start))
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
         """See `training.link.Link`."""
@@ -265,6 +318,11 @@ class WorkerLink:
     def done_computing(self) -> None:
         """See `training.link.Link`."""
         self._channel.send(messages.Declined())
+
+    def epochs_are_over(self) -> None:
+        """See `training.link.Link`."""
+        if not self.forked:
+            self._channel.send(messages.EpochsOver())
 
     def adopt(self, digest: str) -> int | None:
         """See `training.link.Link`."""
@@ -308,6 +366,10 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._channel.send(messages.Logged(step, scalars))
 
+    def remark(self, line: str) -> None:
+        """Have the user told what this worker does."""
+        self._channel.send(messages.Remarked(line))
+
     def serve_until_exit(self) -> None:
         """The script has ended: evaluate recorded versions if asked to, until told to exit."""
         self._thread = 0  # no thread is left that could leave its script
@@ -316,10 +378,14 @@ class WorkerLink:
             match self._await(messages.Evaluate, messages.Exit, even_stopped=True):
                 case messages.Evaluate(version=version, file=file):
                     assert self._evaluate is not None
+                    if self._evaluation_threads is not None:
+                        torch.set_num_threads(self._evaluation_threads)
                     try:
                         metrics = prepare.evaluated(self._evaluate, version, Path(file))
                         self._channel.send(messages.Evaluated(version, metrics))
-                    except Exception as error:
+                    except BaseException as error:  # sys.exit() too: the version is not evaluated
+                        if self.forked:
+                            raise
                         _show(error)
                         self._channel.send(messages.EvaluationFailed(version, f"{type(error).__name__}: {error}"))
                 case messages.Exit():
@@ -338,13 +404,13 @@ class WorkerLink:
         return self._await(*kinds, even_stopped=even_stopped)
 
     def _expect(self, kinds: Kinds) -> None:
-        """From now on an answer of these kinds may come, whichever thread receives it."""
+        """From now on an answer of these kinds may come, to any thread."""
         with self._turn:
             if kinds not in self._awaited:
                 self._awaited.append(kinds)
 
     def _await(self, *kinds: type[messages.Message], even_stopped: bool = False) -> Any:
-        """The next message of these kinds; None once the run has been stopped, unless it is answered even then."""
+        """Return the next message of these kinds; None once the run is stopped, unless it is answered even then."""
         self._expect(kinds)
         with self._turn:
             while even_stopped or not self._stopped:
@@ -360,7 +426,7 @@ class WorkerLink:
         return None
 
     def _hear(self, most: float | None = None) -> None:
-        """Wait for a message to anybody here, so many seconds at most. To be called with `_turn`."""
+        """Wait for a message to any thread here, so many seconds at most. Call this with `_turn`."""
         if self._receiving:
             self._turn.wait(None if most is None else min(most, LONGEST))
             return
@@ -387,15 +453,19 @@ class WorkerLink:
     def _leave_if_told(self) -> None:
         if self._ends_at_once and threading.get_ident() == self._thread:
             self._ends_at_once = False
-            raise SystemExit(0)  # loops without batches would only confuse what the script prints of them
+            raise SystemExit(0)  # loops without batches would make the script print confusing things
+
+
+def _socket(descriptor: int) -> socket.socket:
+    return socket.socket(fileno=descriptor)
 
 
 def _pairs(batches: tuple[Batch, ...]) -> list[tuple[int, int]]:
     return [(batch.epoch, batch.index) for batch in batches]
 
 
-def _redirect(output: int, worker: int) -> None:
-    """Standard output and error to the log (C code's too), line by line; standard input as `keeps_input` says."""
+def redirect(output: int, worker: int) -> None:
+    """Send standard output and error to the log, C code's too, line by line. See `keeps_input` for input."""
     terminals_never_stop_me()
     if not keeps_input(worker):
         null = os.open(os.devnull, os.O_RDONLY)
@@ -409,26 +479,33 @@ def _redirect(output: int, worker: int) -> None:
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
-def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
-    """As `python SCRIPT ARGUMENTS` does it: in the module `__main__`, which stays (what is pickled refers to it)."""
+def run_script(script: Path, source: bytes, arguments: tuple[str, ...]) -> int:
+    """Run it as `python SCRIPT ARGUMENTS` does: in the module `__main__`, which stays, as pickles refer to it."""
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
     path = str(script.absolute())
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    return _exit_code_of(lambda: exec(compile(source, path, "exec", dont_inherit=True), main.__dict__), arguments)
+
+
+def _exit_code_of(run: Callable[[], None], arguments: tuple[str, ...]) -> int:
+    """Run the script. Return the exit code that Python would end with, and print why."""
     try:
-        exec(compile(script.read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
+        run()
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
-            if ended_by_parser(end):
-                prepare.ended_by_parser(int(end.code or 0))
-            return (int(end.code) & 0xFF or 1) if end.code else 0  # what the system keeps of it; an error stays one
-        print(end.code, file=sys.stderr)
-        return 1
+            code = (int(end.code) & 0xFF or 1) if end.code else 0  # what the system keeps of it; an error stays one
+        else:
+            print(end.code, file=sys.stderr)
+            code = 1
+        if ended_by_parser(end, code, arguments):
+            prepare.ended_by_parser(code)
+        return code
     except Interrupted:
-        return 0  # the launcher has said so, once for all workers
+        return 0  # the launcher has said so once, for all workers
     except PeerLost:
-        return 1  # the launcher has gone: there is nobody to tell
+        return 1  # the launcher has gone: none is left that could be told
     except ConfigError:
         return 2  # the coordinator was told, and says it once
     except BaseException as error:
@@ -436,7 +513,7 @@ def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
             prepare.refuse(
                 f"this script sets up DDP itself (it asks for {asked}): drop init_process_group, "
                 "DistributedDataParallel and DistributedSampler; paceline.prepare() and `paceline run -n N` take their "
-                "place"
+                "place, and paceline.worker() and paceline.workers() are the rank and the world size"
             )
             return 2
         _show(error)
@@ -444,29 +521,25 @@ def _run_script(script: Path, arguments: tuple[str, ...]) -> int:
     return 0
 
 
-def ended_by_parser(end: SystemExit) -> bool:
-    """Whether argparse, or optparse, ended the script: everybody has been told what it has to say, and that is all."""
-    frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(end.__traceback__)]
-    return "argparse" in frames or "optparse" in frames
-
-
 LAUNCHERS = frozenset(
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 )
-"""What torchrun sets in the environment, and scripts that are written for it read."""
+"""The variables that torchrun sets, and that scripts written for it read."""
 
 
 def launcher_asked_for(error: BaseException) -> str | None:
-    """Which of torchrun's variables a script has failed for; None if it failed for something else."""
+    """Which of torchrun's variables a script needed when it failed; None if it failed for another reason."""
     if isinstance(error, KeyError):  # os.environ["LOCAL_RANK"]
         return next((name for name in error.args if name in LAUNCHERS), None)
     if isinstance(error, ValueError) and "rendezvous" in str(error):  # init_process_group()
         return next((word for word in str(error).split() if word in LAUNCHERS), None)
+    if "Default process group has not been initialized" in str(error):  # torch.distributed.get_rank()
+        return "torch.distributed's process group"
     return None
 
 
 def _show(error: BaseException) -> None:
-    """The user's own traceback: our frames are not in it, neither at its start nor within."""
+    """The user's own traceback, without our frames at its start or within it."""
     shown: BaseException | None = error
     seen: set[int] = set()
     while shown is not None and id(shown) not in seen:
@@ -489,10 +562,10 @@ def _without_ours(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _end_quietly(code: int) -> None:
-    """What the interpreter does at its end, which `os._exit` leaves out.
+    """Do what the interpreter does at its end, and `os._exit` leaves out.
 
     It waits for the script's threads and processes. If the script has failed, they may wait for it in turn, and the
-    run for all of them: then that is given a while and no more.
+    run for all of them. Then they get a while and no more.
     """
     if code:
         threading.Thread(target=_end_anyway, args=(code,), daemon=True).start()

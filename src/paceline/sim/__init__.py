@@ -1,1 +1,1 @@
-"""Virtual time: the machines of real runs, on clusters that aren't there."""
+"""Virtual time: the machines of real runs, on clusters that you don't have."""

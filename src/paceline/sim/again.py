@@ -1,4 +1,4 @@
-"""A recorded simulation, made once more: the same settings give the same facts, so a changed ledger shows."""
+"""Makes a recorded simulation once more: the same settings give the same facts, so a changed ledger shows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.version import __version__
 
 @dataclass(slots=True)
 class _Recorded:
-    """Steps that a script has made: which of them had data, and how much, is taken from the ledger."""
+    """Steps that a script has made. The ledger says which of them had data, and how much."""
 
     work: int | None
     made: Mapping[tuple[int, int], int | None]
@@ -36,7 +36,7 @@ class _Recorded:
         """See `Training`."""
         if (worker, step) in self.declined:
             raise NoData
-        return self.made.get((worker, step))  # nobody hears of a step that is in neither
+        return self.made.get((worker, step))  # no fact tells of a step that is in neither
 
     def averaged(self, fact: ReduceFinished | ReduceFailed) -> None:
         """See `Training`."""
@@ -46,9 +46,9 @@ class _Recorded:
 
 
 def simulate_again(run: RecordedRun, known: Mapping[str, Spec], ledger: Ledger, stop: Callable[[], bool]) -> str:
-    """Make this simulation once more, and tell `ledger`. Returns why that can't be done here; empty if it was done.
+    """Make this simulation once more, and tell `ledger`. Return why that can't be done here; empty if it was done.
 
-    Raises ConfigError, or another error that says so, where what the ledger has is no simulation's settings.
+    Raises ConfigError, or another error that says so, if the ledger has settings that are no simulation's.
     """
     note = run.config["simulation"]
     if run.config.get("paceline") != __version__:
@@ -57,7 +57,7 @@ def simulate_again(run: RecordedRun, known: Mapping[str, Spec], ledger: Ledger, 
         return "exp and log give other digits here, on which its jitter rests"
     if note["costs"] == "caller":
         return "a program has said what things cost, and the ledger does not have it"
-    limit = _limit(note.get("limits", run.config["limits"]))  # a script's run has limits of its own
+    limit = _limit(note.get("limits", run.config["limits"]))  # a run with a script has limits of its own
     costs = None
     if note["costs"] == "run":
         source = Path(note["source"]["folder"])

@@ -1,17 +1,17 @@
 """What a real run cost, read from its ledger: the costs that predict that run, and what others would have given.
 
-A worker's k-th step takes what its k-th took in the run, and goes round when there are no more: the first step is left
-out then, as much in it comes once. So bursts stay bursts, whatever they came from, and what follows what stays as it
-was: drawing steps at random would keep neither. A slow-down that the scenario has is taken off where it was and put on
+A worker's k-th step takes as long as its k-th step in the run. When there are no more, the steps go round, without the
+first one, as much in it happens only once. So bursts stay bursts, whatever caused them, and the order of steps stays as
+it was. Drawing steps at random would keep neither. A slow-down of the scenario is taken off where it was, and put on
 where it would be. Versions and averages are replayed in the same manner.
 
-A step's time in the run is told apart by the facts at its two ends, on one clock: from when it could begin until its
-update was there. The worker says when it computed and how much went into its own copies; the rest are messages.
-Nothing of it is a wait for others, and nothing is a transfer at the network's pace.
+A step's time in the run is measured between the facts at its two ends, on one clock: from when it could begin until its
+update was there. The worker notes when it computed and how much went into its own copies. The rest is messages.
+None of this time is a wait for others, and none is a transfer at the network's pace.
 
-All of that but sleeping is work, and so are versions and averages. A real run says how many cores it had. While more
-was at work than there were cores, each is taken to have had an equal part of them: so the ledger's times tell how
-much work each was, and in virtual time as much work shares the cores again, with whatever else is at work then.
+All of it is work, except sleeping, and so are versions and averages. A real run notes how many cores it had. While more
+jobs were at work than there were cores, each is taken to have had an equal part of them. So the ledger's times tell how
+much work each job was. In virtual time the same work shares the cores again, with whatever else is at work then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal
 
 import msgspec
@@ -39,8 +39,9 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.link import SharedLink
+from paceline.core.listed import workers_named
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPull, StartPush, StepReplica
+from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush, StepReplica
 from paceline.core.scenario import Kill, Scenario, Slowdown
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun, open_run
@@ -56,29 +57,29 @@ what came at the same moment does so again."""
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of the run took, in seconds; `began`, when it began to compute, counts from the run's start."""
+    """What one step of the run took, in seconds. `began`, when it began to compute, counts from the run's start."""
 
     began: float
     before: Overhead
     compute: float
     works: float
-    """Of `compute`; the rest it slept."""
+    """The part of `compute` that is work. In the rest the worker slept."""
     after: Overhead
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a run's ledger has of costs."""
+    """The costs that a run's ledger has."""
 
     steps: dict[int, dict[int, Step]]
-    """By worker, then by step; only of workers that finished any."""
+    """By worker, then by step; only of workers that finished a step."""
     commits: dict[int, tuple[int, float]]
     """By version: how many updates are in it, and the seconds that it took."""
     averages: dict[int, tuple[tuple[int, ...], float]]
-    """By group: its members, and the seconds that it took."""
+    """By group: its members, and the seconds that its average took."""
 
     cores: int | None
-    """How many cores shared all that was work; None: each job had one of its own."""
+    """How many cores shared all work; None: each job had a core of its own."""
 
     @property
     def busiest(self) -> int:
@@ -87,7 +88,7 @@ class Recorded:
 
 
 class RecordedCosts:
-    """As a run's ledger says."""
+    """Costs as a run's ledger has them."""
 
     def __init__(
         self,
@@ -171,11 +172,11 @@ class RecordedCosts:
         return _nearest(self._averages, self._kind(order.members), order.group)
 
     def _version(self, number: int) -> float:
-        """Of one update."""
+        """Seconds that one update costs."""
         return _nearest(self._commits, (1,), number)
 
     def _step(self, worker: int, step: int) -> tuple[int, Step]:
-        """The recorded step that it is like, with its number."""
+        """The recorded step that this step takes after, with its number."""
         found = self._steps[worker].get(step)
         if found is not None:
             return step, found
@@ -183,7 +184,7 @@ class RecordedCosts:
         return going_round[(step - 1) % len(going_round)]
 
     def _factor(self, worker: int, step: int, at: float) -> float:
-        """What the scenario's slow-downs make of that step."""
+        """The factor of the scenario's slow-downs for that step."""
         return math.prod(event.factor for event in self._slow[worker] if event.active(step, at))
 
     def _kind(self, members: Sequence[int]) -> tuple[int, ...]:
@@ -193,7 +194,7 @@ class RecordedCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run to go by."""
+    """A run that predictions are made from."""
 
     folder: Path
     choice: Choice
@@ -202,13 +203,13 @@ class Run:
     workers: int
     seed: int
     batch: int | None
-    """Samples in most steps; None: they were not counted."""
+    """Samples in most steps; None if they were not counted."""
     message: int
-    """Bytes of a transfer, or about what one would have; 0 if nothing says."""
+    """Bytes of a transfer, or about what one would have; 0 if that is unknown."""
     limit: Limit
     """What ended it."""
     data: int | None
-    """How many steps there was data for, if it ended as that did."""
+    """How many steps there was data for, if the run ended for lack of data."""
     costs: RecordedCosts
     recorded: Recorded
     simulated: bool
@@ -216,7 +217,7 @@ class Run:
     """Workers whose deaths the scenario did not foresee."""
 
     def simulation(self, choice: Choice, limit: Limit | None = None, seed: int | None = None) -> Simulation:
-        """Of that protocol in this run's place: until what ended the run, or, if given, that limit."""
+        """The simulation of that protocol in this run's place: until what ended the run, or until `limit` if given."""
         data = self.data if limit is None else None
         limit = limit or self.limit
         steps = min(limit.steps, math.inf if data is None else data)
@@ -238,7 +239,7 @@ class Run:
         )
 
     def _costs_of(self, spec: Spec) -> RecordedCosts:
-        """With the optimizer where that protocol has it."""
+        """These costs, with the optimizer where that protocol has it."""
         moved: Literal["worker", "replica"] | None = None
         if spec.family == "decentralized":
             moved = "replica"
@@ -253,10 +254,12 @@ class Run:
         lines, name, recorded = [], choice.spec.name, self.recorded
         strangers = [worker for worker in range(self.workers) if worker not in recorded.steps]
         if strangers:
-            names = ", ".join(map(str, strangers))
-            lines.append(f"worker {names} finished no step: its steps are taken to be like worker {recorded.busiest}'s")
+            its = "its" if len(strangers) == 1 else "their"
+            like = f"{its} steps are taken to be like worker {recorded.busiest}'s"
+            lines.append(f"{workers_named(strangers)} finished no step: {like}")
         if self.died:
-            lines.append(f"worker {', '.join(map(str, self.died))} died in that run: here it goes on to the end")
+            goes = "it goes" if len(self.died) == 1 else "they go"
+            lines.append(f"{workers_named(self.died)} died in that run: here {goes} on to the end")
         if choice.spec.family == "decentralized":
             if not recorded.averages:
                 like = "an average of {} is taken to take no time"
@@ -273,9 +276,9 @@ class Run:
 
 
 def read(folder: Path, known: Mapping[str, Spec]) -> Run:
-    """What that run's ledger says; `known` is the registry of protocols.
+    """Read what that run's ledger says of costs. `known` is the registry of protocols.
 
-    Raises ConfigError, in one line, if there is none that can be read, or no finished step in it.
+    Raises ConfigError, in one line, if no ledger can be read, or if it has no finished step.
     """
     try:
         run = open_run(folder, known)
@@ -290,6 +293,7 @@ def _read(run: RecordedRun) -> Run:
     folder, config, scenario, workers, seed = run.folder, run.config, run.scenario, run.workers, run.seed
     database, simulated = run.ledger, run.simulated
     reading = _Reading(SharedLink.of(scenario.network) is not None)
+    reading.take_commits(database)
     reading.take_transfers(database)
     reading.take_facts(run.history())
     environment = {} if simulated else config.get("environment", {})
@@ -327,28 +331,28 @@ def _read(run: RecordedRun) -> Run:
 
 
 Window = tuple[float, float]
-"""From when until when, in seconds since the run's start."""
+"""(begin, end) in seconds since the run's start."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """When the parts of a step were, and how much of them the worker says was its own, in seconds."""
+    """When the parts of a step were, and how much of each was the worker's own work, in seconds."""
 
     since: float
     began: float
     compute: float
     works: float
-    """Of `compute`; the rest it slept."""
+    """The part of `compute` that is work. In the rest the worker slept."""
     ended: float
     until: float
     preparing: float
-    """Between `since` and `began`."""
+    """The worker's own part between `since` and `began`."""
     filling: float
-    """Between `ended` and `until`."""
+    """The worker's own part between `ended` and `until`."""
 
     @property
     def windows(self) -> tuple[Window, Window, Window]:
-        """Those of work: before computing, of computing, after it."""
+        """The windows of work: before computing, of computing, after it."""
         working = min(self.began + self.works, self.ended)
         return (self.since, self.began), (self.began, working), (self.ended, self.until)
 
@@ -358,37 +362,39 @@ class _Reading:
     """What is gathered on the way through the ledger."""
 
     paced: bool
-    """Whether transfers take what a network's model says; else they are over as they begin."""
+    """Whether transfers take what a network's model says. Otherwise they end as they begin."""
     began: float = 0.0
     ended: float = 0.0
     applied: int = 0
-    """Steps."""
+    """Steps that were applied."""
     message: int = 0
     left: dict[int, str] = field(default_factory=dict)
-    """By worker that left: why."""
+    """By worker that left: why it left."""
     since: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By (worker, step): when it could begin, as it was released and its version was there."""
+    """By (worker, step): when the step could begin, as it was released and its version was there."""
     until: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By (worker, step): when what came of it could begin."""
+    """By (worker, step): when what follows from the step could begin."""
     made: dict[int, float] = field(default_factory=dict)
-    """By version: when its first pull showed it to be there."""
-    ordered: dict[int, tuple[float, int, bool]] = field(default_factory=dict)
-    """By version: when it was ordered, of how many updates, and whether somebody was to pull it from then on."""
+    """By version: when the store had made it. The first is there from the beginning."""
+    ordered: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """By version: when it was ordered, and of how many updates."""
     averages: dict[int, tuple[tuple[int, ...], Window]] = field(default_factory=dict)
     flows: dict[int, list[tuple[str, float, float]]] = field(default_factory=dict)
-    """By worker: its transfers at the network's pace, and its averages, as `exposed` takes them."""
+    """By worker: its transfers at the network's pace, and its averages, in the form that `exposed` takes."""
+
+    def take_commits(self, database: sqlite3.Connection) -> None:
+        """Take all transfers, before the facts."""
+        self.made.update(database.execute("SELECT version, at FROM commits"))
 
     def take_transfers(self, database: sqlite3.Connection) -> None:
-        """All of them, before the facts."""
-        rows = database.execute("SELECT worker, direction, number, bytes, began, ended FROM transfers ORDER BY began")
-        for worker, direction, number, size, began, ended in rows:
+        """Take all step times, before the facts."""
+        rows = database.execute("SELECT worker, direction, bytes, began, ended FROM transfers ORDER BY began")
+        for worker, direction, size, began, ended in rows:
             self.message = size
             self.flows.setdefault(worker, []).append((direction, began, ended))
-            if direction == "pull":
-                self.made.setdefault(number, began)
 
     def take_facts(self, history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> None:
-        """Every fact with its orders, in order."""
+        """Take every fact with its orders, in order."""
         awaited: dict[int, tuple[int, int, float]] = {}  # by worker: the step that it awaits a version for, since when
         averaging: dict[int, tuple[tuple[int, ...], float]] = {}
         pushed_at_once: set[tuple[int, int]] = set()
@@ -404,65 +410,43 @@ class _Reading:
                 case UpdateArrived() if not self.paced and (fact.worker, fact.step) in pushed_at_once:
                     self.until[fact.worker, fact.step] = fact.at
                 case ParametersTaken():
-                    if not self.paced:
-                        self.made.setdefault(fact.version, fact.at)
                     step, version, since = awaited.get(fact.worker, (-1, -1, 0.0))
                     if version == fact.version:
                         del awaited[fact.worker]
-                        there = fact.at if self.paced else max(since, self.made[version])
+                        there = fact.at if self.paced else max(since, self.made.get(version, 0.0))
                         self.since[fact.worker, step] = there
                 case ReduceFinished():
                     members, since = averaging.pop(fact.group)
                     self.averages[fact.group] = members, (since, fact.at)
                     for worker in members:
                         self.flows.setdefault(worker, []).append(("pull", since, fact.at))
-            versions: dict[int, int] = {}
-            pulled: set[int] = set()
             for order in orders:
                 match order:
                     case ApplyUpdate():
                         self.applied += len(order.contributions)
-                        versions[order.version] = len(order.contributions)
+                        self.ordered[order.version] = fact.at, len(order.contributions)
                     case StepReplica():
                         self.applied += 1
                     case Release(parameters="pull"):
                         awaited[order.worker] = order.step, order.version, fact.at
-                        pulled.add(order.version)
                     case Release():
                         self.since[order.worker, order.step] = fact.at
-                    case StartPull():
-                        pulled.add(order.version)
                     case StartPush() if isinstance(fact, GradientReady):
                         pushed_at_once.add((order.worker, order.step))
                     case Reduce():
                         averaging[order.group] = order.members, fact.at
-            for version, contributions in versions.items():
-                self.ordered[version] = fact.at, contributions, version in pulled
 
     def commits(self) -> dict[int, tuple[int, Window]]:
-        """The store makes one version after another. Of one that was pulled as soon as it was there the time is known.
-
-        Others are taken to have lasted as long as most that are known: the store was at work then, too.
-        """
-        known = [until - since for _, (since, until) in self._made_one_after_another(None).values()]
-        return self._made_one_after_another(median(known)) if known else {}
-
-    def _made_one_after_another(self, usual: float | None) -> dict[int, tuple[int, Window]]:
-        """`usual`: seconds of a version of which the time is not known; None: those are left out."""
-        found, busy = {}, 0.0
-        for version, (at, contributions, pulled) in self.ordered.items():
-            since = max(busy, at)
-            if pulled and version in self.made:
-                busy = max(at, self.made[version])
-            elif usual is not None and since + usual <= self.ended:
-                busy = since + usual
-            else:
-                continue
-            found[version] = contributions, (min(since, busy), busy)
+        """By version: how many updates are in it, and when the store made it. It makes one version after another."""
+        found, before = {}, 0.0
+        for version, (at, updates) in self.ordered.items():
+            if version in self.made:  # otherwise the run was over before that
+                found[version] = updates, (max(before, at), self.made[version])
+                before = self.made[version]
         return found
 
     def steps(self, database: sqlite3.Connection, scenario: Scenario, seed: int) -> dict[int, dict[int, _Timed]]:
-        """Every step whose times and whose two ends are there."""
+        """Every step whose times are noted and whose two ends are known."""
         rows = database.execute(
             "SELECT worker, step, began, compute, push, pull, other FROM step_times ORDER BY worker, step"
         )
@@ -493,7 +477,7 @@ def _alone(
     averages: Mapping[int, tuple[tuple[int, ...], Window]],
     cores: int | None,
 ) -> Recorded:
-    """What all of it would have taken with a core of its own each."""
+    """What all of that would have taken if each job had a core of its own."""
     every = [one for of_worker in steps.values() for one in of_worker.values()]
     windows = [window for one in every for window in one.windows]
     windows += [window for _, window in commits.values()]
@@ -520,17 +504,17 @@ def _alone(
 
 
 def _overhead(seconds: float, own: float) -> Overhead:
-    """So long, of which that share is the worker's own."""
+    """So many seconds, of which that share is the worker's own work."""
     return Overhead(round(seconds * own, DIGITS), round(seconds * (1.0 - own), DIGITS))
 
 
 class _Work:
-    """How much work these windows of time were, when all who were at work shared the cores."""
+    """How much work these windows of time were, when all jobs at work shared the cores."""
 
     def __init__(self, windows: Iterable[Window], cores: int | None) -> None:
         self._cores = cores
         self._served: dict[float, float] = {}
-        """By moment at which any window begins or ends: the work that a job had got by then, of all time."""
+        """By moment at which any window begins or ends: the work that a job had got by then, if it was always there."""
         if cores is None:
             return
         at_work: dict[float, int] = {}
@@ -545,7 +529,7 @@ class _Work:
             before = moment
 
     def of(self, window: Window) -> float:
-        """In seconds of one core."""
+        """The work in a window, in seconds of one core."""
         since, until = window
         if self._cores is None:
             return _seconds(until, since)
@@ -553,13 +537,13 @@ class _Work:
 
 
 def _of_the_last_version(folder: Path) -> int:
-    """Its bytes on disk, which are little more than the model's; 0 if it is not there."""
+    """The file's bytes on disk, which are little more than the model's; 0 if it is not there."""
     file = folder / "versions" / "final.safetensors"
     return file.stat().st_size if file.is_file() else 0
 
 
 def _on_the_way(flows: deque[tuple[str, float, float]] | None, since: float, until: float) -> tuple[float, float]:
-    """Seconds of pushes and of pulls at the network's pace within this time, which is later at every call."""
+    """Seconds of pushes and of pulls at the network's pace within this time. Calls come in the order of time."""
     if flows is None:
         return 0.0, 0.0
     while flows and flows[0][2] <= since:
@@ -581,7 +565,7 @@ def _in_order(steps: Mapping[int, Step]) -> list[tuple[int, Step]]:
 
 
 def _nearest(costs: Mapping[tuple[int, ...], Sequence[float]], kind: tuple[int, ...], number: int) -> float:
-    """One of those of that kind, or of the nearest that there is; 0 without any."""
+    """Return one of those of that kind, or of the nearest kind that there is; 0 without any."""
     if not costs:
         return 0.0
 

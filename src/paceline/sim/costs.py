@@ -17,21 +17,21 @@ RING = """A ring of p members that average M bytes over a link of B bytes a seco
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What comes before a step's computing, or after it, in seconds of work."""
+    """Work before a step's computing, or after it, in seconds."""
 
     own: float = 0.0
-    """The worker's own: it fetches data, or fills its push."""
+    """The worker's own part: it fetches data, or fills its push."""
     messages: float = 0.0
-    """Of whoever carries and reads them: the worker waits."""
+    """The part of the processes that carry and read its messages. The worker waits meanwhile."""
 
     @property
     def seconds(self) -> float:
-        """Both."""
+        """Both parts together."""
         return self.own + self.messages
 
     @property
     def own_share(self) -> float:
-        """Of the time that both take."""
+        """The share of the worker's own part."""
         return self.own / self.seconds if self.seconds else 0.0
 
 
@@ -39,46 +39,46 @@ NOTHING = Overhead()
 
 
 class Costs(Protocol):
-    """What the world asks. The answers depend on nothing but the arguments and what the costs were made from."""
+    """What the world asks. Answers depend only on the arguments, and on what the costs were made from."""
 
     cores: int | None
-    """How many cores share all that is work, each job with one core at most. None: each has a core of its own."""
+    """How many cores share all work, each job on one core at most. None: each job has a core of its own."""
 
     def before(self, worker: int, step: int) -> Overhead:
-        """From when that step is ordered and its parameters are there, until the worker computes."""
+        """From the moment when that step is ordered and its parameters are there, until the worker computes."""
         ...
 
     def compute(self, worker: int, step: int, at: float) -> float:
-        """Of that step of that worker, which begins to compute at second `at`, until its gradient is there."""
+        """Seconds of that worker's step, which begins to compute at second `at`, until its gradient is there."""
         ...
 
     def works(self, worker: int, step: int) -> float:
-        """How much of a step's computing is work, which comes first; then it sleeps, as padded steps do.
+        """How much of a step's computing is work. The work comes first, then the worker sleeps, as in padded steps.
 
         Asked only if cores are shared.
         """
         ...
 
     def after(self, worker: int, step: int) -> Overhead:
-        """From that step's gradient until it is told of, besides all transfers."""
+        """From that step's gradient until it is told of, without any transfers."""
         ...
 
     def commit(self, order: ApplyUpdate) -> float:
-        """Of making that version, in a store that makes one at a time. It is work."""
+        """Seconds of making that version, in a store that makes one at a time. It is work."""
         ...
 
     def average(self, order: Reduce) -> float:
-        """Of that group's average, from when its members are all at it. It is work."""
+        """Seconds of that group's average, once all its members have come. It is work."""
         ...
 
 
 class ScenarioCosts:
-    """As the scenario says. Messages take no time, nothing comes between steps, and cores are not shared."""
+    """Costs from the scenario. Messages take no time, nothing comes between steps, and cores are not shared."""
 
     cores: int | None = None
 
     def __init__(self, scenario: Scenario, workers: int, seed: int, message: int = 0) -> None:
-        """`message`: bytes of a replica, where the scenario's network does not say."""
+        """`message`: bytes of a replica, if the scenario's network does not say."""
         network = scenario.network or Network()
         self._seed = seed
         self._network = network
@@ -86,7 +86,7 @@ class ScenarioCosts:
         self._hosts = scenario.hosts(workers)
         self._quiet = replace(scenario, events=())
         self._busy: dict[int, Scenario] = {}
-        """The scenario with that worker's slow-downs alone: to ask it costs nothing for all the others'."""
+        """The scenario with only that worker's slow-downs, so that asking it does not look at all the others'."""
         for event in scenario.events:
             if isinstance(event, Slowdown):
                 own = self._busy.get(event.worker, self._quiet)
@@ -97,7 +97,7 @@ class ScenarioCosts:
             for worker in range(workers)
             if steady and worker not in self._busy
         }
-        """By worker whose steps are all as long: how long."""
+        """By worker whose steps are all equally long: that length."""
 
     def before(self, worker: int, step: int) -> Overhead:
         """See `Costs`."""
@@ -130,7 +130,7 @@ class ScenarioCosts:
         return passes * self._network.latency + passes / members * self._message / bandwidth
 
     def _bandwidth(self, hosts: Sequence[str]) -> float:
-        """Bytes a second within a node, between one worker of each of several, or among several of several."""
+        """Bytes a second within a node, between one worker of each of several nodes, or in a mixed group."""
         on_each = Counter(hosts)
         if len(on_each) == 1:
             given = self._network.within_nodes

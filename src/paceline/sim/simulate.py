@@ -27,13 +27,13 @@ Progress = Callable[[float, int, int], None]
 """Called with the virtual second, and the steps applied and versions made so far."""
 
 Stop = Callable[[], bool]
-"""Asked at every fact, whether to end there."""
+"""Asked at every fact whether to end there."""
 
 Say = Callable[[str], None]
-"""Told in a sentence, at the end, of what the scenario foresaw and what never came."""
+"""Told at the end, in a sentence, which events of the scenario never came."""
 
 MOST_WORKERS = 100_000
-"""A simulation keeps some 4 kB of each, and looks at all of them now and then: more is a slip of the hand."""
+"""A simulation keeps some 4 kB for each worker, and looks at all of them now and then. More are a typing mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +46,13 @@ class Simulation:
     limit: Limit
     seed: int = 0
     batch: int | None = None
-    """Samples in each step; None: they are not counted."""
+    """Samples in each step; None if they are not counted."""
     costs: Costs | None = None
-    """What things cost; None: what the scenario says."""
+    """What things cost; None: as the scenario says."""
     message: int = 0
-    """Bytes of a push, a pull or a replica, where the scenario's network does not say."""
+    """Bytes of a push, a pull or a replica, if the scenario's network does not say."""
     data: int | None = None
-    """How many steps there is data for, whoever makes them; None: without end."""
+    """How many steps there is data for, in all; None: without end."""
     source: Path | None = None
     """The folder of the run that `costs` were read from."""
 
@@ -60,9 +60,9 @@ class Simulation:
     def on(
         cls, scenario: Scenario, choice: Choice, limit: Limit, *, workers: int | None, seed: int, batch: int | None
     ) -> Simulation:
-        """Of that protocol on the scenario's cluster; `workers` None: as many as it says.
+        """A simulation of that protocol on the scenario's cluster. `workers` None: as many as the scenario says.
 
-        Raises ConfigError, in one line, if it doesn't say.
+        Raises ConfigError, in one line, if the scenario doesn't say.
         """
         workers = scenario.workers if workers is None else workers
         if workers is None:
@@ -73,7 +73,7 @@ class Simulation:
         return cls(choice=choice, scenario=scenario, workers=workers, limit=limit, seed=seed, batch=batch)
 
     def check(self, trains: bool = False) -> None:
-        """Raises ConfigError, in one line, for what can't be simulated.
+        """Raise ConfigError, in one line, for what can't be simulated.
 
         `trains`: a script says how much work there is, and how large its model is.
         """
@@ -108,11 +108,11 @@ class Simulation:
             )
         if limit.versions < math.inf and self.choice.spec.family == "decentralized":
             raise ConfigError(f"{name} has no store that makes versions: give --steps or --seconds")
-        if self.costs is None:  # what a run's place is taken for is told by `calibration.Run`
+        if self.costs is None:  # `calibration.Run` tells what a prediction from a run takes for granted
             scenario.checked_to_count().checked_to_happen(limit.seconds, steps)
 
     def remarks(self) -> list[str]:
-        """What it takes for granted, a sentence each."""
+        """What the simulation takes for granted, a sentence each."""
         network, name = self.scenario.network, self.choice.spec.name
         if self.costs is not None or network is None or self.choice.spec.family != "decentralized":
             return []
@@ -131,9 +131,9 @@ def simulate(
     stop: Stop | None = None,
     say: Say | None = None,
 ) -> Summary:
-    """Do it. Returns the summary: a real run's, in virtual seconds.
+    """Simulate. Return the summary: that of a real run, in virtual seconds.
 
-    With a folder, which must not be there yet, it has the ledger, the configuration and the summary, as a real run's.
+    With a folder, which must be new, it gets the ledger, the configuration and the summary, as for a real run.
     Raises ConfigError for what can't be simulated.
     """
     simulation.check()
@@ -166,7 +166,7 @@ def play(
     stop: Stop | None = None,
     say: Say | None = None,
 ) -> Summary:
-    """Drive a fresh machine through it, with these steps."""
+    """Drive a fresh machine through the simulation, with these steps."""
     one, error = simulation, None
     outcome: Outcome = "completed"
     world = world_of(one, training, journal, progress, stop)
@@ -205,7 +205,7 @@ def world_of(
     progress: Progress | None = None,
     stop: Stop | None = None,
 ) -> World:
-    """The world that it happens in, with these steps."""
+    """The world of this simulation, with these steps."""
     one, scenario = simulation, simulation.scenario.checked_for(simulation.workers)
     return World(
         scenario,
@@ -230,7 +230,7 @@ def training_of(simulation: Simulation) -> Training:
 
 
 def noted(simulation: Simulation) -> dict[str, Any]:
-    """What `again.simulate_again` needs beside a run's other settings; without None, which TOML has not."""
+    """What `again.simulate_again` needs beside a run's other settings. None is left out, as TOML has no null."""
     note: dict[str, Any] = {
         "message": simulation.message,
         "costs": "scenario" if simulation.costs is None else "run" if simulation.source is not None else "caller",
@@ -245,27 +245,27 @@ def noted(simulation: Simulation) -> dict[str, Any]:
 
 
 def noted_limits(simulation: Simulation) -> dict[str, float]:
-    """What is to stop it, in a run's words."""
+    """The limits, as a run's settings name them."""
     limit = simulation.limit
     limits = {"max_seconds": limit.seconds, "max_steps": limit.steps, "max_versions": limit.versions}
     return {name: value for name, value in limits.items() if value < math.inf}
 
 
 def digest(folder: Path) -> str:
-    """Of the ledger in that run's folder."""
+    """The hash of the ledger in that run's folder."""
     with (folder / LEDGER).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digits() -> str:
-    """A digest of what `exp` and `log` give here, to the last digit: C libraries differ in it, and jitter shows it."""
+    """A digest of what `exp` and `log` give here, to the last digit. C libraries differ in it, and jitter shows it."""
     jitter = Scenario(jitter=0.25)
     factors = [jitter.jitter_factor(worker, step, 0) for worker in range(8) for step in range(32)]
     return hashlib.sha256(repr(factors).encode()).hexdigest()[:16]
 
 
 def _config(simulation: Simulation) -> dict[str, Any]:
-    """As a run's `config.toml` has it."""
+    """The settings in the form of a run's `config.toml`."""
     return {
         "paceline": __version__,
         "simulated": True,

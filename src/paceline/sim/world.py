@@ -1,7 +1,7 @@
 """A cluster in virtual time: it carries out a machine's orders, and says what comes of them, and when.
 
-The clock jumps from event to event: a heap of (second, number, event), and the link, which knows its own. Nothing
-here depends on anything but the arguments, so the same ones give the same facts.
+The clock jumps from event to event: a heap of (second, number, event), and the link, which knows its own. The world
+depends only on its arguments, so the same arguments give the same facts.
 
 At one instant transfers end first, then events come, in the order in which they were put on the heap: an update that
 arrives as its worker is killed has arrived. What follows from either at that instant is told before the next one.
@@ -30,6 +30,7 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.link import SharedLink, Transfer, Way
+from paceline.core.listed import workers_named
 from paceline.core.orders import (
     ApplyUpdate,
     CopyReplica,
@@ -41,7 +42,6 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.core.roster import NAMED_AT_MOST
 from paceline.core.scenario import Kill, Scenario, Slowdown
 from paceline.errors import RunFailed
 from paceline.records.journal import Journal
@@ -50,25 +50,25 @@ from paceline.sim.costs import Costs
 
 
 class Training(Protocol):
-    """What the steps consist of, which takes no virtual time: nothing, or a script's real gradients."""
+    """What steps consist of, which takes no virtual time: nothing, or a script's real gradients."""
 
     @property
     def work(self) -> int | None:
-        """As in `TrainingBegan`."""
+        """The run's work, as in `TrainingBegan`."""
 
     def carry_out(self, order: Order, at: float) -> None:
-        """Do it, to its end."""
+        """Carry the order out, to its end."""
 
     def samples(self, worker: int, step: int) -> int | None:
-        """In that step's gradient, None where they are not counted. Raises NoData if there was none left for it."""
+        """Samples in that step's gradient; None if they are not counted. Raises NoData if no data was left for it."""
 
     def averaged(self, fact: ReduceFinished | ReduceFailed) -> None:
-        """That group's average comes about, or has failed."""
+        """That group's average is made, or has failed."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
-        """It is gone, and what was on its way to it or from it with it.
+        """The worker has left, and what was on its way to it or from it is gone.
 
-        `untold`: a step that it had drawn data for, and whose gradient nobody was told of.
+        `untold`: a step that it had drawn data for, and whose gradient no fact has told.
         """
 
 
@@ -82,7 +82,7 @@ class Endless:
 
     work: int | None
     size: int | None
-    """Samples in each."""
+    """Samples in each step."""
 
     def carry_out(self, order: Order, at: float) -> None:
         """See `Training`."""
@@ -100,13 +100,13 @@ class Endless:
 
 @dataclass(slots=True)
 class Dealt:
-    """Steps that consist of nothing, as many as there is data for; whoever is free takes the next."""
+    """Steps that consist of nothing, as many as there is data for. The next worker that is free takes the next one."""
 
     work: int | None
     size: int | None
-    """Samples in each."""
+    """Samples in each step."""
     left_over: int
-    """How many steps there is data for yet."""
+    """How many steps there is still data for."""
 
     def carry_out(self, order: Order, at: float) -> None:
         """See `Training`."""
@@ -134,11 +134,11 @@ class Limit:
 
     seconds: float = math.inf
     steps: float = math.inf
-    """Applied."""
+    """Steps applied."""
     versions: float = math.inf
 
     def share(self, now: float, steps: int, versions: int) -> float:
-        """How much is done by then, 0 to 1."""
+        """The share that is done by then, 0 to 1."""
         return min(1.0, max(now / self.seconds, steps / self.steps, versions / self.versions))
 
 
@@ -147,33 +147,33 @@ class Worker:
     """One worker, while it is here."""
 
     step: int
-    """The step it was released for last, or the one before its first."""
+    """The step that it was last released for, or the one before its first."""
     version: int = -1
     """The version that it computes that step on."""
     awaits: int | None = None
-    """The version whose pull it awaits, to begin."""
+    """The version that it waits for, to begin."""
     prepared: float = 0.0
     """Seconds of its own work before it computed."""
     began: float = 0.0
     """When it began to compute."""
     computed: float = 0.0
-    """Seconds that it took."""
+    """How many seconds it computed."""
     job: int | None = None
-    """The number of its work, or its message's, among those that share the cores."""
+    """The number of its work, or of its message's, among the jobs that share the cores."""
     drew: int = -1
     """The last step that it drew data for."""
     told: int = -1
-    """The last step whose gradient it told of."""
+    """The last step whose gradient it told."""
     ended: float | None = None
-    """When it was through with its last step and waited, until its next one begins."""
+    """End of the last step, until the next one begins."""
     heard: float = 0.0
-    """When that was heard of: its transfers count from then on, as in a real run."""
+    """When that end was told: its transfers count from then on, as in a real run."""
     transfers: list[tuple[str, float, float]] = field(default_factory=list)
-    """As `exposed` takes them, since its last step began."""
+    """Its transfers and averages since its last step began, in the form that `exposed` takes."""
     flows: dict[int, None] = field(default_factory=dict)
     """Numbers of its transfers under way."""
     on_the_way: dict[int, None] = field(default_factory=dict)
-    """Steps whose gradient is there, and that are in no store, in no replica, and not dropped."""
+    """Steps whose gradient is there, but not in a store or a replica, and not dropped."""
     group: int | None = None
     """The group that it averages with."""
     declined: bool = False
@@ -184,7 +184,7 @@ class _Flow:
     worker: int
     what: Literal["push", "pull", "copy"]
     number: int
-    """The step that is pushed, the version that is pulled, or whose replica is copied."""
+    """The step that is pushed, the version that is pulled, or the worker whose replica is copied."""
 
 
 @dataclass(slots=True)
@@ -192,11 +192,11 @@ class _Group:
     members: tuple[int, ...]
     began: float
     lost: list[int] = field(default_factory=list)
-    """Those who have died since."""
+    """Members that have died since."""
 
 
 Event = Callable[[], Fact | None]
-"""What happens at a moment that has come, and the fact that it is, unless it no longer is one."""
+"""Called when its moment has come. Returns the fact that it leads to; None if it no longer holds."""
 
 
 class World:
@@ -216,16 +216,16 @@ class World:
         progress: Callable[[float, int, int], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        """`message`: bytes of a push or pull, where the scenario's network does not say.
+        """`message`: bytes of a push or pull, if the scenario's network does not say.
 
-        `progress(now, steps, versions)` is called at every fact; so is `stop()`, which says whether to end there.
+        `progress(now, steps, versions)` is called at every fact. So is `stop()`, which says whether to end there.
         """
         self.now = 0.0
         """Seconds since the run's start."""
         self.left: dict[int, str] = {}
         """By worker that isn't here: why."""
         self.interrupted = False
-        """Whether `stop` ended it."""
+        """Whether `stop` ended the simulation."""
         self._scenario = scenario
         self._hosts = scenario.hosts(workers)
         self._costs = costs
@@ -253,23 +253,23 @@ class World:
         """What happens at this very moment, in this order, before any event."""
         self._flows: dict[int, _Flow] = {}
         self._ordered: deque[tuple[int, float]] = deque()
-        """Versions that the store is to make, with the seconds that each takes; it is at the first."""
+        """Versions that the store is to make, with the seconds that each takes. It works on the first."""
         self._awaiting: dict[int, list[Callable[[], None]]] = {}
-        """By version that is not made yet: the pulls that begin when it is."""
+        """By version that is not made yet: the pulls that begin once it is."""
         self._cores = None if costs.cores is None else Way(costs.cores, costs.cores, most=1.0)
         """A way whose flows are work, in seconds of one core; None: each job has a core of its own."""
         self._jobs: dict[int, tuple[Worker | None, Event]] = {}
-        """By number of a job that shares the cores: whose it is, and what comes of it."""
+        """By number of a job that shares the cores: its worker, and the event at its end."""
         self._groups: dict[int, _Group] = {}
         self._killed: list[Kill] = []
         """The deaths that came, in their order."""
         self._joins: list[Kill] = []
-        """Those of them whose worker has come back."""
+        """Deaths whose worker has come back."""
 
     def facts(self) -> Iterator[Fact]:
-        """Everything that happens, as it happens, until the limit is reached, all workers have left, or `stop` says so.
+        """Yield all facts as they happen, until the limit is reached, all workers have left, or `stop` says so.
 
-        Raises RunFailed if those who are left wait, and nothing can happen any more.
+        Raises RunFailed if the workers that are left wait, and nothing can happen any more.
         """
         members = tuple((worker, self._hosts[worker], 0) for worker in self._workers)
         yield TrainingBegan(members=members, version=0, at=0.0, work=self._training.work, seed=self._seed)
@@ -284,13 +284,14 @@ class World:
                 self.interrupted = True
                 break
         if not self.interrupted and self._workers and self.now < self._limit.seconds and not self._reached():
-            waiting = ", ".join(map(str, list(self._workers)[:NAMED_AT_MOST]))
-            raise RunFailed(f"after {self.now:.6g} s all wait, and nothing can happen any more: worker {waiting}")
+            raise RunFailed(
+                f"after {self.now:.6g} s all wait, and nothing can happen any more: {workers_named(self._workers)}"
+            )
         for worker in list(self._workers):
             yield self._leave(worker, "stopped")
 
     def carry_out(self, order: Order) -> None:
-        """Do it. What comes of it happens later, or at this moment."""
+        """Carry out the order. Its effects happen later, or at this moment."""
         self._training.carry_out(order, self.now)
         match order:
             case Release():
@@ -307,11 +308,11 @@ class World:
                 self._average(order)
             case CopyReplica(source=source, worker=worker):
                 self._transfer(worker, "copy", source)
-            case _:  # it takes no time, and nothing comes of it
+            case _:  # it takes no time, and has no effect
                 pass
 
     def never_came(self) -> list[str]:
-        """Of the scenario's events, a sentence for each that had not come by the end."""
+        """A sentence for each of the scenario's events that had not come by the end."""
         lines = []
         for number, event in enumerate(self._scenario.events, 1):
             match event:
@@ -339,7 +340,7 @@ class World:
         heappush(self._events, (at, self._numbers, event))
 
     def _work(self, worker: Worker | None, seconds: float, event: Event) -> None:
-        """The event comes when so much work is done. If cores are shared, a worker that leaves takes its work along."""
+        """Call the event when so much work is done. If cores are shared, a worker that leaves takes its work along."""
         if self._cores is None:
             self._at(self.now + seconds, event)
             return
@@ -367,7 +368,7 @@ class World:
         return self._tally.steps >= self._limit.steps or self._tally.versions >= self._limit.versions
 
     def _next(self) -> Fact | None:
-        """The next fact, and the clock is at its moment. None: there is none within the limit."""
+        """Return the next fact, and move the clock to its moment. None: there is none within the limit."""
         while True:
             if self._at_once:
                 return self._at_once.popleft()
@@ -377,7 +378,7 @@ class World:
                 until = min(until, done)
             ended = self._link.finish(min(until, self._limit.seconds)) if self._link is not None else None
             if ended is not None:
-                if ended.number in self._flows:  # else its worker left at that very moment
+                if ended.number in self._flows:  # otherwise its worker left at that very moment
                     self._transferred(ended)
                 continue
             if until == math.inf and not self._flows:
@@ -406,7 +407,7 @@ class World:
             self._begin(order.worker)
 
     def _begin(self, number: int) -> None:
-        """It has its parameters: it computes from now on."""
+        """The worker has its parameters, and computes from now on."""
         worker = self._workers[number]
         worker.awaits = None
         step = worker.step
@@ -451,7 +452,7 @@ class World:
         self._work(worker, works, sleep)
 
     def _computed(self, number: int, worker: Worker, samples: int | None) -> Fact | None:
-        """Its gradient is there."""
+        """The worker's gradient is there."""
         if self._workers.get(number) is not worker:
             return None
         after = self._costs.after(number, worker.step)
@@ -471,7 +472,7 @@ class World:
         return GradientReady(worker=number, step=step, version=worker.version, samples=samples, at=self.now)
 
     def _settle(self, number: int, step: int) -> None:
-        """That step's update is on the way no more."""
+        """That step's update is no longer on its way."""
         worker = self._workers.get(number)
         if worker is not None:
             worker.on_the_way.pop(step, None)
@@ -479,12 +480,12 @@ class World:
                 self._leave_if_through(number, worker)
 
     def _tell_times(self, number: int, worker: Worker, until: float) -> None:
-        """Where its last step's time went, until the next one's own time began, or until the worker left."""
+        """Where its last step's time went, until the next step's own time began, or until the worker left."""
         if worker.ended is None:
             return
         push, pull = exposed(worker.transfers, worker.heard, until) if worker.transfers else (0.0, 0.0)
         wait = until - worker.ended - push - pull
-        push += max(0.0, worker.ended - worker.began - worker.computed)  # filling it counts, as in a real run
+        push += max(0.0, worker.ended - worker.began - worker.computed)  # filling the push counts, as in a real run
         times = StepTimes(worker.began, worker.computed, push, max(wait, 0.0), pull, worker.prepared)
         self._journal.step_times(number, worker.told, times)
         worker.ended = None
@@ -496,6 +497,7 @@ class World:
         """The store makes one version after another."""
         cost = self._costs.commit(order)
         if not cost and not self._ordered:
+            self._journal.ledger.committed(order.version, self.now)
             return
         self._awaiting[order.version] = []
         self._ordered.append((order.version, cost))
@@ -508,14 +510,15 @@ class World:
             self._work(None, cost, lambda: self._is_made(version))
 
     def _is_made(self, version: int) -> None:
-        """Whoever waits for it pulls it now."""
+        """The workers that wait for the version pull it now."""
+        self._journal.ledger.committed(version, self.now)
         self._ordered.popleft()
         self._make_next()
         for pull in self._awaiting.pop(version):
             pull()
 
     def _pull(self, number: int, version: int) -> None:
-        """As soon as that version is made."""
+        """Call once that version is made."""
         awaiting = self._awaiting.get(version)
         if awaiting is None:
             self._transfer(number, "pull", version)
@@ -524,7 +527,7 @@ class World:
         worker = self._workers[number]
 
         def begin() -> None:
-            if self._workers.get(number) is worker:  # else it has left, and may be back
+            if self._workers.get(number) is worker:  # otherwise it has left, and may be back
                 self._transfer(number, "pull", version)
 
         awaiting.append(begin)
@@ -547,7 +550,7 @@ class World:
         self._arrived(flow)
 
     def _arrived(self, flow: _Flow) -> None:
-        """It is where it was to come, now."""
+        """The transfer has arrived."""
         match flow.what:
             case "push":
                 self._at_once.append(UpdateArrived(worker=flow.worker, step=flow.number, at=self.now))
@@ -584,7 +587,7 @@ class World:
     # --- who is here ----------------------------------------------------------------------------------
 
     def _leave_if_through(self, number: int, worker: Worker) -> None:
-        """It has no data left: it leaves once its last update is on the way no more."""
+        """The worker has no data left. It leaves once its last update is no longer on its way."""
         if not worker.on_the_way:
             here = self._workers
             self._at(self.now, lambda: self._leave(number, "finished") if here.get(number) is worker else None)
@@ -604,7 +607,7 @@ class World:
             self._cancel(flow)
         if worker.job is not None:
             self._stop_job(worker.job)
-        if reason == "died":  # a copy that its source does not outlive is void
+        if reason == "died":  # a copy is void if its source dies before the copy's end
             for flow in [flow for flow, one in self._flows.items() if one.what == "copy" and one.number == number]:
                 self._cancel(flow)
         if reason == "died" and worker.group is not None:

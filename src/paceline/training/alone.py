@@ -6,15 +6,14 @@ from collections.abc import Mapping
 
 
 def unjoined(environment: Mapping[str, str]) -> str | None:
-    """What to say to somebody who started several processes otherwise; None for one process, or in the others of them.
+    """Return a line for a user who started several processes in another way; None for one process, and above rank 0.
 
-    `torchrun` and `accelerate launch` tell each process how many there are, and which it is.
+    `torchrun` and `accelerate launch` tell each process how many there are, and which one it is.
     """
     processes = environment.get("WORLD_SIZE", "")
     if not processes.isdigit() or int(processes) < 2 or environment.get("RANK", "0") != "0":
         return None
     return (
-        f"paceline: prepare() joins nothing in these {processes} processes, as paceline run did not start them: each "
-        "trains a model of its own, unless the script itself joins them; "
-        f"start it with: paceline run -n {processes} SCRIPT"
+        f"paceline: each of these {processes} processes trains a model of its own, unless the script joins them: start "
+        f"the script with `paceline run -n {processes} SCRIPT` instead of torchrun"
     )

@@ -1,7 +1,7 @@
 """A group's average, over memory that all of its members map: `SharedMemoryGroups` keeps `fabric.groups`' contract.
 
-Everybody works through the areas chunk by chunk, so that what is summed stays in a cache. A chunk belongs to one
-share: shares can be made at the same time, by whom ever, and add up to the same bits.
+Each member works through the areas chunk by chunk, so that what is summed stays in a cache. A chunk belongs to one
+share. Shares can be made at the same time, by any member, and add up to the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.training.layout import Entry, Places, PushArea
 from paceline.training.parts import Piece, chunks_of
 
 NARROW = (torch.bfloat16, torch.float16)
-"""Averaged in float32; a sum of weighted gradients is made as it is in a commit: in their own type."""
+"""Types averaged in float32. A sum of weighted gradients is made in their own type, as in a commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class _Share:
     apart: list[list[tuple[int, Entry]]]
     """By run: the same elements by parameter, as (its number, its slice)."""
     first: bool
-    """Whether it has the buffers and the flags, too."""
+    """Whether this share has the buffers and the flags, too."""
 
 
 class Averages:
@@ -51,10 +51,10 @@ class Averages:
     ) -> None:
         """Write share `part` of `parts` of the average of the areas `sources`, summed in that order, into `target`.
 
-        Without weights: the mean of parameters and buffers, and all flags are set. With weights: of each parameter
-        the weighted sum over the sources whose flag for it is 1, bit for bit as a commit makes it; where nobody has
-        one, the target's flag is 0 and its value untouched. Buffers are averaged either way, as `buffers.merged`
-        has it. The first share makes buffers and flags. Raises ValueError if the target is one of the sources.
+        Without weights it is the mean of parameters and buffers, and all flags are set. With weights it is, for each
+        parameter, the weighted sum over the sources whose flag for it is 1, bit for bit as a commit makes it. If no
+        source has it, the target's flag is 0 and its value untouched. Buffers are averaged either way, as
+        `buffers.merged` does. The first share makes buffers and flags. Raises ValueError if the target is a source.
         """
         _check(sources, target)
         mine = self._share(part, parts)
@@ -66,7 +66,7 @@ class Averages:
             weighted = list(zip(sources, weights, present, strict=True))
             for run, apart in zip(mine.runs, mine.apart, strict=True):
                 whole = all(flags[number] for flags in present for number, _ in apart)
-                # of narrow types kernels treat the last few elements apart: which they are must be as in a commit
+                # kernels treat the last few elements of narrow types apart: those must be the same as in a commit
                 if whole and run.dtype not in NARROW:
                     self._sum([(area, weight) for area, weight, _ in weighted], target, run)
                     continue
@@ -99,7 +99,7 @@ class Averages:
         return math.sqrt(squares / len(sources))
 
     def _plain_mean(self, values: list[Tensor], target: Tensor) -> None:
-        """(x₀ + x₁ + …)/n; of whole numbers, the largest one."""
+        """(x₀ + x₁ + …)/n; for whole numbers, the largest one."""
         if not _continuous(target):
             _discrete(values, target)
             return
@@ -118,7 +118,7 @@ class Averages:
             target.copy_(total)
 
     def _sum(self, terms: list[tuple[int, float]], target: int, entry: Entry) -> None:
-        """Σ weight · x, of areas and their weights. None: the target stays."""
+        """Σ weight · x over areas and their weights. Without terms the target stays as it is."""
         if not terms:
             return
         total, first = self._in(target, entry), self._in(terms[0][0], entry)
@@ -140,13 +140,13 @@ class Averages:
             mean.add_(self._less(value, values[0], apart))
         mean.div_(len(values)).add_(values[0])
         squares = sum(_square(self._less(value, mean, apart)) for value in values)
-        if not math.isfinite(squares):  # a frozen mask, say: infinity less itself is no number, and neither is NaN
+        if not math.isfinite(squares):  # in a frozen mask, say, infinity minus itself gives NaN
             return self._centre_where_apart(values, target, mean)
         target.copy_(mean)
         return squares
 
     def _centre_where_apart(self, values: list[Tensor], target: Tensor, mean: Tensor) -> float:
-        """The same, where elements of which all have the same are that."""
+        """The same as `_centre`, but elements that are equal in all replicas stay as they are."""
         same = torch.ones(target.shape, dtype=torch.bool)
         for value in values[1:]:
             same &= (value == values[0]) | (value.isnan() & values[0].isnan())
@@ -157,7 +157,7 @@ class Averages:
         return out.copy_(value).sub_(centre) if value.dtype in NARROW else torch.sub(value, centre, out=out)
 
     def _like(self, target: Tensor, name: str) -> Tensor:
-        """Scratch of the target's form; wide, if that is narrow."""
+        """Scratch of the target's form, in float32 if the target's type is narrow."""
         dtype = torch.float32 if target.dtype in NARROW else target.dtype
         found = self._scratch.get((name, dtype))
         if found is None or found.numel() < target.numel():
@@ -165,7 +165,7 @@ class Averages:
         return found[: target.numel()].as_strided(target.shape, target.stride())
 
     def _share(self, part: int, parts: int) -> _Share:
-        """Chunks one after another, so that shares are of about the same size; of a small model, all in the first."""
+        """Deal chunks one after another, so that shares are about equal. A small model is all in the first share."""
         found = self._shares.get((part, parts))
         if found is None:
             total, before = sum(_bytes(piece) for piece in self._pieces), 0
@@ -213,7 +213,7 @@ class SharedMemoryGroups:
         weights: Sequence[float] | None,
         check: Check = lambda: None,
     ) -> None:
-        """See `GroupAverage`. Waits for nobody."""
+        """See `GroupAverage`. Waits for no other member."""
         self._averages.share(sources, target, weights, members.index(self._worker), len(members))
 
     def evict(self, members: Sequence[int]) -> None:
@@ -230,7 +230,7 @@ def _continuous(tensor: Tensor) -> bool:
 
 
 def _discrete(values: list[Tensor], target: Tensor) -> None:
-    """What whole numbers and truth values average to, as in `buffers`."""
+    """Average whole numbers and truth values, as in `buffers`."""
     target.copy_(values[0])
     if target.dtype != torch.bool:
         for value in values[1:]:
@@ -238,8 +238,8 @@ def _discrete(values: list[Tensor], target: Tensor) -> None:
 
 
 def _square(tensor: Tensor) -> float:
-    """Its squared norm."""
-    if tensor.dtype == torch.float32 and tensor.ndim == 1:  # a chunk's is accurate enough, at a tenth of the cost
+    """The tensor's squared norm."""
+    if tensor.dtype == torch.float32 and tensor.ndim == 1:  # accurate enough for a chunk, at a tenth of the cost
         return float(torch.dot(tensor, tensor).item())
     double = torch.complex128 if tensor.is_complex() else torch.float64
     return float(torch.linalg.vector_norm(tensor, dtype=double).item()) ** 2

@@ -1,8 +1,8 @@
-"""What a version's buffers are, when every worker has its own (BatchNorm's statistics, say).
+"""Which buffers a version has, when every worker has its own (BatchNorm's statistics, say).
 
-`mean`    floating-point buffers are averaged over the workers; of whole numbers, the largest count
+`mean`    floating-point buffers are averaged over the workers; whole numbers become the largest one
 `leader`  the lowest worker's
-`local`   each keeps its own in its script; a recorded version has the lowest worker's
+`local`   each worker keeps its own in its script; a recorded version has the lowest worker's
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ POLICIES: tuple[str, ...] = get_args(Policy)
 
 
 def merged(copies: list[dict[str, Tensor]], policy: Policy) -> dict[str, Tensor]:
-    """One set of buffers from the workers' copies, given in ascending order of worker; at least one."""
+    """Merge the workers' copies into one set of buffers. Copies ascend by worker, and there is at least one."""
     if policy != "mean" or len(copies) == 1:
         return dict(copies[0])
     return {name: _mean([copy[name] for copy in copies]) for name in copies[0]}

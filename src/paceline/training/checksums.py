@@ -1,4 +1,4 @@
-"""Whether tensors are the same bit for bit, told by a number."""
+"""Checksums that show whether tensors are equal bit for bit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 def checksum(tensors: Iterable[Tensor]) -> str:
-    """64 bits, in hexadecimal, that depend on the bits of every tensor and on their order.
+    """Return 64 bits, in hexadecimal, that depend on the bits of every tensor and on their order.
 
-    Of each tensor they are summed as whole numbers, which is as fast as memory is read.
+    The bits of each tensor are summed as whole numbers, which is as fast as memory is read.
     """
     digest = hashlib.blake2b(digest_size=8)
     for tensor in tensors:

@@ -3,9 +3,9 @@
     region = [ slot 0 | slot 1 | … | push area of worker 0 | push area of worker 1 | … | fixed | fixed ]
 
 A slot holds one version of the optimizer's parameters, in flat arenas by parameter group and dtype. A push
-area holds one gradient, in the layout of a slot, a byte for each parameter that says whether it has a
-gradient (None is not zero), and the worker's buffers as of that step. Where a worker has several areas, the first
-ones of all workers come first, then the second ones. `fixed` holds what is set once:
+area holds one gradient in the layout of a slot. It also has a byte for each parameter that says whether it has a
+gradient (None is not zero), and the worker's buffers as of that step. If workers have several areas, the first
+areas of all workers come first, then the second ones. `fixed` holds what is set once:
 parameters that the optimizer does not have, and the first buffers. Each part begins a page.
 """
 
@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def stop(self) -> int:
-        """Where its bytes end, as `offset` says where they begin."""
+        """Where the tensor's bytes end. They begin at `offset`."""
         return self.offset + self.count * self.dtype.itemsize
 
     def over(self, memory: memoryview, start: int = 0) -> Tensor:
@@ -149,7 +149,7 @@ class PushArea:
 class Places:
     """A layout laid over a region with so many slots and push areas.
 
-    The fixed part is there twice: as it was offered, and as it was adopted if the script changed it since.
+    It has the fixed part twice: as it was offered, and as it was adopted if the script changed it since.
     """
 
     layout: Layout
@@ -161,12 +161,12 @@ class Places:
 
     @classmethod
     def new(cls, layout: Layout, slots: int, workers: int) -> Places:
-        """Over a new region, just large enough."""
+        """Lay the layout over a new region that is just large enough."""
         size = slots * layout.slot_bytes + workers * layout.push_bytes + 2 * layout.fixed_bytes
         return cls(layout, Region.create(size), slots, workers)
 
     def worker_of(self, area: int) -> int:
-        """Whose push area it is."""
+        """The worker that the push area belongs to."""
         return area % self.workers
 
     def slot_start(self, slot: int) -> int:
@@ -191,7 +191,7 @@ class Places:
         return self.slots * self.layout.slot_bytes + area * self.layout.push_bytes
 
     def push_area(self, area: int, mapping: Mapping | None = None) -> PushArea:
-        """The push area of that number; at another address, if it is mapped there, too."""
+        """The push area of that number; with a `mapping`, at the address where that maps it."""
         layout, start = self.layout, self.push_start(area)
         memory, first = (self.region.memory, start) if mapping is None else (mapping.memory, 0)
         flags = Entry("present", torch.uint8, (len(layout.moving),), (1,), layout.flags_offset, -1)
@@ -225,7 +225,7 @@ def _lay(tensors: Iterable[tuple[str, Tensor, int]], start: int) -> tuple[list[E
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether its elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
+    """Whether the tensor's elements fill their memory without gaps or overlaps, in any order of dimensions."""
     expected = 1
     for extent, step in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
         if extent == 1:

@@ -1,13 +1,15 @@
-"""What a worker's training needs from the world: the runtime's worker provides it, a script alone has none."""
+"""What a worker's training needs from the run. The runtime's worker provides it. A script that runs alone has none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from paceline.core.leases import Batch
 from paceline.fabric.groups import GroupAverage
@@ -17,6 +19,8 @@ from paceline.training.orders import Orders
 from paceline.training.store import Scalars, Store
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
+Measure = Callable[[int, Path], dict[str, float]]
+"""The metrics of a recorded version, which is in that file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +31,25 @@ class Offer:
     state_bytes: int
     """An estimate of what the optimizer's state will take in the store."""
     make_store: Callable[[Region, int, int], Store]
-    """The store over a region with so many slots, and push areas for each worker, should this worker's process be
-    the one to fork it."""
+    """Make the store over a region, with so many slots and so many push areas for each worker. It is called if this
+    worker's process forks the store."""
     streams: bool
-    """Whether the loader is each worker's own stream, which nothing is leased of."""
+    """Whether the loader is each worker's own stream, of which no batch is leased."""
+    optimizer: str
+    """The name of the optimizer's class."""
     scalars: Scalars
     loads: bool
     """Whether there is a loader, so that samples can be counted."""
     epoch_samples: int | None
-    """Samples in an epoch, if somebody wants to know how much work there is."""
+    """Samples in an epoch, if the protocol needs to know how much work there is."""
     epochs: int | None
     buffers: str | None
     shards: str | None
     evaluate: Evaluate | None
+    metrics: list[str] | None
+    """The names of the metrics that `evaluate` returns, if they are wanted and it could be called."""
+    measure: Measure | None
+    """The same of a recorded version, in a process that was forked now; None: there can be none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +59,7 @@ class Started:
     region: Region
     slots: int
     areas: int
-    """Push areas of each worker. Where it owns a replica there are no slots: versions lie in areas, too."""
+    """Push areas of each worker. Where workers own replicas there are no slots: versions lie in areas, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +82,7 @@ class Finished:
     pulled: float
     """Waiting for this step's release and installing its version, after the step before."""
     gradient: str | None = None
-    """The checksum of the worker's first gradient, unless it is of data that was leased, or is zero."""
+    """The checksum of the worker's first gradient; None if that is of leased data, or is zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +95,7 @@ class Go:
     area: int
     """The push area for it."""
     ahead: tuple[tuple[int, float], ...]
-    """(push area, scale) of what this worker pushed and the version lacks: it is to see so many times that at once."""
+    """(push area, scale) of updates that this worker pushed and the version lacks. The worker takes them off itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,45 +106,68 @@ class Step:
     source: int
     target: int
     gradients: int | None
-    """The area with the mean gradients to take; None: the script's own."""
+    """The area with the mean gradients to step with; None: the script's own gradients."""
+
+
+class Baseline(Protocol):
+    """What takes the place of a run where a script is trained otherwise, to compare it with runs."""
+
+    worker: int
+    workers: int
+    seed: int
+
+    def refuse(self, message: str) -> object:
+        """See `Link`."""
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: DataLoader[Any] | None,
+        measure: Measure | None,
+        evaluates: bool,
+    ) -> tuple[Any, ...]:
+        """What `prepare` returns."""
 
 
 class Link(Protocol):
-    """One worker's end. Every call that waits ends when the run does."""
+    """One worker's end of the run. Every call that waits ends when the run does."""
 
     worker: int
     workers: int
     seed: int
     steps_here: bool
-    """Whether the optimizer runs in the worker, and what it would subtract is pushed; else gradients are."""
+    """Whether the optimizer runs in the worker, which pushes what it would subtract. Otherwise gradients are pushed."""
     replicas: bool
     """Whether every worker owns a replica, which groups average."""
     pushes: bool
     """Whether gradients, or what the optimizer here would subtract, go into push areas."""
     rate_scale: float
-    """What an optimizer that runs here has its learning rates multiplied by."""
+    """The factor of the learning rates of an optimizer that runs here."""
     wants_work: bool
     """Whether the protocol needs to know how much work there is."""
+    wants_metrics: bool
+    """Whether this worker is to say what `evaluate` returns: one worker is enough, if there is a target to compare."""
     epochs: int | None
-    """How many the command line says that there will be; it wins over what the script says."""
+    """How many epochs the command line gives, which wins over what the script says."""
 
     def start(self, offer: Offer) -> Started:
-        """Offer the model; wait for everybody. Raises ConfigError if they cannot train together."""
+        """Offer the model, and wait for all workers. Raises ConfigError if they cannot train together."""
 
     def raise_if_interrupted(self) -> None:
         """Raise the run's Ctrl-C as a KeyboardInterrupt, once, and only in the thread that called `prepare`."""
 
     def refuse(self, message: str) -> None:
-        """Tell that the script asks for something that cannot be done: the run ends with this line."""
+        """Tell the run that the script asks for something that cannot be done. The run ends with this line."""
 
     def ended_by_parser(self, code: int) -> None:
-        """Tell that the script's own argument parser ended it, with this exit code."""
+        """Tell the run that the script's own argument parser ended the script, with this exit code."""
 
     def stretched(self, step: int, measured: float) -> float:
-        """Seconds that this step is to take in all, of a step that took `measured`: the scenario's say."""
+        """Seconds that this step is to take in all, as the scenario says, after it took `measured` seconds."""
 
     def pause(self, seconds: float) -> None:
-        """Wait so long, or until the run stops."""
+        """Wait for so many seconds, or until the run stops."""
 
     def pushed(self, finished: Finished) -> None:
         """Announce a step's gradient."""
@@ -143,34 +176,41 @@ class Link(Protocol):
         """Wait for the order to go on, or to step the replica first; None when nothing is left to do."""
 
     def stepped(self, step: int, not_finite: str | None) -> None:
-        """The replica has made that step. The parameter that is NaN or infinite after it, if one is."""
+        """The replica has made that step. `not_finite` names a parameter that is NaN or infinite after it."""
 
     def begin_to_average(self, groups: GroupAverage) -> None:
-        """From now on make this worker's shares of the averages of its groups, beside everything else."""
+        """From now on make this worker's shares of its groups' averages, beside everything else."""
 
     def lease(self, epoch: int, orders: Orders) -> Batch | None:
-        """The next batch of this epoch; None when nothing is left of it. `orders` draws what is not known yet."""
+        """Lease the next batch of this epoch; None when nothing is left of it. `orders` draws what is not known yet."""
 
-    def looked_at(self, epoch: int, batches: tuple[Batch, ...]) -> None:
-        """The script only looked at these and begins this epoch anew: they are as if they had never been leased."""
+    def looked_at(self, epoch: int, batches: tuple[Batch, ...], ran_out: bool) -> None:
+        """The script only looked at these batches in a loop of this epoch: they are as if never leased.
+
+        `ran_out`: the loop asked for a batch in vain, at its end or as it fetched ahead. That counts as never asked,
+        too.
+        """
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
-        """These were fetched and will not be used."""
+        """These batches were fetched and will not be used."""
 
     def done_computing(self) -> None:
-        """No further step will be made: nobody needs to wait for this worker."""
+        """This worker will make no further step, so no other needs to wait for it."""
+
+    def epochs_are_over(self) -> None:
+        """The script begins another loop over the loader after the last of its epochs."""
 
     def adopt(self, digest: str) -> int | None:
-        """The script changed what it begins with, to what has this digest: every worker is to have done the same.
+        """The script changed what it begins with, to what has this digest. Every worker must have done the same.
 
-        The slot to put it into, to be followed by `adopted`; None if another worker has.
+        Return the slot to put it into, to be followed by `adopted`; None if another worker has put it there.
         """
 
     def adopted(self, state: bytes) -> None:
-        """The slot has what all begin with; so does the optimizer, unless `state` is empty."""
+        """The slot has what all workers begin with. `state` is the optimizer's; empty if it has not changed."""
 
     def hold(self) -> int:
-        """The newest version's slot, which is kept until the process ends or the next release."""
+        """Return the newest version's slot, which is kept until the process ends or the next release."""
 
     def optimizer_state(self) -> bytes:
         """The optimizer's state of the newest version, packed."""
@@ -182,7 +222,7 @@ class Link(Protocol):
         """The snapshot is copied."""
 
     def finish(self) -> Path | None:
-        """Wait for all workers; the file with the final parameters. None if the run was cut short."""
+        """Wait for all workers. Return the file with the final parameters; None if the run was cut short."""
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
         """Record scalars of this step."""

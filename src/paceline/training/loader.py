@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from paceline.core.leases import Batch
 from paceline.errors import ConfigError
 from paceline.training.frameworks import where_prepare_goes
+from paceline.training.loop import Loop
 from paceline.training.orders import Orders
 from paceline.training.seeding import seed_fetch, seed_stream
 from paceline.training.session import Session
@@ -59,29 +59,45 @@ class _Paced:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataLoader[Any]:
+        """A deep copy is a plain loader over all the data, as that of a prepared model is a plain model."""
+        return copy.deepcopy(self._loader, memo)
+
+    def __reduce__(self) -> tuple[Callable[[DataLoader[Any]], DataLoader[Any]], tuple[DataLoader[Any]]]:
+        """A pickle is a plain loader, too."""
+        return copy.copy, (self._loader,)
+
+    def _tell_if_over(self) -> None:
+        """Have the user told of a loop that begins after the last epoch, as it gets no batches."""
+        session = self._session
+        if session.here and session.go is None and session.epochs is not None and self._trained >= session.epochs:
+            session.link.epochs_are_over()
+
 
 class PacedLoader(_Paced):
     """Iterates over the batches that this worker is leased; in all else the user's loader.
 
     `len` is the whole epoch's batches. It never waits for a protocol or another worker. Leaving a loop
-    early gives back what was fetched ahead.
+    early gives back what was fetched ahead. One loop trains at a time: inside it, another one may look at the data.
     """
 
     def __init__(self, loader: DataLoader[Any], session: Session) -> None:
         super().__init__(loader, session)
         self._orders = Orders(loader.batch_sampler, session.link.seed)
-        self._loop = _Loop(-1)
+        self._loop = Loop(-1, over=True)
+        self._one_iterator = loader.persistent_workers and loader.num_workers > 0
+        """Whether all loops get their batches from the same processes, which serve one of them."""
         self._paced = _rebuilt(loader, _Leased(self))
 
     def __iter__(self) -> Iterator[Any]:
-        last = self._loop
-        if not self._session.loop_begins(last.epoch, last.handed_out, last.fetched_ahead):
-            self._epoch += 1  # else the last loop was for a look at the data: its epoch begins anew
-        loop = self._loop = _Loop(self._epoch)
+        self._tell_if_over()
+        loop = self._loop = self._begun()
         steps = self._session.steps
         inner = iter(self._paced)
         try:
             while True:
+                if self._loop is not loop:
+                    self._go_on_with(loop)
                 asked = time.monotonic()
                 try:
                     data = next(inner)
@@ -92,16 +108,53 @@ class PacedLoader(_Paced):
                 loop.handed_out.append(batch)
                 yield data
         finally:
-            if loop.leased:
-                self._session.link.give_back(tuple(loop.leased))
-                loop.fetched_ahead.extend(loop.leased)
-                loop.leased.clear()
-        self._session.loop_ended()
-        if self._session.steps > steps or not loop.handed_out:  # else it was for a look at all the data
+            loop.over = True
+            outer_goes_on = loop.within is not None and not loop.within.over
+            looked = outer_goes_on and self._session.untouched == loop.handed_out
+            if not looked:  # else nobody else is to have them before they go back to their epoch
+                self._give_back_fetched(loop)
+        if not looked:
+            self._session.loop_ended()
+        if self._session.steps > steps or not (loop.handed_out or looked):  # else it was for a look at all the data
             self._trained += 1
         epochs = self._session.epochs if self._session.here else None  # a thread ahead knows no last step
         if epochs is not None and self._trained >= epochs and not self._session.fetched:
             self._session.done_computing()
+
+    def _begun(self) -> Loop:
+        """The loop that begins now, after the last one, or inside it."""
+        last, session = self._loop, self._session
+        if session.here and not last.over and not session.untouched and not self._one_iterator:
+            self._epoch += 1
+            return Loop(self._epoch, within=last)  # which may go on
+        if session.loop_begins(last):
+            last.leased.clear()
+            return Loop(self._epoch, last.within)  # the last one was for a look at the data: its epoch begins anew
+        if session.here:
+            self._give_back_fetched(last)
+        self._epoch += 1
+        return Loop(self._epoch, None if last.handed_out else last.within)
+
+    def _go_on_with(self, loop: Loop) -> None:
+        """The script goes on with this loop after it has begun another one inside it: that one was for a look."""
+        inner, session = self._loop, self._session
+        if not session.here or session.go is None:
+            return
+        if inner.within is not loop or not session.only_looked(inner):
+            session.refuse(
+                "the script goes on with a loop over the prepared loader after it has begun another one (nested loops, "
+                "or zip(loader, loader)); batches are shared out to one loop at a time: give the other loop a "
+                "DataLoader of its own, which prepare() does not get"
+            )
+        inner.leased.clear()
+        self._epoch, self._loop = loop.epoch, loop
+
+    def _give_back_fetched(self, loop: Loop) -> None:
+        """What was fetched for this loop and not handed out is leased again, to whoever asks."""
+        if loop.leased:
+            self._session.link.give_back(tuple(loop.leased))
+            loop.given_back.extend(loop.leased)
+            loop.leased.clear()
 
     def leases(self) -> Iterator[list[Any]]:
         """Each next batch's tag and sample ids, to the end of this worker's part of the epoch."""
@@ -109,22 +162,11 @@ class PacedLoader(_Paced):
         while self._session.go is not None:
             batch = link.lease(loop.epoch, self._orders)
             if batch is None:
+                loop.ran_out = True
                 link.raise_if_interrupted()
                 return
             loop.leased.append(batch)
             yield [_Tag(link.seed, batch.epoch, batch.index), *self._orders.ids(batch)]
-
-
-@dataclass(slots=True)
-class _Loop:
-    """One iteration over the loader."""
-
-    epoch: int
-    leased: deque[Batch] = field(default_factory=deque)
-    """And not handed out yet."""
-    handed_out: list[Batch] = field(default_factory=list)
-    fetched_ahead: list[Batch] = field(default_factory=list)
-    """Given back when the loop was left."""
 
 
 class PacedStream(_Paced):
@@ -135,6 +177,7 @@ class PacedStream(_Paced):
     """
 
     def __iter__(self) -> Iterator[Any]:
+        self._tell_if_over()
         session = self._session
         self._epoch += 1
         steps = session.steps

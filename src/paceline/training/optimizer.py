@@ -20,9 +20,9 @@ else:
 
 
 class PacedOptimizer(_Base):
-    """Mixed into the class of the user's own optimizer object, which stays the object that it was.
+    """Mixed into the class of the user's own optimizer object, which stays the same object.
 
-    So whatever the script made before (a scheduler, say) still holds the right one, and `isinstance`
+    So a scheduler, say, that the script made before still holds the right object, and `isinstance`
     with its class is still true. Hyperparameters that the script or a scheduler changes in
     `param_groups` reach the store with the next push.
     """
@@ -32,7 +32,7 @@ class PacedOptimizer(_Base):
 
     @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Push the gradient, wait for the next release, install its version. Returns the closure's value."""
+        """Push the gradient, wait for the next release, install its version. Return the closure's value."""
         self._opt_called = True  # a scheduler asks whether the optimizer stepped before it
         value = None
         if closure is not None:
@@ -44,12 +44,12 @@ class PacedOptimizer(_Base):
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # so that no scheduler warns of a foreign step
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch. Gradients that no step has used are gone: their batches count as skipped."""
+        """As in torch. Gradients that no step has used are gone, and their batches count as skipped."""
         self.paceline_session.thrown_away()
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch: the state, which lies with the store, of the newest version."""
+        """As in torch, with the newest version's state, which the store has."""
         if self.paceline_session.has_state:
             return super().state_dict()
         try:
@@ -59,9 +59,9 @@ class PacedOptimizer(_Base):
             self.state = defaultdict(dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, before the first step: the store takes it over with that, if every worker loads the same."""
+        """As in torch, before the first step. The store takes the state over then, if every worker loads the same."""
         super().load_state_dict(state_dict)
-        self.paceline_session.state_loaded = True
+        self.paceline_session.state_came()
 
     def _newest_state(self) -> defaultdict[torch.Tensor, Any]:
         session = self.paceline_session
@@ -71,14 +71,14 @@ class PacedOptimizer(_Base):
         return defaultdict(dict, {session.parameters[number]: state[number] for number in state})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy, or what is pickled, is of the script's own class, with the state of the newest version.
+        """A copy or pickle is of the script's own class, with the state of the newest version.
 
-        As the oldest pickle protocols have it, which name the class as an argument: it is not that of this object.
+        It uses the oldest pickle protocols: they name the class as an argument, so it can differ from this object's.
         """
         return plain_optimizer(self, self._newest_state()).__reduce_ex__(min(protocol, 1))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """An error: add it before `prepare`, where the store is laid out."""
+        """Refuse: groups are added before `prepare`, where the store is laid out."""
         self.paceline_session.refuse(
             "add_param_group() came after paceline.prepare(), where the store is laid out; add parameter groups "
             "before it (a group whose parameters get no gradient costs nothing until they do)"
@@ -92,5 +92,5 @@ def pace(optimizer: torch.optim.Optimizer, session: Session) -> None:
     names = {"__module__": kind.__module__, "paceline_made": True}
     optimizer.__class__ = type(f"Paced{kind.__name__}", (PacedOptimizer, kind), names)
     optimizer.paceline_session = session  # type: ignore[attr-defined]
-    # else GradScaler leaves unscaling, and looking for infinities, to a fused `step`
+    # Otherwise GradScaler leaves it to a fused `step` to unscale and to look for infinities.
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]

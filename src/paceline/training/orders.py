@@ -13,11 +13,11 @@ from paceline.core.leases import Batch
 from paceline.training.seeding import epoch_order, order_digest, plain_ids, seed_block, seed_epoch
 
 AT_ONCE = 10_000_000
-"""Samples: an epoch of more, or of an unknown length, is drawn block by block."""
+"""Samples. A longer epoch, or one of an unknown length, is drawn block by block."""
 BLOCK = 1024
 """Batches in a block."""
 KEPT = 64
-"""Blocks of an epoch that are kept; an earlier one is drawn again if a batch of it returned."""
+"""Blocks of an epoch that are kept. An earlier block is drawn again if a batch of it returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class _Epoch:
     rest: Iterator[Any] | None = None
     """What the sampler has not given yet; None if it was never asked, or was asked for another epoch since."""
     ahead: list[Any] = field(default_factory=list)
-    """The first batch of the next block: so it is known whether there is one."""
+    """The first batch of the next block, if there is one. It shows whether this block is the last."""
     drawn: int = 0
-    """Blocks, since `rest` began."""
+    """Blocks drawn since `rest` began."""
     digests: list[str] = field(default_factory=list)
     blocks: dict[int, Block] = field(default_factory=dict)
     samples: int | None = None
-    """In the whole epoch, if that is known; from the first block on."""
+    """Samples in the whole epoch, if known; from the first block on."""
 
 
 class Orders:
@@ -54,10 +54,10 @@ class Orders:
         self._seed = seed
         self._by_block = in_blocks(sampler)
         self._epochs: dict[int, _Epoch] = {}
-        """The last two that were needed."""
+        """The last two epochs that were needed."""
 
     def known(self, epoch: int) -> tuple[int, str]:
-        """How many blocks of that epoch are drawn, of which the first is now; and the digest of them all."""
+        """Return how many blocks of that epoch are drawn, and the digest of them all. Draw the first one if needed."""
         found = self._epoch(epoch)
         if not found.digests:
             self.block(epoch, 0)
@@ -83,7 +83,7 @@ class Orders:
         return expected(self._sampler) if self._by_block else sum(map(len, self.block(0, 0).order))
 
     def expected(self, epoch: int) -> int | None:
-        """Samples in that epoch; None if nobody knows."""
+        """Samples in that epoch; None if that is unknown."""
         self.known(epoch)
         return self._epoch(epoch).samples
 
@@ -122,13 +122,13 @@ class Orders:
 
 
 def in_blocks(sampler: Any) -> bool:
-    """Whether its epochs are drawn block by block."""
+    """Whether the sampler's epochs are drawn block by block."""
     batches = _length(sampler)
     return batches is None or max(batches, expected(sampler) or 0) > AT_ONCE
 
 
 def expected(sampler: Any) -> int | None:
-    """How many samples a batch sampler says that it has; None if it doesn't say."""
+    """Return how many samples a batch sampler says that it has; None if it doesn't say."""
     batches = _length(sampler)
     if type(sampler) is not BatchSampler or batches is None:
         return None
@@ -139,5 +139,5 @@ def expected(sampler: Any) -> int | None:
 def _length(sized: Any) -> int | None:
     try:
         return len(sized)
-    except (TypeError, NotImplementedError, OverflowError, ValueError):  # it has none, or one beyond what `len` gives
+    except (TypeError, NotImplementedError, OverflowError, ValueError):  # no length, or one too large for `len`
         return None

@@ -1,4 +1,4 @@
-"""Where the optimizer runs in the worker: it makes what is to be subtracted, and sees its own update at once."""
+"""The optimizer's step in the worker: it makes what is to be subtracted, and the worker sees its own update at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.training.shown import same_bytes
 class OwnStep:
     """The worker's own parameters, in a memory of its own, and the optimizer's steps on them.
 
-    They are a version of the store's, less what this worker pushed and that version lacks.
+    The parameters are a version of the store's, less what this worker pushed and that version lacks.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class OwnStep:
 
     @torch.no_grad()
     def install(self, slot: int, lacking: Sequence[tuple[PushArea, float]]) -> None:
-        """Take the version in that slot, less so many times each of these updates, which are not in it."""
+        """Take the version in that slot, less each of these updates times its scale. The version lacks them."""
         version = self._slots.get(slot)
         if version is None:
             version = self._slots[slot] = self._places.slot(slot)
@@ -57,10 +57,10 @@ class OwnStep:
         torch._foreach_copy_(self._values, self._parameters)
 
     def step(self, pushed: PushArea) -> list[bool]:
-        """Step the script's own optimizer. What it has subtracted, in all, goes into the push area.
+        """Step the script's own optimizer. All that it has subtracted goes into the push area.
 
-        Returns which parameters have something there. One without a gradient has nothing unless it moved: a frozen
-        one may be whole numbers, or NaN, of which there is no difference.
+        Return which parameters have something there. A parameter without a gradient has nothing unless it moved:
+        a frozen one may be whole numbers, or NaN, which have no difference.
         """
         with torch.no_grad():
             torch._foreach_copy_(pushed.gradients, self._values)
@@ -89,9 +89,9 @@ class OwnStep:
 
 
 def bare_step(kind: type[torch.optim.Optimizer], rate_scale: float = 1.0) -> Callable[[torch.optim.Optimizer], Any]:
-    """The class's step without what torch wraps it in: hooks have run by then, and torch._dynamo takes seconds.
+    """Return the class's step without torch's wrappers: hooks have run by then, and torch._dynamo takes seconds.
 
-    It steps with `rate_scale` times the learning rates that the optimizer has, and leaves those as they are.
+    The step uses `rate_scale` times the optimizer's learning rates, and leaves those as they are.
     """
     step: Callable[[torch.optim.Optimizer], Any] = kind.step
     if step.__module__.startswith("torch."):

@@ -13,7 +13,7 @@ from paceline.training.parts import State
 
 
 def packed(state: State) -> bytes:
-    """The state of the parameters with these numbers.
+    """Pack the state, by the parameter's number.
 
     Raises ConfigError for a value that is neither a tensor nor plain (None, a bool, a number, a string).
     """
@@ -35,7 +35,7 @@ def packed(state: State) -> bytes:
 
 
 def unpacked(data: bytes) -> State:
-    """What `packed` packed."""
+    """Unpack what `packed` has packed."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     state: State = {int(number): dict(values) for number, values in json.loads(header["__metadata__"]["plain"]).items()}

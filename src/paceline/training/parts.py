@@ -1,8 +1,8 @@
 """A commit's parts: ranges of the arenas that are small enough for a cache, each updated by itself.
 
-A part has an optimizer of the user's class over its own slice of every parameter. Where that optimizer
+A part has an optimizer of the user's class over its own slice of every parameter. If that optimizer
 computes each element from that element alone, slices of parameters, and runs of whole ones, train exactly as
-the parameters would; any other optimizer gets one part with every parameter whole.
+the parameters would. Any other optimizer gets one part with every parameter whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from paceline.training.layout import Entry, Layout
 
-CHUNK = 512 * 1024  # elements: of 256k to 1M, which cost alike; smaller ones lose to Python, larger ones to the cache
+CHUNK = 512 * 1024  # elements: 256k to 1M cost the same; smaller chunks lose to Python, larger ones to the cache
 
 ELEMENTWISE = {
     torch.optim.SGD,
@@ -40,10 +40,10 @@ ELEMENTWISE = {
 """Optimizers that look at one element at a time: slices train as the whole, bit for bit (test_parts.py)."""
 
 PASSING_ON = ELEMENTWISE - {torch.optim.Rprop}
-"""Optimizers that make a NaN or an infinity in a gradient one in the parameter; others may look at its sign only."""
+"""Optimizers that pass a NaN or an infinity in a gradient on to the parameter. Others may look only at its sign."""
 
 State = dict[int, dict[str, Any]]
-"""An optimizer's state by the parameter's number; tensors, and values that are none."""
+"""An optimizer's state by the parameter's number: tensors and other values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Span:
     """A piece's share of one parameter, in elements as they lie in memory."""
 
     number: int
-    """The parameter's, in the optimizer's order."""
+    """The parameter's number, in the optimizer's order."""
     in_parameter: int
     in_piece: int
     count: int
@@ -65,7 +65,7 @@ class Piece:
     spans: tuple[Span, ...]
 
     def apart(self) -> list[tuple[int, Entry]]:
-        """Each parameter's elements by themselves, with its number."""
+        """Return each parameter's elements by themselves, with its number."""
         return [(s.number, _flat(self.entry, self.entry.offset, s.in_piece, s.count)) for s in self.spans]
 
 
@@ -76,7 +76,7 @@ class Pushed:
     worker: int
     weight: float
     start: int
-    """Of its push area, in bytes."""
+    """The first byte of its push area."""
     present: list[int]
     """By parameter: whether it has a gradient."""
 
@@ -87,7 +87,7 @@ class NotFinite:
 
     parameter: str
     worker: int | None
-    """Whose gradient has it; None: the gradients were finite, what was made of them is not."""
+    """The worker whose gradient has it; None if the gradients were finite and the parameter is not."""
 
 
 @dataclass(slots=True)
@@ -96,10 +96,10 @@ class Part:
 
     optimizer: torch.optim.Optimizer
     groups: list[int]
-    """The user's parameter group of each of this optimizer's."""
+    """For each group of this optimizer, the user's parameter group."""
     pieces: list[Piece]
     scratch: memoryview
-    """Where gradients are summed: as long as the part, and shared with those that never work at the same time."""
+    """Where gradients are summed: as long as the part, and shared with parts that never work at the same time."""
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
     _bits: dict[int, list[Tensor]] = field(default_factory=dict)
     """As `_views`, as whole numbers."""
@@ -112,7 +112,7 @@ class Part:
         self._become(self.pieces, {})
         kind = type(self.optimizer)
         self._known = kind.__module__.startswith("torch.")
-        # torch's own are called past the profiler's wrapper and the switch of gradients, which cost more than SGD
+        # torch's own steps are called without the profiler's wrapper and the gradient switch: both cost more than SGD
         self._step = inspect.unwrap(kind.step) if kind in ELEMENTWISE else kind.step
 
     @property
@@ -137,7 +137,7 @@ class Part:
         gradients = self._gradients(memory, pushed)
         for parameter, view, gradient in zip(self.parameters, new, gradients, strict=True):
             parameter.data = view
-            # a user's own optimizer may keep its gradients, and replace what it steps
+            # A user's own optimizer may keep its gradients, and replace the tensors that it steps.
             parameter.grad = gradient if self._known or gradient is None else gradient.clone()
         self._step(self.optimizer)
         if not self._known:
@@ -146,7 +146,7 @@ class Part:
                     view.copy_(parameter)
 
     def find_not_finite(self, memory: memoryview, pushed: Sequence[Pushed], names: Sequence[str]) -> NotFinite | None:
-        """What is no number in the last commit, which still lies in the cache."""
+        """Return the first NaN or infinity of the last commit, which still lies in the cache."""
         parameters = self.parameters
         looked_at = [p for p in parameters if p.grad is not None]
         if type(self.optimizer) not in PASSING_ON:
@@ -162,7 +162,7 @@ class Part:
             for span in piece.spans:
                 if not _of(parameter.data, piece, span).isfinite().all():
                     return NotFinite(names[span.number], None)
-        return None  # sums too large for their type, of numbers that are not
+        return None  # all numbers are finite, and only their sum was too large for its type
 
     def checksum(self, memory: memoryview, target: int) -> int:
         """The sum of the version's bits, as whole numbers modulo 2**64, while they lie in the cache."""
@@ -172,7 +172,7 @@ class Part:
         return sum(int(bits.sum().item()) for bits in found) % (1 << 64)
 
     def split(self) -> None:
-        """From now on each parameter apart: their histories come to differ."""
+        """Step each parameter apart from now on, as their histories begin to differ."""
         pieces = [
             Piece(entry, (replace(span, in_piece=0),))
             for piece in self.pieces
@@ -181,7 +181,7 @@ class Part:
         self._become(pieces, {span.number: state for span, state in self.state()})
 
     def state(self) -> list[tuple[Span, dict[str, Any]]]:
-        """The optimizer's state of every share of a parameter."""
+        """The optimizer's state of each parameter's share."""
         return [
             (span, {key: _own(_of(value, piece, span)) for key, value in state.items()})
             for piece, parameter in zip(self.pieces, self.parameters, strict=True)
@@ -227,7 +227,7 @@ class Part:
         return all(one.present[span.number] for one in pushed for piece in self.pieces for span in piece.spans)
 
     def _gradients(self, memory: memoryview, pushed: Sequence[Pushed]) -> list[Tensor | None]:
-        """Σ weight · gradient of each piece, over those that have one, in the order given; None where nobody has."""
+        """Σ weight · gradient of each piece, over workers that have one, in the order given; None if none has."""
         alone = len(pushed) == 1 and pushed[0].weight == 1.0
         if not alone and not self._sums:
             first = min(piece.entry.offset for piece in self.pieces)
@@ -248,13 +248,13 @@ class Part:
 
 
 def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    """The class that the script made it of, also if it is paced."""
+    """The class that the script made the optimizer of, also if the optimizer is paced."""
     kind = type(optimizer)
     return next(base for base in kind.__mro__ if not base.__dict__.get("paceline_made"))
 
 
 def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, halves: int = 2) -> list[list[Part]]:
-    """The parts of a commit, in so many shares of about the same size that can be worked on at the same time."""
+    """The parts of a commit, in `halves` shares of about the same size that can be worked on at the same time."""
     ranges = chunks_of(layout) if type(optimizer) in ELEMENTWISE else [_whole(layout)]
     total = sum(_span_of(pieces) for pieces in ranges)
     shares: list[list[list[Piece]]] = [[] for _ in range(halves)]
@@ -265,7 +265,7 @@ def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, halves: int = 2) 
     parts: list[list[Part]] = []
     for share in shares:
         longest = max((_span_of(pieces) for pieces in share), default=0)
-        scratch = memoryview(mmap.mmap(-1, max(1, longest)))  # costs memory where it is used
+        scratch = memoryview(mmap.mmap(-1, max(1, longest)))  # takes memory only where it is used
         parts.append([_part(optimizer, pieces, scratch) for pieces in share])
     return parts
 
@@ -279,15 +279,15 @@ def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece], scratch: memory
     part = Part(twin, groups, pieces, scratch)
     fused = any(group.get("fused") for group in twin.param_groups)
     if fused or any(piece.entry.dtype not in (torch.float32, torch.float64) for piece in pieces):
-        part.split()  # these kernels treat a tensor's last few elements apart: which they are must stay the same
+        part.split()  # these kernels treat a tensor's last few elements apart: those must stay the same elements
     return part
 
 
 def detached(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """A copy of the optimizer without parameters and state.
 
-    Made without its constructor, so that it works for any class. A scheduler may have patched `step`, and
-    hooks belong to the script: neither comes along.
+    It is made without its constructor, so this works for any class. A scheduler may have patched `step`, and
+    hooks belong to the script: the copy has neither.
     """
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)  # copy.copy would lose attributes of a class of the user's own
@@ -312,7 +312,7 @@ def state_of(parts: list[list[Part]], layout: Layout) -> State:
 
 
 def _joined(shares: list[tuple[Span, dict[str, Any]]], whole: Entry) -> dict[str, Any]:
-    """A parameter's state from that of its slices: flat, as its elements lie in memory."""
+    """Join the states of a parameter's slices: flat, as its elements lie in memory."""
     shares = sorted(shares, key=lambda share: share[0].in_parameter)
     joined = {}
     for key, value in shares[0][1].items():
@@ -341,7 +341,7 @@ def _bits(entry: Entry, memory: memoryview, start: int) -> Tensor:
 
 
 def _of(value: Any, piece: Piece, span: Span) -> Any:
-    """A span's part of a tensor of its piece's form; what has another form belongs to all."""
+    """A span's part of a tensor of its piece's form. A value of another form belongs to all spans."""
     if len(piece.spans) == 1 or not isinstance(value, Tensor) or value.shape != piece.entry.shape:
         return value
     return value[span.in_piece : span.in_piece + span.count]
@@ -352,9 +352,9 @@ def _own(value: Any) -> Any:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether it is free of NaN and infinity; a False may be wrong, a True is not.
+    """Whether the tensor is free of NaN and infinity. True is always right, False may be wrong.
 
-    A sum costs half of what a look at each element's own does, or a product with the gradient.
+    A sum costs half of what it costs to look at each element, or of a product with the gradient.
     """
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     wide = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
@@ -385,7 +385,7 @@ def chunks_of(layout: Layout) -> list[list[Piece]]:
 
 
 def _run(layout: Layout, numbers: list[int]) -> Piece:
-    """These parameters, next to each other, as one; what is between them for alignment's sake included."""
+    """Join these neighbouring parameters into one piece, the padding between them included."""
     entries = [layout.moving[number] for number in numbers]
     first, size = entries[0].offset, entries[0].dtype.itemsize
     spans = [
@@ -400,7 +400,7 @@ def _whole(layout: Layout) -> list[Piece]:
 
 
 def _flat(entry: Entry, offset: int, first: int, count: int) -> Entry:
-    """So many elements from the `first` after that offset."""
+    """`count` elements from the `first` after that offset."""
     return replace(entry, shape=(count,), stride=(1,), offset=offset + first * entry.dtype.itemsize)
 
 
@@ -409,5 +409,5 @@ def _arena(entry: Entry) -> tuple[int, str]:
 
 
 def _span_of(pieces: list[Piece]) -> int:
-    """Bytes from the first one's beginning to the last one's end."""
+    """Bytes from the first piece's beginning to the last one's end."""
     return max(piece.entry.stop for piece in pieces) - min(piece.entry.offset for piece in pieces)

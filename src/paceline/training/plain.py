@@ -12,7 +12,7 @@ from torch import nn
 from paceline.training.parts import user_class
 
 OURS = ("paceline_session", "_step_supports_amp_scaling")
-"""What a paced optimizer has beside the script's own attributes."""
+"""Attributes that a paced optimizer has in addition to the script's own."""
 
 
 class Hooks(OrderedDict[int, Callable[..., Any]]):
@@ -28,13 +28,13 @@ class Hooks(OrderedDict[int, Callable[..., Any]]):
 
 
 def hook_state_dict(model: nn.Module, hook: Callable[..., Any]) -> None:
-    """Have `model.state_dict()` call this hook, and no copy or pickle of the model know of it."""
+    """Let `model.state_dict()` call this hook. Copies and pickles of the model do not have it."""
     model.register_state_dict_post_hook(hook)  # type: ignore[no-untyped-call]
     model._state_dict_hooks = Hooks(model._state_dict_hooks, hook)
 
 
 def plain_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> torch.optim.Optimizer:
-    """One of the script's own class, with the same parameters, groups and attributes, and with that state."""
+    """Return an optimizer of the script's own class with the same parameters, groups and attributes, and that state."""
     twin = object.__new__(user_class(optimizer))
     twin.__dict__.update(optimizer.__dict__)
     for name in OURS:

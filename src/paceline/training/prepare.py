@@ -16,10 +16,12 @@ from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
 from paceline.training.alone import unjoined
 from paceline.training.buffers import POLICIES
-from paceline.training.frameworks import where_prepare_goes
+from paceline.training.evaluating import metric_names, metrics_of
+from paceline.training.frameworks import TRAINERS_OPTIMIZER, where_prepare_goes
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Evaluate, Link, Offer
+from paceline.training.link import Baseline, Evaluate, Link, Measure, Offer
 from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples
+from paceline.training.names import check_name
 from paceline.training.optimizer import pace
 from paceline.training.plain import hook_state_dict
 from paceline.training.seeding import mixed, seed_all
@@ -35,23 +37,29 @@ class _Process:
     """This process's part in a run: none while a script runs alone."""
 
     link: Link | None = None
+    baseline: Baseline | None = None
     session: Session | None = None
     prepared = False
 
 
 def attach(link: Link) -> None:
-    """Let `prepare` join the run behind this link. The runtime calls it before the script starts."""
-    _Process.link = link
+    """Let `prepare` join the run behind this link. The runtime calls this before the script starts."""
+    _Process.link, _Process.prepared = link, False  # the launcher may be a program that has prepared a model alone
+
+
+def attach_baseline(baseline: Baseline) -> None:
+    """Let `prepare` have the script trained by this. The runtime calls it before the script starts."""
+    _Process.baseline, _Process.prepared = baseline, False
 
 
 def refuse(message: str) -> None:
-    """End the run that this process takes part in with this line: its script can't be trained so."""
-    if _Process.link is not None:
-        _Process.link.refuse(message)
+    """End the run that this process takes part in with this line: the script can't be trained in this way."""
+    if (run := _Process.link or _Process.baseline) is not None:
+        run.refuse(message)
 
 
 def ended_by_parser(code: int) -> None:
-    """Tell the run that the script's own argument parser has ended it, unless it trains by now."""
+    """Tell the run that the script's own argument parser has ended the script, unless it trains by now."""
     if _Process.link is not None and not _Process.prepared:
         _Process.link.ended_by_parser(code)
 
@@ -92,33 +100,35 @@ def prepare(
     buffers: str | None = None,
     shards: str | None = None,
 ) -> tuple[Any, ...]:
-    """Join the run: the one line that a training script needs. Alone, everything stays as it is.
+    """Join the run: the one line that a training script needs. In a script that runs alone it changes nothing.
 
     Args:
-        model: the model to train; every worker builds the same. All begin with the lowest worker's values.
-        optimizer: any `torch.optim.Optimizer` over the model's parameters. It stays the same object; its
-            `step()` pushes the gradient, waits for the next release and installs that version. What the
-            script changes in the parameters or loads into the optimizer is adopted before the first step,
-            if every worker does the same, and an error after it.
-        loader: a `DataLoader`, or nothing if the script draws its own batches. A map-style dataset is leased
-            batch by batch; of an `IterableDataset` each worker iterates its own stream.
-        epochs: how many passes over the loader there will be, if known.
-        evaluate: `evaluate(model) -> {metric: value}`, run on recorded versions after training.
-        buffers: what a version's buffers are: `mean` (default), `leader` or `local`.
+        model: the model to train. Every worker builds the same one, and all begin with the lowest worker's values.
+        optimizer: any `torch.optim.Optimizer` over the model's parameters. It stays the same object. Its
+            `step()` pushes the gradient, waits for the next release and installs that version. Before the first
+            step the script may change parameters or load a state into the optimizer, if every worker does the same.
+            After the first step that is an error.
+        loader: a `DataLoader`, or nothing if the script draws its own batches. A map-style dataset is leased to
+            workers batch by batch. With an `IterableDataset` each worker iterates its own stream.
+        epochs: how many passes over the loader there will be, if known. Training ends with the last of them: a
+            later loop over the loader gets no batches. `--epochs` wins over it.
+        evaluate: `evaluate(model) -> {metric: value}`. It runs on recorded versions after training. With a `--target`
+            worker 0 also calls it once before training, to learn the metrics' names.
+        buffers: which buffers a version has: `mean` (default), `leader` or `local`.
         shards: how batches are shared out: `dynamic` (default) or `static`.
 
     Returns:
         (model, optimizer, loader), or (model, optimizer) without a loader.
 
     Raises:
-        ConfigError: in one line, when these cannot be trained together.
+        ConfigError: in one line, if model, optimizer and loader cannot be trained together.
 
     Example:
         >>> model, optimizer, loader = paceline.prepare(model, optimizer, loader)  # doctest: +SKIP
     """
     link = _Process.link
     try:
-        if _Process.prepared:
+        if _Process.prepared and link is not None:  # alone it changes nothing: a notebook's cell may run again
             raise ConfigError(
                 "prepare() is called twice; call it once, with one module that holds all that is trained and one "
                 "optimizer with groups for its parts"
@@ -126,10 +136,12 @@ def prepare(
         _check(model, optimizer, epochs, buffers, shards)
         checked_loader = None if loader is None else checked(loader)
     except ConfigError as error:
-        if link is not None:
-            link.refuse(str(error))
+        refuse(str(error))
         raise
     _Process.prepared = True
+    if _Process.baseline is not None:
+        measure = _measure(model, evaluate, _Process.baseline.seed)
+        return _Process.baseline.prepare(model, optimizer, checked_loader, measure, evaluate is not None)
     if link is None:
         if line := unjoined(os.environ):
             print(line, file=sys.stderr)
@@ -153,6 +165,7 @@ def prepare(
         Offer(
             layout=layout,
             state_bytes=_state_bytes(optimizer, layout),
+            optimizer=type(optimizer).__name__,
             make_store=make_store,
             scalars=scalars_of(optimizer),
             loads=leased,
@@ -166,6 +179,8 @@ def prepare(
             buffers=buffers,
             shards=shards,
             evaluate=evaluate,
+            metrics=metric_names(evaluate, model) if evaluate is not None and link.wants_metrics else None,
+            measure=_measure(model, evaluate, link.seed),
         )
     )
     session = _Process.session = Session(link, model, optimizer, layout)
@@ -181,7 +196,7 @@ def prepare(
 def finish() -> None:
     """Wait until every worker has ended its training, and install the final parameters and buffers.
 
-    Alone, or before `prepare`, it returns at once.
+    In a script that runs alone, and before `prepare`, it returns at once.
     """
     session = _Process.session
     if session is None:
@@ -193,59 +208,69 @@ def finish() -> None:
         if session.link.replicas:
             held |= dict(session.model.named_parameters())
         else:
-            session.hold_newest()  # the last one: its parameters need not be read from the file
+            session.hold_newest()  # the final version is in memory: its parameters need not be read from the file
         _install(held, file)
         session.live = False
 
 
 def _install(held: dict[str, Tensor], file: Path) -> None:
-    """Copy what a recorded version has of these, in place."""
+    """Copy those of these tensors that a recorded version has, in place."""
     with torch.no_grad(), safe_open(file, framework="pt") as recorded:
-        for name in recorded.keys() & held.keys():  # a further name of a tied parameter is not among them
+        for name in recorded.keys() & held.keys():  # further names of a tied parameter are not in both
             held[name].copy_(recorded.get_tensor(name))
 
 
 def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:
-    """The metrics of a recorded version, after training, in the model that the script prepared.
+    """Return the metrics of a recorded version, after training, in the model that the script prepared.
 
-    What `evaluate` draws depends on the version alone: not on who evaluates it, nor on what was drawn before.
+    What `evaluate` draws depends on the version alone, whichever worker evaluates it and whatever was drawn before.
     """
     session = _Process.session
-    assert session is not None  # who evaluates has prepared
+    assert session is not None  # a worker that evaluates has prepared
     session.live = False
-    seed_all(mixed("evaluate", session.link.seed, version))
-    _install({**dict(session.model.named_parameters()), **dict(session.model.named_buffers())}, file)
-    training = session.model.training
-    try:
-        metrics = evaluate(session.model)
-        for name in metrics:
-            if not isinstance(name, str):
-                raise TypeError(f"evaluate() named a metric {name!r}; a metric's name must be a string")
-        return {name: float(value) for name, value in metrics.items()}
-    finally:
-        session.model.train(training)
+    return _evaluated(session.model, evaluate, session.link.seed, version, file)
+
+
+def _measure(model: nn.Module, evaluate: Evaluate | None, seed: int) -> Measure | None:
+    """What evaluates a recorded version in a process that is forked while the script is in `prepare`.
+
+    None where nothing is evaluated, or on a GPU, which no forked process can use.
+    """
+    if evaluate is None or any(parameter.device.type != "cpu" for parameter in model.parameters()):
+        return None
+    return lambda version, file: _evaluated(model, evaluate, seed, version, file)
+
+
+def _evaluated(model: nn.Module, evaluate: Evaluate, seed: int, version: int, file: Path) -> dict[str, float]:
+    seed_all(mixed("evaluate", seed, version))
+    _install({**dict(model.named_parameters()), **dict(model.named_buffers())}, file)
+    return metrics_of(evaluate, model)
 
 
 def log(**scalars: float) -> None:
-    """Record values of the present step in the run's ledger: `paceline.log(loss=loss.item())`."""
+    """Record values of the present step in the run's ledger, as in `paceline.log(loss=loss.item())`."""
+    for name in scalars:
+        check_name("paceline.log() got a value named", name)
     session = _Process.session
     if session is not None and session.go is not None:
         session.link.log(session.go.step, {name: float(value) for name, value in scalars.items()})
 
 
 def worker() -> int:
-    """This worker's index, from 0; 0 alone."""
-    return _Process.link.worker if _Process.link else 0
+    """Return this worker's index, from 0. In a script that runs alone it is 0."""
+    run = _Process.link or _Process.baseline
+    return run.worker if run else 0
 
 
 def is_main() -> bool:
-    """Whether this worker is the one that prints, downloads and saves for all: worker 0, and a script alone."""
+    """Return whether this worker prints, downloads and saves for all: worker 0 does, and a script that runs alone."""
     return worker() == 0
 
 
 def workers() -> int:
-    """How many workers the run began with; 1 alone."""
-    return _Process.link.workers if _Process.link else 1
+    """Return how many workers the run began with. In a script that runs alone it is 1."""
+    run = _Process.link or _Process.baseline
+    return run.workers if run else 1
 
 
 def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, shards: str | None) -> None:
@@ -257,7 +282,7 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"prepare() got a {type(optimizer).__name__} as its optimizer; it must be a torch.optim.Optimizer"
-            + where_prepare_goes(optimizer)
+            + (TRAINERS_OPTIMIZER if optimizer is None else where_prepare_goes(optimizer))
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("LBFGS evaluates its closure several times a step; use an optimizer that takes one gradient")
@@ -301,8 +326,13 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
         raise ConfigError("the optimizer's state has keys that are no parameters; keep them in its param_groups")
     if any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
         raise ConfigError(
-            f"the optimizer, a {type(optimizer).__name__}, wraps another one, and the store can't tell which of them "
-            "has the parameters; give prepare() an optimizer of its own" + where_prepare_goes(optimizer)
+            f"the optimizer, of class {type(optimizer).__name__}, wraps another one, and the store can't tell which of "
+            "them has the parameters; give prepare() an optimizer of its own" + where_prepare_goes(optimizer)
+        )
+    if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
+        raise ConfigError(
+            f"the optimizer, of class {type(optimizer).__name__}, changes the parameters in its train() and eval(), "
+            "which does not reach the other workers; use an optimizer that changes them in step() only"
         )
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
@@ -310,7 +340,8 @@ def _check(model: Any, optimizer: Any, epochs: int | None, buffers: str | None, 
                 f'the layer "{name}" makes sparse gradients, which can\'t be pushed; build it with sparse=False'
             )
     if epochs is not None and (not isinstance(epochs, int) or isinstance(epochs, bool) or not 1 <= epochs <= 2**53):
-        raise ConfigError(f"prepare() got epochs={epochs!r}; it must be a whole number, 1 or more")
+        bound = f"{2**53} or less" if isinstance(epochs, int) and epochs > 1 else "1 or more"
+        raise ConfigError(f"prepare() got epochs={epochs!r}; it must be a whole number, {bound}")
     if buffers is not None and buffers not in POLICIES:
         raise ConfigError(f'prepare() got buffers="{buffers}"; allowed: {", ".join(POLICIES)}')
     if shards is not None and shards not in ("dynamic", "static"):
@@ -325,7 +356,7 @@ def _holds_one_of(value: Any, parameters: Any) -> bool:
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer, layout: Layout) -> int:
-    """What the optimizer's state will take: three tensors a parameter at most, for those that torch has."""
+    """Bytes that the optimizer's state will take: at most three tensors a parameter, for torch's own optimizers."""
     stateless = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups)
     one = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad)
     # Adam's largest second moments; RMSprop's mean gradient and momentum, beside its mean square
@@ -334,14 +365,15 @@ def _state_bytes(optimizer: torch.optim.Optimizer, layout: Layout) -> int:
 
 
 def _newest_version(model: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
-    """Put the newest version, whole, in the place of this worker's parameters; clone everything.
+    """Put clones of the newest version, whole, in the place of this worker's parameters.
 
-    A clone, because the originals change with the next step.
+    They are clones because the originals change with the next step. What the script has written into its parameters
+    stays: the best values, say, that it has put back when training is over.
     """
     session = _Process.session
     if session is None or not session.live or model is not session.model:  # a copy has its own parameters
         return
-    if not session.steps:  # what it begins with, which the script may have changed
+    if not session.steps or session.rewritten():
         for name, value in state.items():
             state[name] = value.clone() if isinstance(value, Tensor) else value
         return

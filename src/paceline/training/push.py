@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from paceline.fabric.memory import Mapping
 from paceline.training.layout import Places, PushArea
 
-OUR_REFERENCES = 3  # to a gradient's view: the push area's, the caller's, and that of the call that counts them
-AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones in one go after it
+OUR_REFERENCES = 3  # to a gradient's view: the push area's, the caller's, and the counting call's
+AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones together after it
 
 
 @dataclass(slots=True)
@@ -23,9 +23,9 @@ class _Area:
     mapping: Mapping
     push: PushArea
     references: list[int]
-    """To each gradient's storage, when nobody else has any."""
+    """References to each gradient's storage, when no other tensor shares it."""
     present: list[bool] = field(default_factory=list)
-    """As its flags say."""
+    """Which parameters have a gradient here, as the flags say."""
 
 
 class Push:
@@ -44,15 +44,15 @@ class Push:
 
     @property
     def area(self) -> PushArea:
-        """The one that is used now."""
+        """The area in use."""
         return self._present.push
 
     def at(self, number: int) -> PushArea:
-        """One that was used before."""
+        """An area that was used before."""
         return self._areas[number].push
 
     def use(self, number: int) -> None:
-        """From now on that area. What the script has as its gradients stays as it is."""
+        """Use that area from now on. The gradients that the script has stay as they are."""
         if number == self._number:
             return
         if self._number is not None:
@@ -64,7 +64,7 @@ class Push:
             self._areas[number] = self._mapped(number)
 
     def take(self, number: int) -> None:
-        """Autograd has made that parameter's gradient: it goes into the area now, if it is a large one on a CPU."""
+        """Autograd has made that parameter's gradient. A large one on a CPU goes into the area now."""
         parameter, view = self._parameters[number], self.area.gradients[number]
         if parameter.device.type != "cpu" or view.nbytes < AT_ONCE:
             return
@@ -81,7 +81,7 @@ class Push:
 
     @torch.no_grad()
     def fill(self) -> None:
-        """What is not there yet: the other gradients, which parameters have one, and the buffers."""
+        """Fill in what is missing: the other gradients, which parameters have one, and the buffers."""
         present, views, gradients = [], [], []
         for entry, parameter, view in zip(self._layout.moving, self._parameters, self.area.gradients, strict=True):
             gradient = parameter.grad
@@ -112,7 +112,7 @@ class Push:
                 view.copy_(buffers[name])
 
     def let_go(self) -> None:
-        """The script has gradients of its own from now on: the store may still be at what is in the area."""
+        """Give the script gradients of its own from now on, as the store may still read the area."""
         for parameter, view in zip(self._parameters, self.area.gradients, strict=True):
             if parameter.grad is view:
                 parameter.grad = view.detach().clone()
@@ -120,7 +120,7 @@ class Push:
             self._left()
 
     def _held_elsewhere(self, number: int) -> bool:
-        """Whether somebody else holds on to that gradient's view, or to an alias of it."""
+        """Whether the script holds on to that gradient's view, or to an alias of it."""
         area = self._present
         view = area.push.gradients[number]
         return sys.getrefcount(view) > OUR_REFERENCES or _storage_references(view) > area.references[number]
@@ -137,7 +137,7 @@ class Push:
         return _Area(mapping, push, [_storage_references(view) for view in push.gradients])
 
     def _left(self) -> PushArea:
-        """The script holds on to a gradient, or to an alias of it: it keeps what is there, in memory of its own."""
+        """The script holds on to a gradient, or to an alias of it. It keeps the values, in memory of its own."""
         assert self._number is not None
         left = self._present
         mapped = self._areas[self._number] = self._mapped(self._number)
@@ -147,5 +147,5 @@ class Push:
 
 
 def _storage_references(tensor: Tensor) -> int:
-    """How many tensors (numpy's arrays too) share the tensor's storage; counts the one made to ask."""
+    """How many tensors (and numpy arrays) share the tensor's storage, the one made to ask included."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

@@ -32,9 +32,9 @@ class Replica:
     def step(self, source: int, target: int, gradients: int | None) -> str | None:
         """Step the script's own optimizer on the replica, from `source` into `target`, which may be the same area.
 
-        With the mean gradients in that area, if there is one; else with the gradients that the script has, which it
-        keeps in any case. Returns the name of a parameter that is NaN or infinite after it, if there is one: of those
-        that have a gradient, as in a commit. A frozen mask may be infinite.
+        It takes the mean gradients in the area `gradients`; if that is None, the script's own, which the script keeps
+        in any case. Return the name of a parameter that is NaN or infinite after the step, if there is one. As in a
+        commit, only parameters with a gradient count, since a frozen mask may be infinite.
         """
         values = self._area(target).gradients
         with torch.no_grad():

@@ -1,15 +1,15 @@
-"""Where randomness comes from: a script's from the seed, each step's from (seed, worker, step), an epoch's order from
-(seed, epoch).
+"""Seeds: a script draws from the seed, each step from (seed, worker, step), an epoch's order from (seed, epoch).
 
-So what a step computes depends on nothing that happened before it but the version it computes on, and
-workers that began with the same `manual_seed` still draw different masks and batches.
+So what a step computes depends only on the version that it computes on, not on what happened before. Workers
+that began with the same `manual_seed` still draw different masks and batches.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -17,7 +17,7 @@ import torch
 
 
 def mixed(*parts: int | str) -> int:
-    """A 63-bit seed that depends on every part."""
+    """Mix the parts into a 63-bit seed that depends on every one."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
@@ -31,10 +31,23 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
+@contextmanager
+def randomness_kept() -> Iterator[None]:
+    """After the block torch (and its GPUs, where they are in use), numpy and Python draw on from where they were."""
+    drawn, drawn_by_numpy = random.getstate(), numpy.random.get_state()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        random.setstate(drawn)
+        numpy.random.set_state(drawn_by_numpy)
+
+
 def seed_script(seed: int) -> None:
     """Seed what a script draws before its first step, as if it began with `torch.manual_seed(seed)` and its like.
 
-    Every worker draws the same, so that all build the same model. A script that seeds itself draws what it did.
+    Every worker draws the same, so all build the same model. A script that seeds itself is not affected.
     """
     seed %= 1 << 63
     seed_all(seed)
@@ -50,7 +63,7 @@ def seed_step(seed: int, worker: int, step: int, batch: int = 0) -> None:
 
 
 def seed_fetch(seed: int, epoch: int, index: int) -> None:
-    """Seed the fetching of one batch (augmentation, say): the same samples whoever fetches them, and when."""
+    """Seed the fetching of one batch (augmentation, say): samples are the same for any worker, at any time."""
     seed_all(mixed("fetch", seed, epoch, index))
 
 
@@ -78,7 +91,7 @@ def seed_epoch(batches: Iterable[list[Any]], seed: int, epoch: int) -> None:
 
 
 def seed_block(seed: int, epoch: int, block: int) -> None:
-    """Seed what a sampler draws for a further block of an epoch's batches: steps have drawn meanwhile."""
+    """Seed what a sampler draws for a further block of an epoch's batches, as steps have drawn meanwhile."""
     seed_all(mixed("epoch", seed, epoch, block))
 
 
@@ -88,10 +101,10 @@ def plain_ids(batch: Iterable[Any]) -> list[Any]:
 
 
 def _plain(one: Any) -> Any:
-    """numpy's and torch's whole numbers as Python's."""
+    """Turn numpy's and torch's whole numbers into Python's."""
     return one.item() if isinstance(one, numpy.generic | torch.Tensor) else one
 
 
 def order_digest(order: list[list[Any]], before: str = "") -> str:
-    """A short digest by which workers tell that they drew the same order, after what has the digest `before`."""
+    """A short digest that shows whether workers drew the same order, after blocks with the digest `before`."""
     return hashlib.blake2b(f"{before}{order!r}".encode(), digest_size=8).hexdigest()

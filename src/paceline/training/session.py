@@ -21,6 +21,7 @@ from paceline.training.averages import SharedMemoryGroups
 from paceline.training.checksums import checksum
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Finished, Go, Link, Started, Step
+from paceline.training.loop import Loop
 from paceline.training.own_step import OwnStep
 from paceline.training.packing import packed, unpacked
 from paceline.training.parts import State, user_class
@@ -34,8 +35,8 @@ from paceline.training.store import Scalars, scalars_of, unfit_rate
 class Session:
     """Takes the worker from step to step: pushes gradients, waits, installs versions, keeps the times.
 
-    The worker's parameters lie in a window over the store's slots: a pull moves the window to another version,
-    and no byte is copied (on a GPU they are). What the script writes into them reaches nobody else.
+    The worker's parameters lie in a window over the store's slots. A pull moves the window to another version
+    and copies no byte, except on a GPU. No other worker sees what the script writes into them.
     """
 
     def __init__(self, link: Link, model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
@@ -50,30 +51,32 @@ class Session:
         self.loads = False
         self.epochs: int | None = None
         self.steps = 0
-        """Made by this worker."""
+        """Steps that this worker has made."""
         self.fetched: deque[Batch] = deque()
-        """Handed to the script since the last step, and in no gradient that was thrown away."""
+        """Batches handed to the script since the last step, and in no gradient that was thrown away."""
         self.untouched: list[Batch] = []
-        """Those of them that were handed out since the last gradient came."""
+        """Those of `fetched` that were handed out since the last gradient came."""
         self.skipped: list[Batch] = []
         self.backward_seen = False
         """Whether a gradient has come since the last step or `zero_grad`."""
         self.state_loaded = False
-        """Whether the script has given the optimizer another state, which nobody has adopted yet."""
+        """Whether the script has given the optimizer another state, which is not adopted yet."""
+        self._state_shown: bytes | None = None
+        """The store's state of the optimizer when the script last asked for it, before the first step."""
         self.sent: Scalars = scalars_of(optimizer)
         self.batches_in_step = 0
         self._thread = threading.get_ident()
         self._own: OwnStep | None = None
-        """Where the optimizer runs in this worker, and the store has the parameters."""
+        """Set if the optimizer runs in this worker, and the store has the parameters."""
         self._replica: Replica | None = None
-        """Where this worker owns a replica."""
+        """Set if this worker owns a replica."""
         self._waited = self._pulled = 0.0
         """Seconds, for the present step's release and its version."""
         self._began = self._released_at = 0.0
         self._fetching = 0.0
 
     def begin(self, started: Started) -> None:
-        """Install what everybody begins with, and take the first step's release."""
+        """Install what all workers begin with, and take the first step's release."""
         self.places = Places(self.layout, started.region, started.slots, self.link.workers, started.areas)
         named = dict(self.model.named_parameters())
         self.buffers = dict(self.model.named_buffers())
@@ -106,7 +109,7 @@ class Session:
         self._show(0)
         self._fixed.show(self.places.fixed_start())
         self._attributes = _attributes(self.optimizer)
-        keep_freed_memory()  # but not what the script's own parameters took
+        keep_freed_memory()  # from here on, so that the memory of the script's own parameters goes back
         for number, parameter in enumerate(self.parameters):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
@@ -125,6 +128,7 @@ class Session:
         self._see_to_changes()
         gradient = self._first_gradient() if not self.steps else None
         self.steps += 1
+        self._state_shown = None
         if self._own is None:
             if self.link.pushes:
                 self._push.fill()
@@ -159,7 +163,7 @@ class Session:
         self._await_release(pushed)
 
     def handed_out(self, batch: Batch | None, seconds: float) -> None:
-        """The loader hands a batch to the script, after fetching it for so long. None: one that is not leased."""
+        """The loader hands a batch to the script, after fetching it for `seconds`. None: the batch is not leased."""
         if self.go is None:
             return
         if not self.here:  # the script fetches ahead: the next step counts what it has fetched by then
@@ -178,31 +182,38 @@ class Session:
         seed_step(self.link.seed, self.link.worker, self.go.step, self.batches_in_step)
         self.batches_in_step += 1
 
-    def loop_begins(self, epoch: int, handed_out: list[Batch], ahead: list[Batch]) -> bool:
-        """The script begins another loop. If it left the last one before it used what it was handed, that goes back.
+    def loop_begins(self, last: Loop) -> bool:
+        """The script begins another loop. A last batch of the previous loop that it did not use goes back.
 
-        Whether it only looked at that loop's data, and made no gradient of any: then all of it goes back, as if the
-        loop had never been, with what had been fetched ahead for it.
+        Return whether the script only looked at that loop's data, and made no gradient of any. Then all of that data
+        goes back, with what had been fetched ahead for it, as if the loop had never been.
         """
         if not self.here:
             return False
-        if handed_out and handed_out == self.untouched and all(batch in self.fetched for batch in handed_out):
-            for batch in handed_out:
-                self.fetched.remove(batch)
-            self.untouched.clear()
-            if not self.fetched:
-                self.batches_in_step, self._fetching = 0, 0.0  # what it draws, and its times, are as without the look
-            self.link.looked_at(epoch, (*handed_out, *ahead))
+        if last.handed_out and self.only_looked(last):
             return True
         if self.untouched and self.untouched[-1] in self.fetched:
-            last = self.untouched.pop()
-            self.fetched.remove(last)
-            self.link.give_back((last,))
+            batch = self.untouched.pop()
+            self.fetched.remove(batch)
+            self.link.give_back((batch,))
         self.loop_ended()
         return False
 
+    def only_looked(self, loop: Loop) -> bool:
+        """Return whether no gradient came of this loop's batches. Then they go back, with what was fetched ahead."""
+        before = len(self.fetched) - len(loop.handed_out)
+        if loop.handed_out != self.untouched or loop.handed_out != list(self.fetched)[max(0, before) :]:
+            return False
+        for _ in loop.handed_out:
+            self.fetched.pop()
+        self.untouched.clear()
+        if not self.fetched:
+            self.batches_in_step, self._fetching = 0, 0.0  # draws and times are now as without the look
+        self.link.looked_at(loop.epoch, loop.batches, loop.ran_out)
+        return True
+
     def loop_ended(self) -> None:
-        """The loop is through. What it was handed and made no gradient of, it only looked at: it is used up."""
+        """The loop is over. Batches that the script made no gradient of were only looked at: they are used up."""
         if not self.here:
             return
         for batch in self.untouched:
@@ -219,7 +230,7 @@ class Session:
             self.backward_seen = False
 
     def done_computing(self) -> None:
-        """Make no further step: nobody is to wait for this worker."""
+        """Make no further step: no worker is to wait for this one."""
         if self.go is not None:
             self.go = None
             self.link.done_computing()
@@ -227,16 +238,21 @@ class Session:
     def hold_newest(self) -> None:
         """Show the newest version, and go on showing it: nothing moves this worker's parameters any more.
 
-        A replica of its own is what it shows already.
+        A worker with its own replica shows that already.
         """
         if self._replica is None:
             self._install(self.link.hold())
 
+    def rewritten(self) -> bool:
+        """Whether the script has put values of its own into its parameters."""
+        return bool(self._moving.changed())
+
     @contextmanager
     def newest(self) -> Iterator[dict[str, Tensor]]:
-        """The newest version's parameters by name; views, valid inside the block only. A replica is its own."""
+        """Yield the newest version's parameters by name: views, valid only inside the block. A replica is its own."""
         if self._replica is not None:
-            yield {entry.name: shown for entry, shown in zip(self.layout.moving, self.parameters, strict=True)}
+            shown = zip(self.layout.moving, self.parameters, strict=True)
+            yield {entry.name: parameter.detach() for entry, parameter in shown}
             return
         version, slot = self.link.snapshot()
         try:
@@ -246,7 +262,7 @@ class Session:
 
     @property
     def here(self) -> bool:
-        """Whether this is the thread that prepared, and that trains: what another one fetches, it fetches ahead."""
+        """Whether this is the thread that called `prepare` and trains. Another thread only fetches ahead."""
         return threading.get_ident() == self._thread
 
     @property
@@ -256,7 +272,22 @@ class Session:
 
     def optimizer_state(self) -> State:
         """The optimizer's state of the newest version, by the parameter's number."""
-        return unpacked(self.link.optimizer_state())
+        state = self.link.optimizer_state()
+        if not self.steps:
+            self._state_shown = state
+        return unpacked(state)
+
+    def state_came(self) -> None:
+        """The script has loaded a state into the optimizer. If that is what it was last shown, nothing has changed.
+
+        Wrappers of optimizers (Accelerate's, so transformers' Trainer too) load back what they were shown. Another
+        worker may have trained meanwhile, so each may be shown another state, and the store has a newer one.
+        """
+        if self._state_shown is not None and _packed_alike(self.numbered_state(), self._state_shown):
+            self.state_loaded = False
+            self.optimizer.state.clear()
+        else:
+            self.state_loaded = True
 
     def refuse(self, message: str) -> None:
         """End the run with this line."""
@@ -273,7 +304,7 @@ class Session:
         granted = time.monotonic()
         if self.go is None:
             if self.link.pushes:
-                self._push.let_go()  # the store may still be at the last one
+                self._push.let_go()  # the store may still read the last gradient
             self.hold_newest()
             self.link.raise_if_interrupted()
             return
@@ -287,7 +318,7 @@ class Session:
         seed_step(self.link.seed, self.link.worker, self.go.step)
 
     def _install(self, slot: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
-        # a graph over the former version must not be used: autograd says so, as it does of any optimizer's step
+        # A graph over the former version must not be used: autograd refuses it, as after any optimizer's step.
         torch.autograd.graph.increment_version(self.parameters)
         self._show(slot, ahead)
 
@@ -299,7 +330,7 @@ class Session:
             self._moving.show(0)
 
     def _hook(self, number: int) -> Callable[[Tensor], None]:
-        """What autograd calls when this parameter has its gradient."""
+        """Return the function that autograd calls when this parameter has its gradient."""
 
         def take(_: Tensor) -> None:
             self.backward_seen = True
@@ -310,9 +341,9 @@ class Session:
         return take
 
     def _first_gradient(self) -> str | None:
-        """Its checksum, for a comparison with other workers'; None if it is of data that no other worker has.
+        """The first gradient's checksum, to compare workers; None if it is of data that no other worker has.
 
-        A gradient of zero is no sign of anything: at the start of a schedule, or of a layer, all may have it.
+        A gradient of zero shows nothing: at the start of a schedule, or of a layer, all workers may have it.
         """
         if self.link.workers == 1 or self.fetched:
             return None
@@ -323,7 +354,7 @@ class Session:
     # --- what the script writes into its parameters --------------------------------------------------
 
     def _see_to_changes(self) -> None:
-        """Before the first step, everybody adopts what the script wrote; later there is nobody to follow it."""
+        """Adopt what the script wrote, before the first step. Refuse it later, when other workers can't follow."""
         changed = [*self._moving.changed(), *self._fixed.changed()]
         if self.steps == 0 and (changed or self.state_loaded):
             self._have_adopted()
@@ -361,7 +392,7 @@ class Session:
         for tensor in (*self._moving.tensors, *self._fixed.tensors):
             digest.update(_bytes_of(tensor))
         slot = self.link.adopt(digest.hexdigest())
-        if slot is not None:  # the first of the workers, who all wrote the same
+        if slot is not None:  # this is the first of the workers, which all wrote the same
             with torch.no_grad():
                 for view, tensor in zip(self.places.slot(slot), self._moving.tensors, strict=True):
                     view.copy_(tensor)
@@ -389,13 +420,20 @@ class Session:
         return self._own is not None or self._replica is not None
 
     def numbered_state(self) -> State:
-        """The state that the script's optimizer object itself has, by the parameter's number."""
+        """The state in the script's own optimizer object, by the parameter's number."""
         numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
         return {numbers[parameter]: state for parameter, state in self.optimizer.state.items()}
 
 
+def _packed_alike(state: State, packing: bytes) -> bool:
+    try:
+        return packed(unpacked(packing)) == packed(state)
+    except ConfigError:  # a value that can't be passed on: the first step says so
+        return False
+
+
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The plain values that an optimizer of the user's own class has besides its groups."""
+    """The plain values that an optimizer of the user's own class has in addition to its groups."""
     if user_class(optimizer).__module__.startswith("torch."):
         return {}
     return {

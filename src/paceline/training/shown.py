@@ -1,4 +1,4 @@
-"""What a worker sees of the memory that all share: through a window that is moved from version to version."""
+"""What a worker sees of the shared memory: through a window that is moved from version to version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.training.layout import Entry
 
 
 class Shown:
-    """Tensors that show a part of the region: through a window, or as copies on a device that has none."""
+    """Tensors that show a part of the region: through a window, or as copies on a device that can't map it."""
 
     def __init__(self, region: Region, size: int, entries: Sequence[Entry], tensors: list[Tensor]) -> None:
         self.entries = entries
@@ -38,19 +38,19 @@ class Shown:
         self._versions = [tensor._version for tensor in self.tensors]
 
     def changed(self) -> list[str]:
-        """The names of those that differ from what is shown, because the script wrote into them."""
+        """The names of tensors that differ from what is shown, because the script wrote into them."""
         if not self.entries:
             return []
         try:
             written = self._window.written()
-        except OSError:  # no /proc here: what goes past autograd (`.data`) is missed
+        except OSError:  # without /proc, writes past autograd (`.data`) are missed
             return self._changed_by_version(self.tensors)
         names = [
             entry.name
             for entry in self.entries
             if any(start < entry.stop and entry.offset < stop for start, stop in written) and self._differs(entry)
         ]
-        moved = [  # by model.double(), say, or share_memory(): they no longer follow the window
+        moved = [  # by model.double() or share_memory(), say: these tensors no longer follow the window
             entry.name
             for entry, tensor, address in zip(self.entries, self.tensors, self._addresses, strict=True)
             if address and tensor.data_ptr() != address
@@ -58,7 +58,7 @@ class Shown:
         return [*names, *moved, *self._changed_by_version([tensor for tensor, _ in self._copied])]
 
     def _changed_by_version(self, tensors: list[Tensor]) -> list[str]:
-        """By autograd's count of what is done in place."""
+        """Compare by autograd's count of changes in place."""
         asked = {id(tensor) for tensor in tensors}
         known = zip(self.entries, self.tensors, self._versions, strict=True) if asked else ()
         return [entry.name for entry, tensor, count in known if id(tensor) in asked and tensor._version != count]
@@ -74,7 +74,7 @@ class Shown:
         self._placed = True
 
     def place_again(self) -> None:
-        """Those that have left the window (by `p.data = …`) show it again; their values stay."""
+        """Put tensors that left the window (by `p.data = …`) back into it. Their values stay."""
         for entry, tensor, address in zip(self.entries, self.tensors, self._addresses, strict=True):
             if address and tensor.data_ptr() != address:
                 view = entry.over(self._window.memory)

@@ -1,6 +1,6 @@
-"""The parameter store: versions in slots, and the user's own optimizer that makes one from the other.
+"""The parameter store: versions in slots, and the user's own optimizer that makes each version from the one before.
 
-It runs in a process of its own, forked from a worker that had prepared, so that it has the user's
+The store runs in a process of its own, forked from a worker that had called `prepare`. So it has the user's
 optimizer, of whatever class, without a byte of it being sent.
 """
 
@@ -31,7 +31,7 @@ Scalars = list[dict[str, Any]]
 
 ORDER = "parameters"
 """In the metadata of a recorded version's file: the names of its parameters in the order of its hash, as JSON."""
-WORTH_TWO_THREADS = 1024 * 1024  # elements: below, handing half of a commit over costs more than it saves
+WORTH_TWO_THREADS = 1024 * 1024  # elements: with fewer, handing over half of a commit costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Committed:
 class Store:
     """The parameters of one model, version by version.
 
-    A commit writes into a slot that nobody reads, and reads another: readers are never disturbed, and
+    A commit writes into a slot that no process reads, and reads another. So readers are never disturbed, and
     never see two versions mixed. It goes part by part, so that what a part reads and writes stays in the
-    cache, between the previous version's copy, the sum of the gradients, and the optimizer's step.
+    cache from the previous version's copy to the sum of the gradients and the optimizer's step.
     """
 
     def __init__(self, places: Places, optimizer: torch.optim.Optimizer) -> None:
@@ -63,9 +63,11 @@ class Store:
         self.pushes = [places.push_area(area) for area in range(places.workers * places.areas)]
         self.names = [entry.name for entry in layout.moving]
         self.buffers: dict[int, dict[str, Tensor]] = {}
-        """Each worker's, as of its last applied update."""
+        """Each worker's buffers, as of its last applied update."""
+        self._told = scalars_of(optimizer)
+        """The hyperparameters that the script had when a worker last told of them."""
         self.adopted = False
-        """Whether the fixed part is the one that was adopted."""
+        """Whether the fixed part is the adopted one."""
         self._averages: Averages | None = None
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
         self._large = layout.slot_bytes > WORTH_TWO_THREADS * 4
@@ -75,7 +77,7 @@ class Store:
     def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, places: Places, steps: bool = True) -> Store:
         """A store for this model, whose present values become the version in slot 0.
 
-        Unless it `steps` the optimizer, it subtracts what is pushed: the workers' optimizers made it.
+        If `steps` is false it subtracts what is pushed, as the workers' optimizers have made that.
         """
         store = cls(places, optimizer if steps else subtracting(optimizer))
         store._script = model, optimizer
@@ -97,7 +99,7 @@ class Store:
         return checksum([*self.places.slot(0), *self.places.fixed().values()])
 
     def let_go_of_script(self) -> None:
-        """Free what the script's own parameters and optimizer take: to be called in the store's own process."""
+        """Free what the script's own parameters and optimizer take. Call this in the store's own process."""
         assert self._script is not None
         model, optimizer = self._script
         for tensor in (*model.parameters(), *_parameters(optimizer)):
@@ -105,14 +107,23 @@ class Store:
         optimizer.state.clear()
 
     def prepare_slot(self, slot: int) -> None:
-        """Get the slot's memory, before it is first used."""
+        """Get the slot's memory before its first use."""
         start = self.places.slot_start(slot)
         self.places.region.populate(start, start + self.layout.slot_bytes)
 
     def set_scalars(self, scalars: Scalars) -> None:
-        """The optimizer's hyperparameters from now on."""
+        """Use these hyperparameters from now on.
+
+        Only what the script has changed is set. The optimizer's own step may change its groups, too (a count of steps,
+        say), and the workers' objects do not have those changes.
+        """
+        told, self._told = self._told, scalars
+        changed = [
+            {key: value for key, value in values.items() if key not in before or before[key] != value}
+            for values, before in zip(scalars, told, strict=True)
+        ]
         for part in self._parts():
-            set_scalars(part.optimizer, [scalars[group] for group in part.groups])
+            set_scalars(part.optimizer, [changed[group] for group in part.groups])
 
     def commit(
         self,
@@ -125,8 +136,8 @@ class Store:
     ) -> Committed:
         """Make the version in slot `target` from the one in slot `source` and these (push area, weight).
 
-        Gradients are summed in the order given; a weight of 1 multiplies nothing. With two threads the bits
-        are the same. A NaN or an infinity in a gradient or a parameter is looked for if `look` says that it matters.
+        Gradients are summed in the order given. A weight of 1 multiplies nothing. With two threads the bits
+        are the same. If `look`, gradients and parameters are searched for a NaN or an infinity.
         """
         pushed = [
             Pushed(self.places.worker_of(area), weight, self.pushes[area].start, self.pushes[area].present.tolist())
@@ -158,7 +169,7 @@ class Store:
     def tensors(self, slot: int, workers: list[int], policy: Policy) -> dict[str, Tensor]:
         """The version in that slot under the script's own names, with the buffers of these workers.
 
-        Parameters are views: whoever calls keeps the slot from being written meanwhile.
+        Parameters are views: the caller keeps the slot from being written meanwhile.
         """
         moving = dict(zip(self.names, self.places.slot(slot), strict=True))
         copies = [self.buffers[worker] for worker in sorted(workers) if worker in self.buffers]
@@ -166,9 +177,9 @@ class Store:
         return {**self.places.fixed(self.adopted), **moving, **buffers}
 
     def mean(self, replicas: list[int], target: int, policy: Policy) -> tuple[dict[str, Tensor], float]:
-        """The mean of the replicas in these areas, made in the area `target`, as `tensors` gives a version.
+        """Make the mean of the replicas in these areas in the area `target`. Return it as `tensors` returns a version.
 
-        Also their distance from it: root mean square over the replicas, Euclidean over the parameters.
+        Return also the replicas' distance from it: root mean square over the replicas, Euclidean over the parameters.
         """
         if self._averages is None:
             self._averages = Averages(self.places)
@@ -178,9 +189,9 @@ class Store:
         return {**self.places.fixed(self.adopted), **parameters, **buffers}, distance
 
     def record(self, tensors: dict[str, Tensor], file: Path) -> str:
-        """Write them as safetensors, whole or not at all, even if the machine fails: on disk when this returns.
+        """Write the tensors as safetensors: whole or not at all, even if the machine fails. On return they are on disk.
 
-        Returns the SHA-256 of the parameters.
+        Return the SHA-256 of the parameters.
         """
         saved = {name: tensors[name] for name in self.layout.names}
         saved |= {name: tensors[name] for name in tensors if name in self.layout.saved_buffers}
@@ -210,7 +221,7 @@ class Store:
         return [part for half in self.halves for part in half]
 
     def _second_thread(self) -> ThreadPoolExecutor:
-        """Made when it is first needed: no thread survives a fork."""
+        """The second thread, made when it is first needed: no thread survives a fork."""
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, initializer=_one_thread_each)
         return self._helper
@@ -222,7 +233,7 @@ def _to_disk(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such thing
+        if error.errno != errno.EINVAL:  # this file system can't sync
             raise
     finally:
         os.close(descriptor)
@@ -233,7 +244,7 @@ def _one_thread_each() -> None:
 
 
 def subtracting(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """One over the same parameters and groups whose step subtracts the gradient, and no more."""
+    """Return an optimizer over the same parameters and groups whose step only subtracts the gradient."""
     return torch.optim.SGD([{"params": group["params"]} for group in optimizer.param_groups], lr=1.0)
 
 
@@ -242,7 +253,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def scalars_of(optimizer: torch.optim.Optimizer) -> Scalars:
-    """The hyperparameters of each group that can change on the way and be sent as plain values."""
+    """The hyperparameters of each group that may change during training and can be sent as plain values."""
     return [
         {key: plain for key, value in group.items() if key != "params" and (plain := _plain(value)) is not _NOT_PLAIN}
         for group in optimizer.param_groups

@@ -1,4 +1,4 @@
-"""Whether a run's ledger can be trusted: its facts are told to a fresh machine, and every rule is tried on what it has.
+"""Verifies a run's ledger: tells its facts to a fresh machine, and tries every rule on what the ledger has.
 
 The rules are those of the protocol (its declared invariants, after every fact), those that hold of all protocols, and
 what the ledger's tables and the summary have to do with each other. The first row that breaks one is named.
@@ -27,19 +27,24 @@ __all__ = ["Again", "Checked", "Wrong", "check"]
 
 @dataclass(slots=True, kw_only=True)
 class Checked:
-    """What became of a check."""
+    """The result of a check."""
 
     wrong: Wrong | None
-    """None if nothing is."""
+    """The first thing that is wrong; None if nothing is."""
     proved: list[str]
-    """A line each, with counts; what comes after the first wrong row was not looked at."""
+    """A line for each thing proved, with counts. What comes after the first wrong row was not looked at."""
     counts: dict[str, int]
     unproved: list[str] = field(default_factory=list)
-    """A line for each thing that is proved elsewhere, and could not be here."""
+    """A line for each thing that is usually proved, and could not be here."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.wrong is None
 
 
 def check(run: RecordedRun, again: Again | None = None) -> Checked:
-    """Everything that can be told of this run; O(facts), with the invariants O(facts × workers).
+    """Check everything that can be told of this run. O(facts), with the invariants O(facts × workers).
 
     `again` makes a simulation once more; None: none is.
     """

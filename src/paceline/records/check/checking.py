@@ -1,4 +1,4 @@
-"""A check on its way through a ledger."""
+"""The state of a check on its way through a ledger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.records.summary import Tally
 
 
 class Checking:
-    """A check on its way through the ledger: `table` and `row` are where it stands."""
+    """A check on its way through the ledger. `table` and `row` say where it is."""
 
     def __init__(self, run: RecordedRun) -> None:
         self.run = run
@@ -24,36 +24,36 @@ class Checking:
         self.tally = Tally()
         self.moments = Moments()
         self.unproved: list[str] = []
-        """What could not be looked at here, a line each."""
+        """A line for each thing that could not be looked at here."""
         self.here: dict[int, None] = {}
         self.samples: dict[tuple[int, int], int | None] = {}
         """By (worker, step) of every gradient."""
         self.repeating = 0
         """Epochs whose order has some sample more than once."""
         self.made = VersionsMade()
-        """When versions came about, and of how many samples."""
+        """When versions were made, and of how many samples."""
         self.final: str | None = None
         """The SHA-256 of the last recorded version."""
 
     @property
     def end(self) -> dict[str, Any] | None:
-        """As the ledger noted it; None if it is of a run that crashed."""
+        """The run's end as the ledger noted it; None for a run that crashed."""
         return self.run.end if isinstance(self.run.end, dict) else None
 
     @property
     def completed(self) -> bool:
-        """Whether it came to its end; once all facts are told. A replay of a run that crashed did not."""
+        """Whether the run came to its end; known once all facts are told. A replay of a crashed run did not."""
         stopped_short = self.until is not None or (self.replays and bool(self.here))
         return self.end is not None and self.end.get("outcome") == "completed" and not stopped_short
 
     @property
     def replays(self) -> bool:
-        """Whether it made another run again: its moments are that one's."""
+        """Whether it repeats another run: its moments are that run's."""
         return "replay_of" in self.run.config
 
     @property
     def until(self) -> int | None:
-        """The version that a replay was to go up to, and no further; as `paceline replay --until` notes it."""
+        """The version that a replay was to go up to, as `paceline replay --until` notes it."""
         return self.run.config.get("until")
 
     @property

@@ -1,4 +1,4 @@
-"""Whether config.toml and the ledger say the same of a run, and whether that is what such a run says of itself."""
+"""Whether config.toml and the ledger say the same of a run, and whether that fits its kind."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ OF_A_SCRIPT: dict[str, type | tuple[type, ...]] = {
     "targets": list,
     "environment": dict,
 }
-"""What is noted wherever a script runs, and of which kind it is."""
+"""What is noted wherever a script runs, with the type of each value."""
 ENVIRONMENT = ("python", "torch", "numpy", "cpu_capability", "platform", "cores")
 
 
 def configuration(checking: Checking) -> None:
-    """`config.toml` is for people, the ledger's table for programs: they must agree in every key."""
+    """`config.toml` is for people, the ledger's table for programs. They must agree in every key."""
     checking.table = "run"
     config = dict(checking.run.config)
     written = _written(checking)

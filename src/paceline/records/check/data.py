@@ -36,7 +36,7 @@ from paceline.records.reading import SUMMARY
 
 
 def data(checking: Checking) -> None:
-    """Every sample of an epoch once: batches are never split, so it is told of batches."""
+    """Every sample of an epoch is used once. Batches are never split, so the rule looks at batches."""
     sizes = _epochs(checking)
     in_steps: Counter[tuple[int, int]] = Counter()
     users: dict[tuple[int, int], str] = {}
@@ -93,7 +93,7 @@ def _in_order(checking: Checking) -> None:
     leases = "SELECT worker, epoch, batch FROM leases WHERE batch IS NOT NULL ORDER BY rowid"
     for number, lease in enumerate(checking.run.ledger.execute(leases)):
         places.setdefault(lease, deque()).append(number)
-    for look in checking.run.ledger.execute("SELECT worker, epoch, batch FROM looks"):
+    for look in checking.run.ledger.execute("SELECT worker, epoch, batch FROM looks WHERE batch IS NOT NULL"):
         places[look].popleft()
     checking.table = "batches"
     before: dict[int, int] = {}
@@ -122,12 +122,23 @@ def _leases(checking: Checking) -> Counter[tuple[int, int, int]]:
     return Counter(checking.run.ledger.execute("SELECT worker, epoch, batch FROM leases WHERE batch IS NOT NULL"))
 
 
+def _in_vain(checking: Checking) -> Counter[tuple[int, int]]:
+    """How often each worker, in each epoch, was left nothing when it asked for a batch."""
+    return Counter(checking.run.ledger.execute("SELECT worker, during FROM leases WHERE batch IS NULL"))
+
+
 def _looks(checking: Checking, leases: Mapping[tuple[int, int, int], int]) -> Counter[tuple[int, int, int]]:
     """How often each (worker, epoch, batch) was only looked at: as if that lease had never been."""
     checking.table = "looks"
     looks: Counter[tuple[int, int, int]] = Counter()
+    in_vain = _in_vain(checking)
     rows = checking.run.ledger.execute("SELECT rowid, worker, epoch, batch FROM looks ORDER BY rowid")
     for checking.row, worker, epoch, batch in rows:
+        if batch is None:
+            in_vain[worker, epoch] -= 1
+            if in_vain[worker, epoch] < 0:
+                raise Broken(LOOKED_AT, f"a loop of worker {worker} that ran out", f"none in epoch {epoch}")
+            continue
         looks[worker, epoch, batch] += 1
         if looks[worker, epoch, batch] > leases.get((worker, epoch, batch), 0):
             raise Broken(LOOKED_AT, f"a batch leased to worker {worker}", f"batch {batch} of epoch {epoch}")
@@ -138,7 +149,10 @@ def _looks(checking: Checking, leases: Mapping[tuple[int, int, int], int]) -> Co
 def _leased_once(
     checking: Checking, sizes: Mapping[tuple[int, int], int], returned: Mapping[tuple[int, int, int], int]
 ) -> None:
-    """A batch that a loop gave back as it was left early can come again only to a later loop."""
+    """A batch that a loop gave back as it was left early can come again only to a later loop.
+
+    What a worker held when it left has returned, and may be leased to it again if it comes back.
+    """
     checking.table = "leases"
     times: Counter[tuple[int, int, int, int]] = Counter()
     rows = checking.run.ledger.execute("SELECT rowid, worker, during, epoch, batch FROM leases ORDER BY rowid")
@@ -148,7 +162,7 @@ def _leased_once(
         if (epoch, batch) not in sizes:
             raise Broken(OPENED, f"one of {len(sizes):,} batches", f"batch {batch} of epoch {epoch}")
         times[worker, during, epoch, batch] += 1
-        most = 1 + returned.get((worker, epoch, batch), 0) + checking.rules.left[worker]
+        most = 1 + returned.get((worker, epoch, batch), 0) + checking.rules.came_back[worker]
         if checking.completed and times[worker, during, epoch, batch] > most:
             found = f"batch {batch} of epoch {epoch} to worker {worker} once more"
             raise Broken(LEASED_ONCE, "another one", found)
@@ -269,16 +283,27 @@ def _ran_out(checking: Checking) -> list[int]:
     """Epochs that had nothing left at the end; none where that can't be told.
 
     Who asks in vain was left nothing: of a queue that is all; where batches are set aside for each worker, all of
-    them have to ask, but for those who died. Nothing is said of a run that was stopped, of one in which data was
-    dealt anew, and of an epoch whose loop some worker left early.
+    them have to ask, but for those who died. Who had looked at batches of it and put them back has to ask, too.
+    Nothing is said of a run that was stopped, of one in which data was dealt anew, and of an epoch whose loop some
+    worker left early.
     """
     if checking.here or "stopped" in checking.rules.reasons or checking.rules.dealt_anew or not checking.rules.finished:
         return []
+    in_vain = _in_vain(checking)
+    in_vain -= Counter(checking.run.ledger.execute("SELECT worker, epoch FROM looks WHERE batch IS NULL"))
     asked: dict[int, set[int]] = {}
-    for worker, during in checking.run.ledger.execute("SELECT worker, during FROM leases WHERE batch IS NULL"):
+    for worker, during in in_vain:
         asked.setdefault(during, set()).add(worker)
+    looked: dict[int, set[int]] = {}
+    for worker, epoch in checking.run.ledger.execute("SELECT DISTINCT worker, epoch FROM looks"):
+        looked.setdefault(epoch, set()).add(worker)
     set_aside = checking.run.choice.rounds or checking.run.config.get("shards") == "static"
-    enough = [epoch for epoch, workers in sorted(asked.items()) if not set_aside or workers >= checking.rules.finished]
+    finished = checking.rules.finished
+    enough = [
+        epoch
+        for epoch, workers in sorted(asked.items())
+        if workers >= (finished if set_aside else finished & looked.get(epoch, set()))
+    ]
     opened = {epoch for (epoch,) in checking.run.ledger.execute("SELECT epoch FROM epochs")}
     return [epoch for epoch in enough if epoch in opened]
 

@@ -1,4 +1,4 @@
-"""How a run ended: what its ledger noted of it, its facts, and its limits."""
+"""How a run ended: what its ledger noted, its facts, and its limits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, get_args
 
 from paceline.records.check.checking import Checking
 from paceline.records.check.rules import DEATHS, ENDED, OUTCOME, READABLE, Broken
-from paceline.records.summary import Outcome
+from paceline.records.summary import Outcome, Target
 
 OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed")
 
 
 def ending(checking: Checking) -> None:
-    """The note `end` is the last thing that a run writes; without it, it crashed before, and has no summary."""
+    """The note `end` is the last thing that a run writes. A run without it crashed, and has no summary."""
     end, deaths = _noted(checking), _deaths(checking)
     if end is None:
         if checking.run.summary is not None:
@@ -24,7 +24,7 @@ def ending(checking: Checking) -> None:
 
 
 def _deaths(checking: Checking) -> dict[str, str]:
-    """By worker how it died, as the run noted: `exit code 1`, `killed by SIGKILL`."""
+    """By worker, how it died as the run noted it: `exit code 1`, `killed by SIGKILL`."""
     run = checking.run
     deaths = run.config.get("deaths", {})
     if not isinstance(deaths, dict) or not all(isinstance(how, str) for how in deaths.values()):
@@ -62,7 +62,7 @@ def _last_fact(checking: Checking, end: dict[str, Any]) -> None:
 
 
 def _outcome(checking: Checking, end: dict[str, Any], deaths: dict[str, str]) -> None:
-    """What can be told from outside: that a run failed or diverged is for itself to say, and it says how."""
+    """Check what the facts show of the outcome. Only the run itself can say that it failed or diverged, and how."""
     run, reasons, outcome = checking.run, checking.rules.reasons, end["outcome"]
 
     def broken(expected: str, found: object) -> Broken:
@@ -87,14 +87,28 @@ def _outcome(checking: Checking, end: dict[str, Any], deaths: dict[str, str]) ->
     limits = _limits(checking)
     if not limits:
         raise broken("a limit that ended it, as workers were stopped", "none")
+    if set(limits) == {"stop_at_target"} and (missed := _missed(checking)):
+        raise broken(f"a recorded version with {missed}, at which it was to stop", "none")
     made = len(checking.rules.applied)
     if set(limits) == {"max_steps"} and made < limits["max_steps"] and run.choice.spec.family == "parameter-server":
         raise broken(f"{limits['max_steps']} steps or more, which is the limit", made)
 
 
+def _missed(checking: Checking) -> str:
+    """A target that no recorded version met, as far as they were evaluated; empty if there is none."""
+    metrics: dict[int, dict[str, float]] = {}
+    for version, metric, value in checking.run.ledger.execute("SELECT version, metric, value FROM evaluations"):
+        metrics.setdefault(version, {})[metric] = math.nan if value is None else value
+    targets = [Target.parse(text) for text in checking.run.config.get("targets", ())]
+    missed = (one.text for one in targets if not any(one.met_by(found) for found in metrics.values()))
+    return next(missed, "")
+
+
 def _limits(checking: Checking) -> dict[str, float]:
-    """That can stop workers."""
+    """The limits that can stop workers."""
     config = checking.run.config
     noted = config.get("simulation", {}).get("limits", config["limits"])
     limits = {key: value for key, value in noted.items() if key in ("max_steps", "max_seconds", "max_versions")}
+    if config.get("stop_at_target"):
+        limits["stop_at_target"] = math.inf
     return {"replay": math.inf} if checking.replays else limits

@@ -12,14 +12,14 @@ from paceline.records.check.checking import Checking
 from paceline.records.check.rules import FILE_HASH, FILE_NOTED, READABLE, Broken, count
 
 ORDER = "parameters"
-"""In a file's metadata: its parameters' names in the order of the hash, as `training.store` writes them."""
+"""The key of a file's metadata with its parameters' names in the order of the hash, as `training.store` writes them."""
 CHUNK = 1 << 20
 MOST = 100_000_000
-"""Bytes of a header, as the format allows."""
+"""The most bytes of a header that the format allows."""
 
 
 def files(checking: Checking) -> None:
-    """Every file in `versions` is a recorded one's, and has its hash; one that is gone proves nothing."""
+    """Every file in `versions` is of a recorded version, and has its hash. A file that is gone proves nothing."""
     folder = checking.run.folder
     rows = checking.run.ledger.execute("SELECT version, sha256, file FROM versions ORDER BY rowid").fetchall()
     here = {file.name for file in (folder / "versions").glob("*.safetensors")}
@@ -55,7 +55,7 @@ def files(checking: Checking) -> None:
 
 
 def _sha256(path: Path) -> str | None:
-    """SHA-256 over the raw bytes of its parameters, in their order; None if the file does not say that."""
+    """Return the SHA-256 over the raw bytes of its parameters, in their order; None if the file has no such order."""
     with path.open("rb") as file:
         header = _header(file, path.stat().st_size)
         order = header.pop("__metadata__", {}).get(ORDER)
@@ -73,7 +73,7 @@ def _sha256(path: Path) -> str | None:
 
 
 def _header(file: BinaryIO, size: int) -> dict[str, Any]:
-    """What a safetensors file says of itself: 8 bytes of length, and JSON."""
+    """Read a safetensors file's header: 8 bytes of length, and JSON."""
     length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(MOST, size - 8):
         raise Broken(READABLE, "a safetensors file", f"a header of {length} bytes in a file of {size}")

@@ -1,4 +1,4 @@
-"""What holds of every protocol's facts and orders."""
+"""Rules for every protocol's facts and orders."""
 
 from __future__ import annotations
 
@@ -51,63 +51,65 @@ from paceline.records.check.rules import (
 )
 
 WEIGHTS = 1e-9
-"""How far from 1 a version's weights may sum up to: they are rounded."""
+"""How far the sum of a version's weights may be from 1, as they are rounded."""
 
 
 @dataclass(slots=True)
 class Rules:
-    """What holds of every protocol's facts and orders. A fact comes before its orders."""
+    """Rules for every protocol's facts and orders. A fact comes before its orders."""
 
     spec: Spec
     at: float = -math.inf
     version: int | None = None
-    """Of the store."""
+    """The store's version."""
     replicas: dict[int, int | None] = field(default_factory=dict)
-    """By worker here: its replica's version; None if that is not known yet."""
+    """By worker that is here: its replica's version; None if that is not known yet."""
     used: dict[int, int] = field(default_factory=dict)
     """By worker: its last step number."""
     taken: dict[int, int] = field(default_factory=dict)
     ready: dict[tuple[int, int], GradientReady] = field(default_factory=dict)
-    """Neither applied nor dropped yet."""
+    """Updates neither applied nor dropped yet."""
     arrived: set[tuple[int, int]] = field(default_factory=set)
-    """The same, of updates that are at the store."""
+    """Of these, updates that are at the store."""
     applied: dict[tuple[int, int], int] = field(default_factory=dict)
     """By (worker, step): how stale it was."""
     dropped: set[tuple[int, int]] = field(default_factory=set)
     groups: dict[int, Reduce] = field(default_factory=dict)
-    """That are averaging."""
+    """Groups that are averaging."""
     numbers: set[int] = field(default_factory=set)
     busy: dict[int, int] = field(default_factory=dict)
     """By worker: the group that it is in."""
     gathered: dict[int, tuple[tuple[int, int, float], ...]] = field(default_factory=dict)
-    """Of each group whose mean gradient no replica was stepped with yet."""
+    """For each group whose mean gradient has stepped no replica yet: what is in that mean."""
     copying: dict[int, int | None] = field(default_factory=dict)
     staleness: Counter[int] = field(default_factory=Counter)
     versions: int = 0
     pulls: int = 0
     changes: int = 0
-    """Of replicas."""
+    """Versions of replicas."""
     first: int | None = None
     """The store's version at the beginning."""
     orders: int = 0
     released: dict[tuple[int, int], int] = field(default_factory=dict)
     """By (worker, step): the number of its order."""
     stepping: dict[int, dict[int, int]] = field(default_factory=dict)
-    """By worker here: steps that its replica was to make and may not have made, with the numbers of their orders."""
+    """By worker that is here: steps that its replica may not have made, with the numbers of their orders."""
     may_be_undone: set[tuple[int, int]] = field(default_factory=set)
-    """The same, of workers that left."""
+    """The same for workers that left."""
     undone: frozenset[tuple[int, int]] = frozenset()
-    """Those that the ledger says were not made."""
+    """Steps that the ledger says were not made."""
     own: set[tuple[int, int]] = field(default_factory=set)
-    """Steps that a replica was to make with its worker's own gradient."""
-    left: Counter[int] = field(default_factory=Counter)
-    """How often each worker left."""
+    """Steps that a replica was ordered to make with its worker's own gradient."""
+    gone: set[int] = field(default_factory=set)
+    """Workers that left, and have not come back."""
+    came_back: Counter[int] = field(default_factory=Counter)
+    """How often each worker came back after it had left."""
     reasons: set[str] = field(default_factory=set)
-    """Of those who left."""
+    """Of workers that left."""
     finished: set[int] = field(default_factory=set)
-    """Who has left because there was no data left."""
+    """Workers that left because there was no data left."""
     dealt_anew: bool = False
-    """Whether data that was set aside for one worker became anybody's, by an order."""
+    """Whether an order freed data that was set aside for one worker."""
 
     def fact(self, fact: Fact) -> None:
         if not fact.at >= self.at:
@@ -141,8 +143,10 @@ class Rules:
                 if step <= self.used.get(worker, -1):
                     raise Broken(STEPS_ONCE, f"worker {worker} comes with {self.used[worker] + 1} or later", step)
                 self.used[worker], self.replicas[worker] = step - 1, None
+                self.came_back[worker] += worker in self.gone
+                self.gone.discard(worker)
             case WorkerLeft(worker=worker, reason=reason):
-                self.left[worker] += 1
+                self.gone.add(worker)
                 self.reasons.add(reason)
                 if reason == "finished":
                     self.finished.add(worker)
@@ -214,7 +218,7 @@ class Rules:
         if key in self.applied:
             if self.spec.family == "parameter-server":
                 raise Broken(NOT_BOTH, "an update that is in no version", f"{what}, which was applied")
-            stale = self.applied.pop(key)  # to a replica that is gone
+            stale = self.applied.pop(key)  # applied to a replica that is gone
             self.staleness[stale] -= key not in self.undone
         self.ready.pop(key, None)
         self.arrived.discard(key)

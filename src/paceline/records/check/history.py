@@ -40,6 +40,8 @@ from paceline.records.ledger import FACTS
 
 _WHY = msgspec.json.Decoder()
 _ORDERS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Order)}
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NAMES = {kind: {field.name for field in fields(kind)} for kind in (*get_args(Fact), *get_args(Order))}
 
 
 def history(checking: Checking) -> None:
@@ -82,7 +84,7 @@ def history(checking: Checking) -> None:
         invariants=len(invariants),
     )
     if checking.here and _all_must_have_left(checking):
-        raise Broken(ALL_LEFT, "nobody is here after the last fact", f"worker {_names(checking.here)}")
+        raise Broken(ALL_LEFT, "no worker is here after the last fact", f"worker {_names(checking.here)}")
     if checking.completed and rules.ready:
         (worker, step), *_ = rules.ready
         raise Broken(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(rules.ready)} in all")
@@ -96,7 +98,8 @@ def _say_history(checking: Checking, facts: int, orders: int, invariants: Sequen
         say(f"it is a replay up to version {checking.until}: workers may be there still, and gradients be left")
     elif checking.replays and checking.here:
         say("it is a replay of a run that did not come to its end: workers are there still, and gradients may be left")
-    say(f"{facts:,} facts in the order of time; a fresh machine gives the same {orders:,} orders")
+    again = f"the protocol, told them again, makes the same {orders:,} decisions"
+    say(f"{facts:,} recorded events in the order of time; {again}")
     of = f"of {checking.run.choice.spec.name}"
     say(f"{count(len(invariants), f'invariant {of}', f'invariants {of}')} after every fact")
     lost = f", {len(rules.dropped):,} dropped" if rules.dropped else ""
@@ -181,12 +184,12 @@ def _compare_reasons(checking: Checking, expected: Sequence[Order], given: Seque
         again = msgspec.json.encode(order.why)
         if why is None or why.encode() != again:
             checking.table, checking.row = "orders", row
-            if _decoded(_WHY, why) != msgspec.json.decode(again):  # else only its digits are written in another way
+            if _decoded(_WHY, why) != msgspec.json.decode(again):  # equal ones only write digits in another way
                 raise Broken(SAME_REASONS, again.decode(), why)
 
 
 def _all_must_have_left(checking: Checking) -> bool:
-    """Where a simulation has a script's gradients, and in a replay, an interrupt may cut everything off."""
+    """Where a simulation has a script's gradients, and in a replay, an interrupt may cut off everything."""
     if checking.completed:
         return True
     cut_off = checking.run.simulated and checking.trained
@@ -194,7 +197,7 @@ def _all_must_have_left(checking: Checking) -> bool:
 
 
 def _invariants(checking: Checking, machine: Any) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Each with the test of it, of the protocol and of those that it is composed of."""
+    """Yield each invariant with its test: those of the protocol, and those of its parts."""
     choice = checking.run.choice
     for sentence, holds in choice.spec.invariants.items():
         yield sentence, lambda holds=holds: holds(machine)  # type: ignore[misc]
@@ -258,9 +261,8 @@ def _decoded(decoder: Any, body: Any) -> Any:
 
 
 def _known(value: Fact | Order, body: str) -> None:
-    """Decoders pass over what they do not know."""
-    strange = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys() - {one.name for one in fields(value)}
-    if strange:
+    """Decoders of dataclasses ignore unknown fields, and can't be told to refuse them."""
+    if strange := _FIELDS.decode(body).keys() - _NAMES[type(value)]:
         raise Broken(READABLE, "no other field", min(strange))
 
 

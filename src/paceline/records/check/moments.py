@@ -1,4 +1,4 @@
-"""When things happened, as the facts have it: what the other tables' times are held against."""
+"""When things happened according to the facts. The other tables' times are compared with these."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Stay:
     """One worker, from its coming to its leaving."""
 
     steps: list[int] = field(default_factory=list)
-    """Those whose gradients were ready, in order."""
+    """Its steps whose gradients were ready, in order."""
     left: float | None = None
-    """None: it was here after the last fact."""
+    """None: the worker was still here after the last fact."""
 
 
 @dataclass(slots=True)
@@ -25,17 +25,17 @@ class Moments:
 
     began: float | None = None
     last: float = 0.0
-    """The last fact's."""
+    """The last fact's moment."""
     released: dict[tuple[int, int], float] = field(default_factory=dict)
     """By (worker, step)."""
     ready: dict[tuple[int, int], float] = field(default_factory=dict)
-    """The same, of gradients."""
+    """The same for gradients."""
     stays: dict[int, list[Stay]] = field(default_factory=dict)
     """By worker."""
     came: dict[tuple[int, str, int], list[float]] = field(default_factory=dict)
     """By (worker, "push" or "pull", the step or the version): when its transfer had ended."""
     ordered: dict[tuple[int, str, int], list[float]] = field(default_factory=dict)
-    """The same: when it was ordered."""
+    """The same keys: when the transfer was ordered."""
 
     def note(self, fact: Fact, orders: Sequence[Order]) -> None:
         """A fact, and the orders that followed from it."""

@@ -1,4 +1,4 @@
-"""What a replay relies on: checksums, steps that were left undone, transfers."""
+"""What a replay relies on: checksums, steps that were not made, transfers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.records.check.rules import CHECKSUMS, READABLE, TRANSFERS, UNDONE,
 
 
 def for_replay(checking: Checking) -> None:
-    """`checksums`, `undone` and `transfers` say of each thing what the facts and orders have, once."""
+    """`checksums`, `undone` and `transfers` have each thing that the facts and orders have, once."""
     _checksums(checking)
     _undone(checking)
     _transfers(checking)
@@ -65,7 +65,7 @@ def _transfers(checking: Checking) -> None:
     if network is None or checking.run.choice.spec.family != "parameter-server":
         return
     if not noted and checking.trained and checking.run.simulated:
-        return  # a replay: its times are the recorded ones, and nothing was transferred at them
+        return  # in a replay the times are the recorded ones, and nothing was transferred at them
     for key, times in checking.moments.came.items():
         if noted[key] < len(times):
             raise Broken(TRANSFERS, f"{_transfer(*key)}, {count(len(times), 'time')}", noted[key])

@@ -1,11 +1,13 @@
-"""The rules that a check tries, and how a broken one is told."""
+"""The rules that a check tries, and how it reports a broken one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.core.listed import cut
+
 AT_LENGTH = 160
-"""Characters of an order or a value in a message."""
+"""The most characters of an order or a value in a message."""
 
 # The rules of all protocols.
 READABLE = "every row can be read, and its columns say what its body says"
@@ -29,12 +31,12 @@ WEIGHT_1 = "the weights of one version's gradients sum to 1"
 GROUP_ONCE = "a group's number is never used twice"
 NO_OVERLAP = "no two groups that average at the same time share a worker"
 ENDS = "a group that ends has begun"
-ALL_LEFT = "everybody has left by the end of a run, unless it failed"
+ALL_LEFT = "every worker has left by the end of a run, unless it failed"
 SETTLED = "every gradient of a run that was completed was applied or dropped"
 SAME_REASONS = "a fresh machine gives the same reasons"
 ENDED = "the ledger ends where its run noted the end"
 OUTCOME = "how a run ended agrees with its facts and its limits"
-DEATHS = "a real run notes of every worker that died how it died"
+DEATHS = "for every worker that died, a real run notes how it died"
 SAYS_OF_ITSELF = "a real run, a simulation and a replay each note what they are"
 MEMBERS = "training begins with the workers that the configuration has, on its nodes, with its seed"
 STEP_TIMES = "every finished step has its times, once"
@@ -43,7 +45,7 @@ PADDED = "a real step takes no less than the scenario says"
 MEASURED = "what is measured takes time"
 LINK = "a transfer takes what the network's model says"
 DELIVERED = "an update or a version has come as its transfer ended"
-SIMULATED_AGAIN = "simulated again it is the same"
+SIMULATED_AGAIN = "simulating again gives the same"
 SAME_CONFIG = "config.toml and the ledger say the same of the run"
 OPENED = "a batch belongs to an epoch that was opened"
 OPENED_ONCE = "an epoch is opened once"
@@ -54,35 +56,36 @@ PUSHED = "what was noted of a push has its gradient's samples"
 ONCE = "every batch of an epoch is used at most once"
 MISSED = "no more samples are missed than were not used"
 ACCOUNTED = "what was leased, and is in no applied update and not skipped, is missed"
-TO_ITS_END = "of an epoch that ran out of data every batch was leased, or is missed"
+TO_ITS_END = "every batch of an epoch that ran out of data was leased, or is missed"
 LOOKED_AT = "a batch that was only looked at had been leased"
 BLOCKS = "an epoch's blocks follow one another"
-LEASED_ONCE = "a worker is not leased a batch once more in one loop, but for one that returned"
+LEASED_ONCE = "a worker is leased a batch twice in one loop only if the batch returned"
 CHECKSUMS = "every version of a store has one checksum"
+COMMITS = "a store makes one version after another, after its order and before it is pulled, and each is noted once"
 PUSHES = "every gradient has one push"
 TRANSFERS = "where there is a network, what arrived was transferred, and each transfer is noted once"
 RECORDED = "a recorded version is one that was made, or a mean of replicas, and is noted once"
 RECORDED_WHEN = "a recorded version is noted with the time at which it was made"
 RECORDED_SAMPLES = "a recorded version is noted with the samples in it and all before it"
 RECORDED_DUE = "versions are recorded when an epoch's share of samples is applied, and the last one"
-CONSENSUS = "of every mean of replicas it is noted once how far they were from it"
+CONSENSUS = "for every mean of replicas, how far they were from it is noted once"
 EVALUATED = "recorded versions are evaluated in order, all of them or none, each metric once"
-FILE_NOTED = "versions has a file of every recorded version's number, and no others"
+FILE_NOTED = "a recorded version's file is named by its number, and the folder has no others"
 FILE_HASH = "a recorded version's file has the hash that was noted"
 IN_ORDER = "a worker uses batches in the order in which it was leased them"
-UNDONE = "a step is left undone only if a replica was to make it, and its worker left without going on"
+UNDONE = "only a worker that left may have an unexecuted replica step"
 STALENESS = "reported staleness is the number of versions made between an update's parameters and it"
 SUMMED_UP = "the summary says what the ledger comes to"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """The first thing that is not as it should be."""
+    """The first thing that is wrong."""
 
     table: str
-    """Of the ledger; or the name of another file."""
+    """The ledger's table, or the name of another file."""
     row: int | str | None
-    """Its id or rowid in that table, or its key; None if it is no single row."""
+    """The row's id or rowid in that table, or its key; None if it is no single row."""
     rule: str
     expected: str
     found: str
@@ -93,7 +96,7 @@ class Wrong:
 
 
 class Broken(Exception):
-    """A rule that is broken, where the check stands; `table` and `row` if it is elsewhere."""
+    """A broken rule, where the check is now; `table` and `row` if it is elsewhere."""
 
     def __init__(
         self, rule: str, expected: object, found: object, table: str | None = None, row: int | str | None = None
@@ -108,12 +111,11 @@ class Broken(Exception):
 
 
 def brief(value: object) -> str:
-    text = value if isinstance(value, str) else _said(value)
-    return text if len(text) <= AT_LENGTH else f"{text[: AT_LENGTH - 1]}…"
+    return cut(value if isinstance(value, str) else _said(value), AT_LENGTH)
 
 
 def _said(value: object) -> str:
-    """An order without its reason, which is compared by itself."""
+    """An order without its reason, which is compared separately."""
     text = repr(value)
     return f"{text[: text.index(', why=')]})" if ", why=" in text else text
 

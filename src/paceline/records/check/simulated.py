@@ -1,9 +1,9 @@
-"""Whether a simulation, made once more from what its ledger notes, comes to the same ledger."""
+"""Whether simulating again, from what the ledger notes, gives the same ledger."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from paceline.core.facts import Fact
@@ -23,11 +23,12 @@ _TABLES = {
     "step_times": "SELECT rowid, worker, step, began, compute, push, wait, pull, other FROM step_times ORDER BY rowid",
     "transfers": "SELECT rowid, worker, direction, number, bytes, began, ended, delivered "
     "FROM transfers ORDER BY rowid",
+    "commits": "SELECT rowid, version, at FROM commits ORDER BY rowid",
 }
 
 
 def simulated(checking: Checking, again: Again | None) -> None:
-    """The same settings give the same moments, to the last digit. Orders follow from facts, and are compared before."""
+    """The same settings give the same moments, to the last digit. Orders follow from facts: see `history`."""
     if not checking.run.simulated or checking.replays:
         return
     if again is None:
@@ -46,14 +47,12 @@ def simulated(checking: Checking, again: Again | None) -> None:
 
 
 class _Recorded(NoLedger):
-    """Takes what a simulation tells, and holds it against what is recorded."""
+    """Compares what a simulation tells with what is recorded."""
 
     def __init__(self, checking: Checking) -> None:
         super().__init__()
         self._ledger: sqlite3.Connection = checking.run.ledger
-        self._rows: dict[str, Iterator[tuple[Any, ...]]] = {
-            table: self._ledger.execute(query) for table, query in _TABLES.items()
-        }
+        self._rows: dict[str, sqlite3.Cursor] = {table: self._ledger.execute(query) for table, query in _TABLES.items()}
         self._end = checking.end
         self._trained = checking.trained
         self._whole = checking.end is not None and (not self._trained or checking.completed)
@@ -70,7 +69,7 @@ class _Recorded(NoLedger):
         self.told = 0
 
     def stop(self) -> bool:
-        """Whether the recorded one was ended here from outside, or goes no further."""
+        """Whether the recorded simulation was ended here from outside, or goes no further."""
         return self._stop_at is not None and self.told >= self._stop_at
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
@@ -93,6 +92,10 @@ class _Recorded(NoLedger):
         moments = (times.began, times.ended, times.delivered)
         self._compare("transfers", (worker, direction, number, size, *moments))
 
+    def committed(self, version: int, at: float) -> None:
+        """See `Ledger`."""
+        self._compare("commits", (version, at))
+
     def ended(self, outcome: str, error: str | None, at: float) -> None:
         """See `Ledger`."""
         end = {"outcome": outcome, "error": error, "at": at, "facts": self.told}
@@ -102,10 +105,11 @@ class _Recorded(NoLedger):
                     raise Broken(SIMULATED_AGAIN, f"{key} = {value}", self._end[key], "run", "end")
 
     def conclude(self) -> None:
-        """Nothing may be recorded that it did not tell."""
+        """Nothing may be recorded that the simulation did not tell."""
         for table, rows in self._rows.items():
             if (self._whole or table == "facts") and (row := next(rows, None)) is not None:
                 raise Broken(SIMULATED_AGAIN, "no further one", brief(row[1:]), table, row[0])
+            rows.close()  # a query that is not read to its end keeps the file locked
 
     def _compare(self, table: str, expected: tuple[Any, ...]) -> None:
         if self._most is not None and self.told >= self._most:
@@ -115,7 +119,7 @@ class _Recorded(NoLedger):
             raise Broken(SIMULATED_AGAIN, expected, row[1:], table, row[0])
 
     def _next(self, table: str, expected: object) -> tuple[Any, ...]:
-        row = next(self._rows[table], None)
+        row: tuple[Any, ...] | None = next(self._rows[table], None)
         if row is None:
             raise Broken(SIMULATED_AGAIN, expected, "no further one", table)
         return row

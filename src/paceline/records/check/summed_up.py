@@ -11,11 +11,11 @@ from paceline.records.reading import SUMMARY, measure
 from paceline.records.summary import Summary, Target
 
 TOLERANCE = 1e-6
-"""Relative, of measured seconds: a summary has nine digits of them."""
+"""Relative tolerance of measured seconds: a summary has nine digits of them."""
 
 
 def summary(checking: Checking, summary: Summary) -> None:
-    """It is made anew from the ledger, and compared."""
+    """Make the summary anew from the ledger, and compare."""
     checking.table, checking.row = SUMMARY, None
     counted = {str(stale): times for stale, times in sorted(checking.rules.staleness.items()) if times}
     reported = summary.get("staleness", {}).get("histogram")
@@ -23,7 +23,7 @@ def summary(checking: Checking, summary: Summary) -> None:
         raise Broken(STALENESS, counted, reported, SUMMARY, "staleness.histogram")
     _take_measurements(checking)
     end = checking.end
-    assert end is not None  # `ending` has looked
+    assert end is not None  # `ending` has made sure of that
     again = checking.tally.summary(
         protocol=checking.run.choice,
         workers=checking.run.workers,
@@ -62,7 +62,7 @@ def _final(checking: Checking) -> str | None:
     summary = checking.run.summary or {}
     cut_off = checking.run.choice.spec.family == "decentralized" and not checking.completed
     if cut_off and summary.get("final_parameters_sha256") is None:
-        return None  # the last mean may not have been written to its end
+        return None  # the last mean may not have been written completely
     (made,) = checking.run.ledger.execute("SELECT max(version) FROM checksums").fetchone()
     newest = made if made is not None else max(rows, default=None)
     found: str | None = rows.get(newest)
@@ -70,7 +70,7 @@ def _final(checking: Checking) -> str | None:
 
 
 def _difference(path: str, expected: Any, found: Any) -> tuple[str, Any, Any] | None:
-    """Where these two JSON values differ first, and in what."""
+    """Where two JSON values first differ, and in what."""
     if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
         parts = [(f"{path}.{key}", expected[key], found[key]) for key in expected]
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):

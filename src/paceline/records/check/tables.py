@@ -1,4 +1,4 @@
-"""Whether the ledger has its schema's tables and views, and no scalars of strangers."""
+"""Whether the ledger has its schema's tables and views, and only its own workers' scalars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCHEMA = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
 
 
 def tables(checking: Checking) -> None:
-    """Programs read a ledger through its views: one that is defined otherwise tells another story."""
+    """Programs read a ledger through its views. A view with another definition would tell them something else."""
     checking.table, checking.row = "sqlite_schema", None
     with closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(TABLES)
@@ -28,7 +28,7 @@ def tables(checking: Checking) -> None:
 
 
 def scalars(checking: Checking) -> None:
-    """Only workers log."""
+    """Only the run's workers log."""
     checking.table = "scalars"
     for row, worker in checking.run.ledger.execute("SELECT rowid, worker FROM scalars ORDER BY rowid"):
         if worker not in range(checking.run.workers):

@@ -12,6 +12,7 @@ from paceline.core.link import SharedLink
 from paceline.core.scenario import Scenario, Slowdown
 from paceline.records.check.checking import Checking
 from paceline.records.check.rules import (
+    COMMITS,
     DELIVERED,
     LINK,
     MEASURED,
@@ -27,15 +28,16 @@ TICK = 1e-6
 """Seconds. All processes of a run read one clock, in seconds since the machine started: after some years of that a
 64-bit float still has steps of 30 ns. What is worked out from several such readings is off by less than this."""
 EXACT = 1e-9
-"""Relative, and seconds: the link's model is arithmetic on these very moments."""
+"""Relative, and in seconds: the link's model computes with these very moments."""
 PARTS = ("compute", "push", "wait", "pull", "other")
 
 
 def times(checking: Checking) -> None:
-    """Every step's times, against the facts; in a real run against the scenario, too."""
+    """Compare every step's times with the facts, and in a real run with the scenario."""
     if checking.replays:
         _none_of_a_replay(checking)
         return
+    _commits(checking)
     rows = _step_times(checking)
     if not checking.run.simulated:
         _measured(checking, rows)
@@ -56,10 +58,40 @@ class _Row:
 
 
 def _none_of_a_replay(checking: Checking) -> None:
-    for table, rule in (("step_times", STEP_TIMES), ("transfers", DELIVERED)):
+    for table, rule in (("step_times", STEP_TIMES), ("transfers", DELIVERED), ("commits", COMMITS)):
         row = checking.run.ledger.execute(f"SELECT rowid FROM {table} LIMIT 1").fetchone()
         if row is not None:
             raise Broken(rule, "none: a replay has the recorded moments, and measures nothing", "one", table, row[0])
+
+
+def _commits(checking: Checking) -> None:
+    """Compare the store's own times with the facts."""
+    checking.table = "commits"
+    first, last = checking.rules.first or 0, checking.rules.version or 0
+    pulled: dict[int, float] = {}
+    for (_, direction, version), times in checking.moments.came.items():
+        if direction == "pull":
+            pulled[version] = min(pulled.get(version, math.inf), *times)
+    version, before = first, 0.0
+    rows = checking.run.ledger.execute("SELECT rowid, version, at FROM commits ORDER BY rowid")
+    for checking.row, noted, at in rows:
+        version += 1
+        if noted != version or version > last:
+            what = f"version {version}" if version <= last else f"none after version {last}"
+            raise Broken(COMMITS, what, f"version {noted}")
+        since = max(before, checking.made.versions[version].at)
+        if not since <= at <= pulled.get(version, math.inf):
+            by = f", and by {pulled[version]!r}, when it is pulled" if version in pulled else ""
+            raise Broken(COMMITS, f"version {version} is there at {since!r} or later{by}", at)
+        checking.made.committed[version] = before = at
+    checking.row = None
+    if (
+        checking.completed
+        and checking.trained
+        and checking.run.choice.spec.family == "parameter-server"
+        and version < last
+    ):
+        raise Broken(COMMITS, f"the time of version {version + 1}", "none")
 
 
 def _step_times(checking: Checking) -> dict[tuple[int, int], _Row]:
@@ -114,7 +146,7 @@ def _between_releases(checking: Checking, rows: Mapping[tuple[int, int], _Row]) 
 
 
 def _measured(checking: Checking, rows: Mapping[tuple[int, int], _Row]) -> None:
-    """In virtual time things begin at 0, and telling of a gradient takes no time."""
+    """In virtual time everything begins at 0, and telling of a gradient takes no time."""
     if checking.moments.began is not None and not checking.moments.began > 0:
         found = checking.moments.began
         raise Broken(MEASURED, "training begins after the clock was set, so later than 0", found, "facts", 1)
@@ -125,7 +157,7 @@ def _measured(checking: Checking, rows: Mapping[tuple[int, int], _Row]) -> None:
 
 
 def _padded(checking: Checking, rows: Mapping[tuple[int, int], _Row]) -> None:
-    """A step waits until it has taken what the scenario says. Slow-downs at a *time* go by the worker's own clock."""
+    """A padded step takes what the scenario says, or longer. Slow-downs at a *time* go by the worker's own clock."""
     scenario = checking.run.scenario
     if scenario.compute is None:
         return
@@ -152,7 +184,7 @@ def _padded(checking: Checking, rows: Mapping[tuple[int, int], _Row]) -> None:
 
 
 def _link(checking: Checking) -> None:
-    """The model of the link is asked again when each transfer ends, given when it began."""
+    """Ask the model of the link again when each transfer ends, given when it began."""
     network = checking.run.scenario.network
     link = SharedLink.of(network)
     if link is None or checking.run.choice.spec.family != "parameter-server":
@@ -167,7 +199,7 @@ def _link(checking: Checking) -> None:
         unknown = _never_ended(checking, rows, direction)
         for period in _periods([row for row in rows if row[2] == direction], link.latency):
             if any(since <= period[-1][6] and until >= period[0][5] for since, until in unknown):
-                continue  # what never ended has had its part of the link, nobody knows from when to when
+                continue  # what never ended has used part of the link, at times that are unknown
             _model(checking, period)
             again += len(period)
     if rows:
@@ -188,7 +220,7 @@ def _delivered(checking: Checking, rows: Sequence[tuple[Any, ...]]) -> None:
             raise Broken(LINK, f"{what} takes {least!r} s or more", ended - began)
         if delivered < ended - TICK:
             raise Broken(DELIVERED, f"{what} is acted on at {ended!r}, when it has ended, or later", delivered)
-        if (came := left.get((worker, direction, number))) is not None:  # else its fact was not told any more
+        if (came := left.get((worker, direction, number))) is not None:  # otherwise its fact was not told any more
             if not came[ended]:
                 raise Broken(DELIVERED, f"{what} ends at {sorted(came)}, as the facts say", ended)
             came[ended] -= 1
@@ -204,7 +236,7 @@ def _alone(checking: Checking, size: int) -> float:
 
 
 def _never_ended(checking: Checking, rows: Sequence[tuple[Any, ...]], direction: str) -> list[tuple[float, float]]:
-    """From when until when transfers may have been under way that were ordered, and are not noted."""
+    """The times when transfers may have been under way that were ordered, and are not noted."""
     ended = Counter((row[1], row[2], row[3]) for row in rows)
     return [
         (at, checking.moments.leaves_after(key[0], at))
@@ -215,7 +247,7 @@ def _never_ended(checking: Checking, rows: Sequence[tuple[Any, ...]], direction:
 
 
 def _periods(rows: Sequence[tuple[Any, ...]], latency: float) -> list[list[tuple[Any, ...]]]:
-    """Transfers of one way, by the periods in which it was never idle: none of them knows of another's."""
+    """Transfers of one way, grouped by the periods in which it was never idle. Groups do not affect each other."""
     periods: list[list[tuple[Any, ...]]] = []
     busy = -math.inf
     for row in sorted(rows, key=lambda row: (row[5], row[0])):

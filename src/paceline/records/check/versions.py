@@ -1,10 +1,10 @@
-"""Recorded versions: whether they are such as were made, when they were due, and what was measured of them."""
+"""Recorded versions: whether they were made, when they were due, and what was measured of them."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from paceline.records.check.checking import Checking
@@ -25,7 +25,7 @@ from paceline.records.reading import unmeasured
 
 
 def versions(checking: Checking) -> None:
-    """What was recorded is what the facts let be recorded; each was measured, or none."""
+    """The recorded versions follow from the facts. Each was measured, or none was."""
     checking.table = "versions"
     rows = checking.run.ledger.execute("SELECT rowid, version, at, samples, sha256, file FROM versions ORDER BY rowid")
     recorded: dict[int, tuple[float, int | None]] = {}
@@ -55,12 +55,12 @@ def versions(checking: Checking) -> None:
 
 
 def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]], numbers: dict[int, int]) -> None:
-    """Every version of a store was ordered; and which are recorded follows from their samples."""
-    made, exact = checking.made, _virtual(checking)
-    if checking.trained and "stopped" in checking.rules.reasons:
-        exact = False  # real processes that are being stopped are not waited for: they note a later moment
+    """Every version of a store was ordered. Their samples say which ones are recorded."""
+    made, virtual = checking.made, _virtual(checking)
+    # virtual time does not wait for processes that are being stopped: they note a later moment
+    exact = not (virtual and checking.trained and "stopped" in checking.rules.reasons)
     counted = _counted(checking)
-    before, last = dict(_earliest_after(made.computed)), max(made.versions, default=0)
+    last = max(made.versions, default=0)
     for version, (at, samples) in recorded.items():
         checking.row = numbers[version]
         moment = made.versions.get(version, Made(0.0, 0) if version == 0 else None)
@@ -68,10 +68,9 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]],
             raise Broken(RECORDED, "a version that an order made", f"version {version}")
         if (samples is None and counted) or (samples is not None and samples != moment.samples):
             raise Broken(RECORDED_SAMPLES, f"{moment.samples} in version {version}", samples)
-        latest = moment.at if exact else _latest(before, version, last)
-        if version and not moment.at <= at <= latest:
-            until = "" if latest == math.inf else f", before {latest!r}"
-            raise Broken(RECORDED_WHEN, f"at {moment.at!r} or later{until}", at)
+        there = moment.at if virtual else made.committed.get(version, math.inf)
+        if version and (at < there or (exact and at > there)):
+            raise Broken(RECORDED_WHEN, f"at {there!r}{'' if exact else ' or later'}", at)
     checking.row = None
     due = _due(checking)
     if due is None:
@@ -91,10 +90,12 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]],
 
 
 def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]], numbers: dict[int, int]) -> None:
-    """Means count up by one, and each is of the replicas after some step; the first that was due, and the last."""
+    """Means count up by one. Each is of the replicas after some step. The first was due, and so was the last."""
     made = checking.made
     over = Made(made.at, made.samples, made.replicas)
-    candidates, place = [*made.means, over], 0
+    # where no replica made a step, no order moved a replay's clock on
+    begun = [Made(0.0, 0, made.replicas)] if checking.replays and not made.means else []
+    candidates, place = [*begun, *made.means, over], 0
     with_samples: dict[int, list[int]] = {}
     for number, moment in enumerate(candidates):
         with_samples.setdefault(moment.samples, []).append(number)
@@ -114,7 +115,7 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
             raise Broken(RECORDED_SAMPLES, "as many as all replicas had, after some step", samples)
         place = next((n for n in same if candidates[n].at == at), same[0])
         earliest = candidates[place].at
-        # a replay's last mean is recorded when everybody has left, at whatever time its clock then shows
+        # a replay's last mean is recorded when all workers have left, at whatever time its clock then shows
         if at < earliest or (virtual and at > (earliest if number < len(recorded) else over.at)):
             raise Broken(RECORDED_WHEN, f"at {earliest!r}{'' if virtual else ' or later'}", at)
     checking.row = None
@@ -134,7 +135,7 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
 
 
 def _consensus(checking: Checking, recorded: dict[int, tuple[float, int | None]]) -> None:
-    """Of every mean, how far replicas were from it; of a store's versions, nothing."""
+    """For every mean, how far replicas were from it is noted. For a store's versions nothing is."""
     checking.table = "consensus"
     rows = checking.run.ledger.execute("SELECT rowid, version, at, replicas, distance FROM consensus ORDER BY rowid")
     means = list(recorded) if checking.run.choice.spec.family == "decentralized" else []
@@ -158,7 +159,7 @@ def _consensus(checking: Checking, recorded: dict[int, tuple[float, int | None]]
 
 
 def _next_mean(checking: Checking, means: Sequence[int], version: int) -> bool:
-    """Whether that mean was measured, and the run crashed before it was noted as recorded."""
+    """Whether that mean was measured, and the run crashed before the mean was noted as recorded."""
     return checking.run.choice.spec.family == "decentralized" and version == max(means, default=0) + 1
 
 
@@ -204,7 +205,7 @@ def _virtual(checking: Checking) -> bool:
 
 
 def _counted(checking: Checking) -> bool:
-    """Whether samples are: a script whose data is leased opens an epoch."""
+    """Whether samples are counted: a script whose data is leased opens an epoch."""
     return checking.run.ledger.execute("SELECT 1 FROM epochs LIMIT 1").fetchone() is not None
 
 
@@ -217,18 +218,6 @@ def _due(checking: Checking) -> Due | None:
     for (samples,) in checking.run.ledger.execute("SELECT expected FROM epochs WHERE expected > 0 AND first = 0"):
         due.epoch_opened(samples)
     return due
-
-
-def _earliest_after(computed: dict[int, float]) -> Iterable[tuple[int, float]]:
-    """By version, from the newest on: when the first gradient on it, or a newer one, was ready."""
-    earliest = math.inf
-    for version in sorted(computed, reverse=True):
-        earliest = min(earliest, computed[version])
-        yield version, earliest
-
-
-def _latest(earliest: dict[int, float], version: int, newest: int) -> float:
-    return next((earliest[later] for later in range(version, newest + 1) if later in earliest), math.inf)
 
 
 def _whole(value: Any) -> TypeGuard[int]:

@@ -1,4 +1,4 @@
-"""When versions can have come about, and of how many samples, as far as facts and orders say it."""
+"""When versions can have been made, and of how many samples, as far as facts and orders tell."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepRep
 
 
 class Made(NamedTuple):
-    """What a version was made of, or a mean of replicas could be."""
+    """A version that was made, or a mean of replicas that could be."""
 
     at: float
-    """Of the fact from which its order follows."""
+    """The moment of the fact from which its order follows."""
     samples: int
     replicas: int = 0
-    """Of workers that were not dead by then."""
+    """Workers that were not dead by then."""
 
 
 @dataclass(slots=True)
 class VersionsMade:
-    """When the facts and orders let versions come about, and of how many samples: as a run counts them."""
+    """When the facts and orders allow versions, and of how many samples: counted as a run does."""
 
     undone: frozenset[tuple[int, int]] = frozenset()
-    """Steps that no replica made, though it was ordered to."""
+    """Steps that no replica made, though one was ordered to."""
     versions: dict[int, Made] = field(default_factory=dict)
     """The store's versions."""
-    computed: dict[int, float] = field(default_factory=dict)
-    """By version: when the first gradient on it was ready."""
+    committed: dict[int, float] = field(default_factory=dict)
+    """By version: when the store said that it was there."""
     means: list[Made] = field(default_factory=list)
-    """After each step of a replica, when a mean may be recorded; the last one as things stand."""
+    """After each step of a replica, when a mean may be recorded; the last one is that of the present."""
     samples: int = 0
     at: float = 0.0
     replicas: int = 0
@@ -40,7 +40,7 @@ class VersionsMade:
     _unshared: dict[int, list[int]] = field(default_factory=dict)
     """By worker: steps in its replica that are in no other one yet."""
     _members: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Of each group that averages parameters."""
+    """By group that averages parameters."""
 
     def record(self, fact: Fact, orders: Iterable[Order]) -> None:
         """A fact and its orders."""
@@ -48,7 +48,6 @@ class VersionsMade:
         match fact:
             case GradientReady(worker=worker, step=step):
                 self._of[worker, step] = fact.samples or 0
-                self.computed.setdefault(fact.version, fact.at)
             case ReduceFinished(group=group):
                 for member in self._members.pop(group, ()):
                     self._share(member)
@@ -76,7 +75,7 @@ class VersionsMade:
 
     def _step(self, order: StepReplica) -> None:
         worker, step = order.worker, order.step
-        if order.group is not None:  # it is in everybody's replica
+        if order.group is not None:  # the gradient is in every replica
             self.samples += self._of.pop((worker, step), 0)
         elif (worker, step) not in self.undone:
             self._unshared.setdefault(worker, []).append(step)

@@ -1,4 +1,4 @@
-"""What a report says of runs: numbers and words out of their ledgers, as one plain value that JSON can write.
+"""The contents of a report: numbers and words from ledgers, as one plain value that JSON can write.
 
 Long runs are thinned out here, so that a report's size has a bound: everything in it but the runs' own sentences is
 a fixed number of points a run, or a share of `SLICES`.
@@ -31,9 +31,9 @@ Contents = dict[str, Any]
 History = Iterable[tuple[Fact, tuple[Order, ...]]]
 
 SLICES = 50_000
-"""Steps that the timelines of one report show one by one, in all its runs together."""
+"""How many steps all timelines of one report show one by one, together."""
 WORKERS = 64
-"""Workers that a run's charts of single workers show: where there are more, those with the most to do with waiting."""
+"""How many workers a run's charts of single workers show. Of more workers, those that waited most are shown."""
 BINS = 300
 """Points of a curve over a run's time."""
 PLACES = 6
@@ -43,7 +43,7 @@ TICKS = 1e7
 
 
 def contents(runs: Sequence[RecordedRun], slices: int = SLICES) -> Contents:
-    """What there is to say of these runs. `slices`: steps that all their timelines show one by one."""
+    """Return the contents of a report of these runs. `slices`: steps that all timelines show one by one."""
     return {
         "paceline": __version__,
         "runs": [_run(run, label, slices // len(runs)) for run, label in zip(runs, labels(runs), strict=True)],
@@ -52,7 +52,7 @@ def contents(runs: Sequence[RecordedRun], slices: int = SLICES) -> Contents:
 
 
 def labels(runs: Sequence[RecordedRun]) -> list[str]:
-    """A short name for each, unlike any other's: its protocol; where that is not enough, its folder or number too."""
+    """A short, unique name for each: its protocol; if that is not enough, its folder or number, too."""
     names = [brief(run.choice.spec, run.choice.parameters()) for run in runs]
     for longer in ([run.folder.absolute().name for run in runs], map(str, range(1, len(runs) + 1))):
         times = Counter(names)
@@ -61,7 +61,7 @@ def labels(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Settings that are not the same everywhere: `setting`, and its `values` as text, None where it is not set."""
+    """Settings that differ between runs: `setting`, and its `values` as text, None where it is not set."""
     flat = [dict(_flat(config)) for config in configs]
     places = {key: place for place, key in enumerate(dict.fromkeys(key for config in configs for key in config))}
     settings = dict.fromkeys(setting for one in flat for setting in one)
@@ -87,7 +87,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def summary_of(run: RecordedRun, history: History) -> Summary:
-    """The run's own summary; if it has none, what its history and ledger amount to, up to where they end."""
+    """The run's own summary. Without one, what its history and ledger come to, up to where they end."""
     if run.summary is not None:
         return run.summary
     tally = Tally(left_undone=frozenset(run.ledger.execute("SELECT worker, step FROM undone")))
@@ -130,7 +130,7 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
 
 
 def the_most_waiting(waited: Iterable[Wait], workers: Sequence[int]) -> list[int]:
-    """`WORKERS` of these or fewer: those that waited, and were waited for, the longest; ascending."""
+    """At most `WORKERS` workers: those that waited, and were waited for, the longest; ascending."""
     seconds = dict.fromkeys(workers, 0.0)
     for wait in waited:
         for worker in (wait.worker, wait.awaited):
@@ -151,7 +151,7 @@ def curves(history: History, began: float, ended: float, shown: Sequence[int]) -
     finished = at = 0
 
     def open_until(now: float) -> None:
-        """Begin the bins up to that time: in each, everybody begins with the lead that he had."""
+        """Begin the bins up to that time. In each, every worker begins with the lead that it had."""
         nonlocal at
         while at < BINS and now >= began + at * width:
             if at and work[-1][1] != finished:
@@ -290,7 +290,7 @@ def _steps(lane: Lane, waited: Sequence[Wait], clock: _Clock) -> Contents:
 
 
 def _awaited(gaps: Iterable[tuple[float, float]], waited: Sequence[Wait]) -> Iterator[tuple[int, float]]:
-    """Who was awaited for most of each gap, and for how many seconds; both are in the order of their times."""
+    """The worker that was awaited for most of each gap, and for how long. Both are in the order of their times."""
     at = 0
     for began, ended in gaps:
         while at < len(waited) and waited[at].ended <= began:
@@ -314,7 +314,7 @@ def _transfers(transfers: Sequence[Transfer], clock: _Clock) -> Contents:
 
 
 def _blocks(lane: Lane, each: int, clock: _Clock) -> Contents:
-    """So many steps at a time, from the end of the last one before; a stay's end ends a block too."""
+    """Join so many steps into one block, which begins where the last one ended. A stay's end ends a block, too."""
     blocks: list[list[int]] = []  # began, ended, first step, steps, computing, transfers
     steps = [one.began for one in lane.computing]
     starts = [one.began for one in lane.transfers]
@@ -340,5 +340,5 @@ def _blocks(lane: Lane, each: int, clock: _Clock) -> Contents:
 
 
 def _differences(values: Sequence[int]) -> list[int]:
-    """The first, and then each one's difference from the one before."""
+    """The first value, and then each one's difference from the one before."""
     return [value - before for value, before in zip(values, [0, *values], strict=False)]

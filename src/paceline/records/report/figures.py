@@ -18,7 +18,7 @@ from paceline.records.report.contents import Contents
 SIZE = (6.4, 3.6)  # inches
 DOTS = 200  # in an inch
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b5bd6", "#555d66")
-"""Those of Okabe and Ito, which colour-blind readers can tell apart; the last two are ours."""
+"""The colours of Okabe and Ito, which colour-blind readers can tell apart. The last two are ours."""
 DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (4, 1)), (0, (1, 1)), (0, (6, 2, 1, 2)))
 PARTS = {"compute": "#2f78b7", "transfer": "#1a8a66", "wait": "#f6d9ae", "other": "#c3c9d1"}
 PUSH, PULL, GROUP, SWITCH = "#b5480b", "#1a8a66", "#8a3f9e", "#b3202c"
@@ -26,7 +26,7 @@ SECONDS = "seconds since the run's start"
 
 
 def draw(contents: Contents, folder: Path) -> list[Path]:
-    """Write every chart that there is anything in to that folder, which is there; returns their files."""
+    """Write every chart that has contents to that existing folder. Return the files."""
     files = []
     for name, size, paint in _charts(contents["runs"]):
         figure = Figure(figsize=size, dpi=DOTS, layout="constrained")
@@ -38,7 +38,7 @@ def draw(contents: Contents, folder: Path) -> list[Path]:
 
 
 def _charts(runs: list[Contents]) -> Iterator[tuple[str, tuple[float, float], Callable[[Axes], None]]]:
-    """Of each its name, its size in inches, and what draws it."""
+    """Yield for each its name, its size in inches, and the function that draws it."""
     for metric in dict.fromkeys(metric for run in runs for metric in run["metrics"]):
         points = [run["metrics"].get(metric, []) for run in runs]
         yield f"{metric}-time", SIZE, _curves(runs, [[(at, y) for at, _, y in one] for one in points], SECONDS, metric)

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no network, no server, no other file."""
+"""A report as one HTML page that works alone: without a network, a server or another file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.records.report.contents import Contents
 
 
 def page(contents: Contents) -> str:
-    """The page that shows these contents, which are in it as JSON."""
+    """Return the page that shows these contents, which it has as JSON."""
     names = [run["label"] for run in contents["runs"]]
     title = "Training with " + (", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and others")
     data = json.dumps(contents, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -20,7 +20,7 @@ THREADS = {"push": 1, "pull": 2}
 
 
 def trace(runs: Iterable[tuple[str, Timeline, Sequence[Wait]]]) -> dict[str, Any]:
-    """The trace of these runs: of each its name, its timeline, and who waited for whom in it."""
+    """Return the trace of these runs: for each its name, its timeline, and who waited for whom in it."""
     return {
         "displayTimeUnit": "ms",
         "traceEvents": [event for number, run in enumerate(runs) for event in _run(number, *run)],

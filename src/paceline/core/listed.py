@@ -1,0 +1,61 @@
+"""Names, numbers and values for sentences: a few are written in full, many are cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+MOST = 8
+"""The most entries that are written in full. More workers become ranges. Further ranges are only counted."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b, c`, or `a, b, c, d, e, f, g, h and 12 others`."""
+    return _joined(names[:MOST], len(names) - MOST)
+
+
+def numbers(workers: Iterable[int]) -> str:
+    """`3`, `0, 1, 2`, `0-199`, or `0-99, 105, 107, 110, 112, 115, 117, 120 and 17 others`."""
+    workers = sorted(workers)
+    if len(workers) <= MOST:
+        return _joined([str(worker) for worker in workers], 0)
+    ranges = list(_ranges(workers))
+    shown = ranges[:MOST]
+    return _joined(
+        [str(first) if first == last else f"{first}-{last}" for first, last in shown],
+        len(workers) - sum(last - first + 1 for first, last in shown),
+    )
+
+
+def workers_named(workers: Iterable[int]) -> str:
+    """`worker 3`, `workers 0, 1, 2`, `workers 0-199`."""
+    workers = list(workers)
+    return f"worker{'' if len(workers) == 1 else 's'} {numbers(workers)}"
+
+
+def cut(text: str, most: int) -> str:
+    """Cut the text to `most` characters. A text that was cut ends with `…`."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _joined(shown: Sequence[str], others: int) -> str:
+    rest = f" and {others} other{'' if others == 1 else 's'}" if others > 0 else ""
+    return ", ".join(shown) + rest
+
+
+def _ranges(workers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of each row of neighbours. Two neighbours are written one by one."""
+    row: list[int] = []
+    for worker in workers:
+        if row and worker != row[-1] + 1:
+            yield from _written(row)
+            row = []
+        row.append(worker)
+    if row:
+        yield from _written(row)
+
+
+def _written(row: Sequence[int]) -> Iterator[tuple[int, int]]:
+    if len(row) > 2:
+        yield row[0], row[-1]
+    else:
+        yield from ((one, one) for one in row)

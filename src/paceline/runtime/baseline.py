@@ -1,0 +1,387 @@
+"""`-p ddp`: the script under plain DistributedDataParallel, as a baseline to compare protocols with.
+
+It is none of our protocols: no coordinator, no store, no ledger. `prepare` wraps the model in DDP over gloo, and gives
+the loader a DistributedSampler. What `compare` needs is measured beside it: versions are recorded as often as in any
+run, and evaluated after training by worker 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+
+from paceline.core.scenario import Scenario
+from paceline.errors import ConfigError
+from paceline.records import summary as summaries
+from paceline.records.due import Due
+from paceline.records.summary import Summary
+from paceline.runtime.imports import import_torch
+from paceline.runtime.processes import end_group, exit_phrase, fork_child, forks_die_with_me
+from paceline.runtime.run import Interrupts, make_folder, undo
+from paceline.runtime.settings import Settings
+from paceline.runtime.worker import redirect, run_script
+from paceline.training import prepare
+from paceline.training.layout import parameters_sha256
+from paceline.training.link import Measure
+from paceline.training.seeding import seed_script, seed_step
+from paceline.version import __version__
+
+NAME = "ddp"
+LOOPBACK = "lo"
+"""The interface that the workers connect over: none but this machine's processes reach it."""
+
+
+class Wrapped(DistributedDataParallel):
+    """DDP's module. What a script reads of its own module, it finds here, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
+class Shared:
+    """The user's loader over this worker's part of each epoch."""
+
+    def __init__(self, loader: DataLoader[Any], baseline: Worker) -> None:
+        self._baseline = baseline
+        self._sampler: DistributedSampler[Any] = DistributedSampler(
+            loader.dataset,
+            num_replicas=baseline.workers,
+            rank=baseline.worker,
+            shuffle=isinstance(loader.sampler, RandomSampler),
+            seed=baseline.seed,
+        )
+        self._loader = DataLoader(
+            loader.dataset,
+            batch_size=loader.batch_size,
+            sampler=self._sampler,
+            drop_last=loader.drop_last,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
+        self._epoch = -1
+
+    @property
+    def samples(self) -> int:
+        """In an epoch, of all workers: DistributedSampler repeats some, so that all have as many."""
+        return len(self._sampler) * self._baseline.workers
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._epoch += 1
+        self._sampler.set_epoch(self._epoch)
+        size, left = self._loader.batch_size or 1, len(self._sampler)
+        for data in self._loader:
+            self._baseline.handed_out(min(size, left))
+            left -= size
+            yield data
+
+
+class Worker:
+    """One worker's training under DDP: what `prepare` calls, and what is measured."""
+
+    def __init__(self, worker: int, settings: Settings, told: socket.socket) -> None:
+        self.worker = worker
+        self.workers = settings.workers
+        self.seed = settings.seed
+        self._settings = settings
+        self._scenario: Scenario = settings.scenario
+        self._told = told
+        self._due = Due(settings.record)
+        self._module: nn.Module | None = None
+        self._measure: Measure | None = None
+        self._origin = self._began = self._last = 0.0
+        self._step = self._batches = self._samples = 0
+        self._made: list[tuple[int, float, int]] = []
+        """(version, at, samples) of those recorded."""
+        self._rates: list[Any] = []
+        """The script's learning rates, while the optimizer steps with others."""
+        self._writer = ThreadPoolExecutor(max_workers=1)
+        self._writing: list[Future[None]] = []
+
+    def refuse(self, message: str) -> NoReturn:
+        """End the run with this line."""
+        self._tell({"refused": message})
+        raise ConfigError(message)
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: DataLoader[Any] | None,
+        measure: Measure | None,
+        evaluates: bool,
+    ) -> tuple[Any, ...]:
+        """Wrap the model, share out the loader, and measure from here on."""
+        if loader is None or isinstance(loader.dataset, IterableDataset):
+            self.refuse(
+                "-p ddp gives each worker a part of the loader's data, and this script gives prepare() no loader with "
+                "a map-style dataset; leave ddp out, or give it one"
+            )
+        if type(loader.sampler) not in (RandomSampler, SequentialSampler) or loader.batch_size is None:
+            self.refuse(
+                f"-p ddp puts a DistributedSampler in the place of the loader's own {type(loader.sampler).__name__}, "
+                "which would train on other data; leave ddp out, or give the loader a batch_size, and shuffle in place "
+                "of a sampler"
+            )
+        if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+            self.refuse("-p ddp trains over gloo on the CPU, and the model is on a GPU; leave ddp out")
+        if self._settings.targets and not evaluates:
+            self.refuse(
+                f'--target is "{self._settings.targets[0].text}", and the script registers no evaluate; give it one, '
+                "prepare(..., evaluate=fn), that returns that metric"
+            )
+        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+        store = f"file://{(self._settings.folder / 'rendezvous').absolute()}"
+        dist.init_process_group("gloo", init_method=store, rank=self.worker, world_size=self.workers)
+        self._module, self._measure = model, measure
+        wrapped, shared = Wrapped(model), Shared(loader, self)
+        if self._pads:
+            wrapped.register_comm_hook(None, lambda _, bucket: self._padded(bucket))  # torch reads a hook's annotations
+        optimizer.register_step_pre_hook(self._scale)
+        optimizer.register_step_post_hook(self._stepped)
+        self._due.epoch_opened(shared.samples)
+        dist.barrier()
+        self._origin = time.monotonic()
+        seed_step(self.seed, self.worker, 1)
+        return wrapped, optimizer, shared
+
+    @property
+    def _pads(self) -> bool:
+        return self._scenario.compute is not None or bool(self._scenario.speeds) or bool(self._scenario.events)
+
+    def handed_out(self, samples: int) -> None:
+        """A batch of so many samples is handed to the script."""
+        if self._batches == 0:
+            self._began = time.monotonic()
+        self._batches += 1
+        self._samples += samples * self.workers
+
+    def _padded(self, bucket: Any) -> Any:
+        """Before the last gradients are averaged the step takes as long as the scenario says."""
+        if bucket.is_last():
+            measured = time.monotonic() - self._began
+            started = self._began - self._origin
+            wanted = self._scenario.step_seconds(self.worker, self._step + 1, started, measured, self.seed)
+            time.sleep(max(0.0, wanted - measured))
+        return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+    def _scale(self, optimizer: Any, *_: Any) -> None:
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] *= self._settings.learning_rate_scale
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate  # the script and its schedulers see their own
+        self._step, self._batches, self._last = self._step + 1, 0, time.monotonic() - self._origin
+        if self._due.reached(self._samples) and self.worker == 0:
+            self._record()
+        seed_step(self.seed, self.worker, self._step + 1)
+
+    def _record(self) -> None:
+        assert self._module is not None
+        with torch.no_grad():
+            tensors = {name: value.detach().clone() for name, value in self._tensors(self._module)}
+        self._made.append((self._step, self._last, self._samples))
+        self._writing.append(self._writer.submit(save_file, tensors, self._file(self._step)))
+
+    def _tensors(self, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from module.named_parameters()
+        yield from module.named_buffers()
+
+    def _file(self, version: int) -> Path:
+        return self._settings.folder / "versions" / f"{version:08d}.safetensors"
+
+    def conclude(self) -> None:
+        """The script has ended: evaluate what is recorded, and tell what it came to."""
+        if self._module is None:
+            self.refuse(
+                f"{self._settings.script} ended without calling paceline.prepare(); add the line model, optimizer, "
+                "loader = paceline.prepare(model, optimizer, loader) before its loop"
+            )
+        dist.destroy_process_group()
+        if self.worker:
+            return
+        if self._step and (not self._made or self._made[-1][0] != self._step):
+            self._record()
+        for writing in self._writing:
+            writing.result()
+        parameters = list(self._module.parameters())
+        finite = all(bool(parameter.isfinite().all()) for parameter in parameters)
+        digest = parameters_sha256(parameters)
+        evaluations, measure = [], self._measure
+        for version, at, samples in self._made if measure is not None and finite else []:
+            assert measure is not None
+            moment = {"version": version, "at_seconds": at, "samples": samples}
+            evaluations.append({**moment, **measure(version, self._file(version)), **moment})
+        self._tell(
+            {
+                "wall_seconds": self._last,
+                "versions": self._step,
+                "samples": self._samples,
+                "evaluations": evaluations,
+                "final_parameters_sha256": digest,
+                "finite": finite,
+            }
+        )
+
+    def _tell(self, what: dict[str, Any]) -> None:
+        with suppress(OSError):
+            self._told.sendall(json.dumps(what).encode() + b"\n")
+
+
+def run(settings: Settings, interrupts: Interrupts) -> Summary:
+    """Do it. Returns the summary, which the folder has too. Raises ConfigError if the script can't be trained so."""
+    import_torch(settings.script.read_bytes())
+    made = make_folder(settings.folder)
+    ours, theirs = socket.socketpair()
+    processes = [_fork(worker, settings, theirs) for worker in range(settings.workers)]
+    theirs.close()
+    try:
+        outcome, failure, said = _watch(processes, ours, interrupts)
+    finally:
+        for process in processes:
+            end_group(process)
+        (settings.folder / "rendezvous").unlink(missing_ok=True)
+    if "refused" in said:
+        undo(settings.folder, made)
+        raise ConfigError(said["refused"])
+    summary = _summary(settings, outcome, failure, said)
+    summaries.write(settings.folder / "summary.json", summary)
+    return summary
+
+
+def _fork(worker: int, settings: Settings, told: socket.socket) -> int:
+    shown = worker == 0 and settings.tee != "none"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    if shown:
+        output = os.dup(2 if settings.json else 1)
+    else:
+        output = os.open(settings.folder / f"worker-{worker}.log", flags, 0o666)
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+    def body() -> int:
+        forks_die_with_me()
+        redirect(output, worker)
+        torch.set_num_threads(settings.threads)
+        baseline = Worker(worker, settings, told)
+        prepare.attach_baseline(baseline)
+        seed_script(settings.seed)
+        try:
+            code = run_script(settings.script, settings.source, settings.arguments)
+            if code == 0:
+                baseline.conclude()
+        except ConfigError:
+            return 2
+        return code
+
+    process = fork_child(body)
+    os.close(output)
+    return process
+
+
+def _watch(processes: list[int], told: socket.socket, interrupts: Interrupts) -> tuple[str, str | None, dict[str, Any]]:
+    """Wait for the end of all. The first that fails ends the others: they would wait for it for ever."""
+    watches = {os.pidfd_open(process): (worker, process) for worker, process in enumerate(processes)}
+    poll = select.poll()
+    for source in (*watches, told.fileno(), interrupts.fileno()):
+        poll.register(source, select.POLLIN)
+    heard, outcome, error = b"", "completed", None
+    while watches:
+        for source, _ in poll.poll():
+            if source == told.fileno():
+                data = told.recv(1 << 16)
+                heard += data
+                if not data:
+                    poll.unregister(source)
+            elif source in watches:
+                worker, process = watches.pop(source)
+                poll.unregister(source)
+                os.close(source)
+                _, status = os.waitpid(process, 0)
+                if status and outcome == "completed":
+                    outcome, error = "failed", f"worker {worker} died ({exit_phrase(status)})"
+                    _kill(watches)
+            elif interrupts.take() and outcome == "completed":
+                outcome, error = "interrupted", None
+                _kill(watches)
+    told.setblocking(False)
+    with suppress(BlockingIOError):
+        while data := told.recv(1 << 16):
+            heard += data
+    told.close()
+    said: dict[str, Any] = json.loads(heard.splitlines()[0]) if heard else {}
+    return outcome, error, said
+
+
+def _kill(watches: dict[int, tuple[int, int]]) -> None:
+    for _, process in watches.values():
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _summary(settings: Settings, outcome: str, error: str | None, said: dict[str, Any]) -> Summary:
+    """With a real run's keys. What has no meaning here, such as staleness, is null or empty."""
+    wall, versions, samples = said.get("wall_seconds", 0.0), said.get("versions", 0), said.get("samples", 0)
+    if outcome == "completed" and not said.get("finite", True):
+        outcome, error = "diverged", "a parameter of the last version is NaN or infinite"
+    evaluations = said.get("evaluations", [])
+    summary = {
+        "paceline": __version__,
+        "protocol": {"name": NAME, "config": {}},
+        "workers": settings.workers,
+        "threads": settings.threads,
+        "seed": settings.seed,
+        "outcome": outcome,
+        "error": error,
+        "wall_seconds": wall,
+        "steps": versions * settings.workers,
+        "samples": samples,
+        "samples_missed": 0,
+        "versions": versions,
+        "steps_per_second": versions * settings.workers / wall if wall else 0.0,
+        "samples_per_second": samples / wall if wall else 0.0,
+        "per_worker": [],
+        "staleness": {"mean": None, "max": None, "histogram": {}},
+        "switches": [],
+        "consensus": [],
+        "final_parameters_sha256": said.get("final_parameters_sha256"),
+        "evaluations": evaluations,
+        "targets": {target.text: summaries.first_met(target, evaluations) for target in settings.targets},
+    }
+    return summaries.tidied(summary)

@@ -1,0 +1,123 @@
+"""A process beside the workers that evaluates recorded versions while they train.
+
+The worker that forks the store forks it, in `prepare`: it thereby has the model, and what `evaluate` needs, without a
+byte of it being sent (decision 0027).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from paceline.errors import MessageUnreadable, PeerLost
+from paceline.fabric.channel import Channel
+from paceline.runtime import messages
+from paceline.runtime.loop import Loop
+from paceline.runtime.processes import fork_orphan
+from paceline.training.link import Measure
+
+THREADS = 1
+"""The worker may have computed with more before the fork, and libgomp's threads don't survive one."""
+
+
+Show = Callable[[BaseException], None]
+"""Prints what the script raised, as a worker does it."""
+
+
+def fork_evaluator(measure: Measure, end: socket.socket, worker: Channel, launcher: int, show: Show) -> None:
+    """Fork it from this worker, whose channel is `worker`. The launcher becomes its parent."""
+    fork_orphan(lambda: _serve(measure, end, worker, show), launcher)
+    end.close()
+
+
+def _serve(measure: Measure, end: socket.socket, worker: Channel, show: Show) -> int:
+    worker.close()  # else it would seem open after the worker has died
+    torch.set_num_threads(THREADS)
+    channel = Channel(end, messages.ToEvaluator, "the coordinator")
+    try:
+        while True:
+            match channel.receive()[0]:
+                case messages.Evaluate(version=version, file=file):
+                    channel.send(_measured(measure, version, file, show))
+                case messages.Exit():
+                    return 0
+    except PeerLost:
+        return 1
+
+
+def _measured(measure: Measure, version: int, file: str, show: Show) -> messages.Evaluated | messages.EvaluationFailed:
+    try:
+        return messages.Evaluated(version, measure(version, Path(file)))
+    except Exception as error:
+        show(error)
+        return messages.EvaluationFailed(version, f"{type(error).__name__}: {error}")
+
+
+class Evaluator:
+    """The coordinator's end: one version at a time, in the order in which they are recorded."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        loop: Loop,
+        done: Callable[[int, dict[str, float]], None],
+        failed: Callable[[int, str], None],
+        lost: Callable[[], None],
+    ) -> None:
+        """`done` is told each version's metrics, `failed` what `evaluate` raised on which version. `lost` is called
+        if the process is there no more."""
+        self._channel = channel
+        self._loop = loop
+        self._done = done
+        self._failed = failed
+        self._lost = lost
+        self._versions: deque[tuple[int, str]] = deque()
+        self._busy = False
+        self._here = True
+        loop.watch(channel, self._hear)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has evaluated all that it ever will of what is recorded so far."""
+        return not self._here or not (self._busy or self._versions)
+
+    def recorded(self, version: int, file: str) -> None:
+        """This version is on disk."""
+        self._versions.append((version, file))
+        self._go_on()
+
+    def end(self) -> None:
+        """Let the process go: nothing more is evaluated. Said again, it changes nothing."""
+        if self._here:
+            self._here = False
+            self._loop.unwatch(self._channel)
+            self._channel.close()  # which ends it
+
+    def _hear(self) -> None:
+        try:
+            message, _ = self._channel.receive()
+        except (PeerLost, MessageUnreadable):
+            self.end()
+            self._lost()
+            return
+        self._busy = False
+        match message:
+            case messages.Evaluated(version=version, metrics=metrics):
+                self._done(version, metrics)
+            case messages.EvaluationFailed(version=version, error=error):
+                self._versions.clear()
+                self._failed(version, error)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._busy or not self._versions or not self._here:
+            return
+        self._busy = True
+        try:
+            self._channel.send(messages.Evaluate(*self._versions.popleft()), block=False)
+        except PeerLost:
+            self._busy = False  # it is heard of

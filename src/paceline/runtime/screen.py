@@ -1,0 +1,213 @@
+"""A view as a terminal shows it, so many columns wide. Pure: it looks at nothing but the view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count, pairwise
+
+from rich.text import Text
+
+from paceline.runtime.view import Row, Score, View, duration, ranges
+
+SHOWN = 16
+"""Workers, or groups of workers in like state, that have a line each."""
+LEAST = 4
+"""The same on a terminal with few lines."""
+AROUND = 8
+"""Lines of the terminal for what stands above and below the workers, and for the prompt."""
+WIDEST = 100
+"""Columns of the bar and of the curve."""
+STATE = 26
+"""Columns for a state, at least."""
+LONGEST = 60
+"""Columns of the workers that have a line together, at most."""
+BLOCKS = "▁▂▃▄▅▆▇█"
+ORDER = ("computing", "pushing", "idle", "waiting", "starting")
+"""States in the order of their lines; others follow."""
+STYLES = {"computing": "green", "pushing": "cyan", "waiting": "yellow", "died": "bold red"}
+"""By a state's first word; others are dim."""
+AWAITED = "bold magenta"
+"""The worker that others wait for, and its name in what they wait for."""
+
+
+def screen(view: View, title: str, folder: str, width: int, height: int) -> Text:
+    """All of it: how far the run is, what is logged, a line for each worker or group of workers, and the folder.
+
+    Not a table of rich's, which takes twenty times as long to make.
+    """
+    lines = [_head(view, title, width), _bar(view, width), _logged(view, width)]
+    lines += _workers(view, width, max(LEAST, min(SHOWN, height - AROUND)))
+    lines += [_scores(view.scores), Text(f"folder: {folder}", "dim")]
+    return Text("\n").join(line for line in lines if line.plain)
+
+
+def _head(view: View, title: str, width: int) -> Text:
+    """What runs, since when, and how fast. The title is cut if the rest would be."""
+    workers = len(view.rows)
+    rest = f" · {workers} worker{'' if workers == 1 else 's'} · {duration(view.seconds)} · {view.steps} steps"
+    if view.trains:
+        rest += f" · {view.speed:.1f} steps/s"
+    room = max(width - len(rest), 12)
+    return Text(title if len(title) <= room else f"{title[: room - 1]}…", "bold") + Text(rest)
+
+
+def _bar(view: View, width: int) -> Text:
+    """How much is done, of what, and how long the rest takes."""
+    share = view.done
+    if view.evaluated is not None and view.evaluates:
+        share = view.evaluated[0] / view.evaluated[1]
+        said = f"{view.evaluated[0]} of {view.evaluated[1]} versions evaluated"
+    elif share is not None:
+        left = "" if view.left is None or share == 1 else f", about {duration(view.left)} left"
+        said = f"{share:.0%}{f' of {view.until}' if view.until else ''}{left}"
+    if share is None:
+        return Text()
+    room = max(0, min(width - len(said) - 1, WIDEST))
+    halves = round(2 * room * share)
+    done = "━" * (halves // 2) + "╸" * (halves % 2)
+    return Text.assemble((done, "green"), ("─" * (room - len(done)), "dim"), f" {said}")
+
+
+def _logged(view: View, width: int) -> Text:
+    """What is logged: its mean by now, and its course with the least and the greatest mean on it."""
+    if view.logged is None:
+        return Text()
+    name, value = view.logged
+    said = f"{name} {value:.4g}"
+    if not view.curve:
+        return Text(said)
+    low, high = min(view.curve), max(view.curve)
+    scale = f" {low:.3g} to {high:.3g}"
+    line = sparkline(view.curve, min(width - len(said) - len(scale) - 1, WIDEST))
+    return Text.assemble(f"{said} ", (line, "cyan"), (scale, "dim"))
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as a row of blocks, `width` at most; where they are more, each block is the mean of some."""
+    width = max(0, min(width, len(values)))
+    edges = [at * len(values) // width for at in range(width + 1)] if width else [0]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    if low == high:
+        return BLOCKS[0] * width
+    return "".join(BLOCKS[round((mean - low) / (high - low) * (len(BLOCKS) - 1))] for mean in means)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Workers that have a line together."""
+
+    rows: Sequence[Row]
+    state: str
+
+    @property
+    def awaited_by(self) -> int:
+        return max(row.awaited_by for row in self.rows)
+
+
+def _workers(view: View, width: int, most: int) -> list[Text]:
+    if not view.rows:
+        return []
+    alone = len(view.rows) <= most
+    groups = [_Group([row], row.state) for row in view.rows] if alone else grouped(view.rows, most)
+    name = "loss" if view.logged is None else view.logged[0]
+    heads = ["steps", "steps/s", "lead", "stale", name]
+    cells = [_numbers(group.rows, name) for group in groups[:most]]
+    if not alone:
+        heads = ["n", *heads]
+        cells = [[str(len(group.rows)), *numbers] for group, numbers in zip(groups, cells, strict=False)]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    room = max(8, min(width - sum(widths) - 2 * len(widths) - 2 - STATE, LONGEST))
+    names = [_cut(group.rows, room) for group in groups[:most]]
+    first = max(len("workers"), *map(len, names))
+    lines = [Text(_padded("workers", first, heads, widths))]
+    for group, who, numbers in zip(groups, names, cells, strict=False):
+        line = Text(_padded(who, first, numbers, widths) + "  ").append_text(_state(group))
+        if group.awaited_by:
+            line.stylize(AWAITED, 0, len(who))
+        lines.append(line)
+    if rest := sum(len(group.rows) for group in groups[most:]):
+        lines.append(Text(f"and {rest} more workers", "dim"))
+    return lines
+
+
+def _state(group: _Group) -> Text:
+    """What they are at, in colour, and how many wait for them."""
+    if group.awaited_by:
+        who = "others wait" if len(group.rows) > 1 else f"{_waiting(group.awaited_by)} for it"
+        return Text(f"{group.state}; {who}", AWAITED)
+    text = Text(group.state, STYLES.get(group.state.partition(" ")[0].rstrip(":"), "dim"))
+    text.highlight_regex(r"(?<=^waiting for )workers? .+", AWAITED)
+    return text
+
+
+def _waiting(workers: int) -> str:
+    return "1 waits" if workers == 1 else f"{workers} wait"
+
+
+def grouped(rows: Iterable[Row], most: int) -> list[_Group]:
+    """Workers in like state together. Where that makes too many groups, the smallest that wait are one."""
+    alike: dict[tuple[str, bool], list[Row]] = {}
+    for row in rows:
+        alike.setdefault((row.said, row.awaited_by > 0), []).append(row)
+    groups = [_Group(members, said) for (said, _), members in alike.items()]
+    if len(groups) > most:
+        waiting = sorted((one for one in groups if one.state.startswith("waiting")), key=lambda one: len(one.rows))
+        few, many = waiting[: len(groups) - most + 1], waiting[len(groups) - most + 1 :]
+        groups = [one for one in groups if not one.state.startswith("waiting")] + many
+        if others := sorted((row for one in few for row in one.rows), key=lambda row: row.worker):
+            groups.append(_Group(others, "waiting for others"))
+    return sorted(groups, key=_place)
+
+
+def _place(group: _Group) -> tuple[bool, int, int]:
+    """Those that others wait for come first, then state by state."""
+    rank = next((at for at, state in zip(count(), ORDER, strict=False) if group.state.startswith(state)), len(ORDER))
+    return not group.awaited_by, rank, group.rows[0].worker
+
+
+def _numbers(rows: Sequence[Row], name: str) -> list[str]:
+    """Steps, speed, lead, staleness, and what is logged: of several workers from the least to the greatest."""
+    logged = [row.logged[1] for row in rows if row.logged is not None and row.logged[0] == name]
+    return [
+        _between([row.steps for row in rows]),
+        f"{sum(row.speed for row in rows) / len(rows):.1f}",
+        _between([row.lead for row in rows if row.lead is not None]),
+        _between([row.stale for row in rows if row.stale is not None]),
+        f"{sum(logged) / len(logged):.4g}" if logged else "-",
+    ]
+
+
+def _between(numbers: Sequence[int]) -> str:
+    """`150`, `148-152`, or `-` of nothing."""
+    if not numbers:
+        return "-"
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _padded(first: str, width: int, cells: Sequence[str], widths: Sequence[int]) -> str:
+    return f"{first:<{width}}" + "".join(f"  {cell:>{wide}}" for cell, wide in zip(cells, widths, strict=True))
+
+
+def _cut(rows: Sequence[Row], room: int) -> str:
+    """The workers' numbers, so many columns at most."""
+    said = ranges([row.worker for row in rows], len(rows))
+    return said if len(said) <= room else said[: room - 1].rpartition(",")[0] + ",…"
+
+
+def _scores(scores: Sequence[Score]) -> Text:
+    """The targets, or the metrics of the last version that was evaluated."""
+    line = Text()
+    for score in scores:
+        if line:
+            line.append(" · ")
+        if score.met is not None:
+            line.append(f"{score.target}: after {score.met:.1f} s", "green").append(f", best {score.value:.4g}")
+        elif score.target is not None:
+            line.append(f"{score.target}: " + ("" if score.value is None else f"best {score.value:.4g}"))
+            line.append("not evaluated yet" if score.value is None else " so far")
+        else:
+            line.append(f"{score.metric} {score.value:.4g}")
+    return line

@@ -1,0 +1,20 @@
+"""Where something can be drawn again and again in one place, and where only lines have a place."""
+
+from __future__ import annotations
+
+import os
+from typing import TextIO
+
+
+def redraws(*streams: TextIO) -> bool:
+    """Whether each of these is a terminal whose lines can be drawn anew.
+
+    A notebook's terminal shows every picture below the one before; so does the log that a CI service keeps. Jupyter's
+    kernel, Colab and CI services say what they are in the environment. What is drawn needs more than ASCII.
+    """
+    return (
+        all(stream.isatty() and (stream.encoding or "").lower().startswith("utf") for stream in streams)
+        and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+        and os.environ.get("CI", "").lower() in ("", "0", "false")
+        and not any(name in os.environ for name in ("JPY_PARENT_PID", "COLAB_GPU"))
+    )

@@ -1,0 +1,311 @@
+"""What there is to see of a run at one moment. Nothing is counted for it: it is read off what the run knows anyway."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from paceline.records.summary import Tally, Target
+from paceline.runtime.evaluations import Evaluations
+from paceline.runtime.member import Member
+from paceline.runtime.settings import Settings
+
+WINDOW = 5.0
+"""Seconds over which a speed is a mean."""
+MADE = re.compile(r"waiting: version \d+ is being made$")
+NAMED = 16
+"""Numbers and ranges of workers in one list: more would fill the screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One worker at this moment."""
+
+    worker: int
+    steps: int
+    """Of which the updates are applied."""
+    speed: float
+    """Steps a second, of late."""
+    state: str
+    lead: int | None
+    """None where it takes no part."""
+    stale: int | None
+    """The staleness of its last applied update; None before that."""
+    logged: tuple[str, float] | None
+    """What its script logged last: the loss, if there is one."""
+    awaited_by: int = 0
+    """How many workers wait for it, as far as that is known."""
+
+    @property
+    def said(self) -> str:
+        """Its state without what tells it from others in the same: the version that it waits for."""
+        return "waiting for the store" if MADE.match(self.state) else self.state
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A metric of the versions evaluated so far."""
+
+    metric: str
+    value: float | None
+    """The best where there is a target, else that of the last version; None before any is known."""
+    target: str | None = None
+    """As the user wrote it."""
+    met: float | None = None
+    """When the first version that meets the target was made, in seconds since training began."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All workers at this moment."""
+
+    seconds: float
+    """Since training began."""
+    steps: int
+    speed: float
+    done: float | None
+    """The share of the run that is done, 0 to 1; None if nobody knows how long it is."""
+    rows: tuple[Row, ...]
+    passed: float | None = None
+    """Seconds that whoever watches has waited since training began, where `seconds` are virtual; None: they are not."""
+    until: str = ""
+    """What ends the run, if it has a name: `20 epochs`, `--max-steps 400`."""
+    curve: tuple[float, ...] = ()
+    """The workers' mean loss, or whatever their scripts log, from the run's beginning until now."""
+    evaluated: tuple[int, int] | None = None
+    """How many recorded versions are evaluated, of how many; None before training is over."""
+    scores: tuple[Score, ...] = ()
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the end, if it goes on like this."""
+        passed = self.seconds if self.passed is None else self.passed
+        return passed * (1 - self.done) / self.done if self.done else None
+
+    @property
+    def logged(self) -> tuple[str, float] | None:
+        """The mean of what the workers logged last under one name."""
+        return _mean(self.rows)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether recorded versions are being evaluated."""
+        return self.evaluated is not None and self.evaluated[0] < self.evaluated[1]
+
+    @property
+    def trains(self) -> bool:
+        """Whether any worker takes part."""
+        return any(row.lead is not None for row in self.rows)
+
+
+def _mean(rows: Iterable[Row]) -> tuple[str, float] | None:
+    logged = [row.logged for row in rows if row.logged]
+    if not logged:
+        return None
+    values = [value for name, value in logged if name == logged[0][0]]
+    return logged[0][0], sum(values) / len(values)
+
+
+class Curve:
+    """A value's course in a few points. When they are too many, each two neighbours become their mean."""
+
+    MOST = 128
+
+    def __init__(self) -> None:
+        self.points: list[float] = []
+        self._each = 1
+        """Values in a point."""
+        self._open: list[float] = []
+        """Values of the next point."""
+
+    def add(self, value: float) -> None:
+        """The next value. NaN and infinities have no place on it."""
+        if not math.isfinite(value):
+            return
+        self._open.append(value)
+        if len(self._open) < self._each:
+            return
+        self.points.append(sum(self._open) / self._each)
+        self._open.clear()
+        if len(self.points) == self.MOST:
+            self.points = [(one + other) / 2 for one, other in zip(self.points[::2], self.points[1::2], strict=True)]
+            self._each *= 2
+
+
+class Watch:
+    """Looks at the members and the tally, and remembers how far everybody was a few seconds ago."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        members: Mapping[int, Member],
+        tally: Tally,
+        evaluations: Evaluations | None = None,
+    ) -> None:
+        self.work: int | None = None
+        """Samples in the whole run, or steps where none are counted; None if nobody knows."""
+        self.epochs: int | None = None
+        """How many epochs that is, if it is known."""
+        self.passed: Callable[[], float] | None = None
+        """See `View.passed`."""
+        self.share: Callable[[], float] | None = None
+        """How much is done of what else may end the run, 0 to 1."""
+        self._settings = settings
+        self._members = members
+        self._tally = tally
+        self._evaluations = evaluations
+        self._before: deque[tuple[float, dict[int, int]]] = deque()
+        self._curve = Curve()
+
+    def epoch_opened(self, samples: int, epochs: int | None) -> None:
+        """An epoch of so many samples begins; the script says that there are so many."""
+        self.epochs = self._settings.epochs or epochs
+        if self.work is None and self.epochs is not None:
+            self.work = samples * self.epochs
+
+    def look(self, at: float) -> View:
+        """What there is to see `at` seconds since the run's start."""
+        shares = self._tally.shares
+        steps = {worker: shares[worker].steps if worker in shares else 0 for worker in self._members}
+        if self._before and self._before[-1][0] > at:  # training has begun meanwhile: time counts from there
+            self._before.clear()
+        while len(self._before) > 1 and self._before[1][0] <= at - WINDOW:
+            self._before.popleft()
+        then, before = self._before[0] if self._before else (0.0, dict.fromkeys(steps, 0))
+        self._before.append((at, steps))
+        speeds = {worker: max(0, steps[worker] - before[worker]) / max(at - then, 1e-9) for worker in steps}
+        counts = self._tally.counts
+        leads = {worker: counts.lead(worker) if worker in counts.finished else None for worker in self._members}
+        states, awaited_by = settled({worker: state(member) for worker, member in self._members.items()}, leads)
+        rows = tuple(
+            Row(
+                worker=worker,
+                steps=steps[worker],
+                speed=speeds[worker],
+                state=states[worker],
+                lead=leads[worker],
+                stale=shares[worker].stale if worker in shares else None,
+                logged=_first(member.logged),
+                awaited_by=awaited_by[worker],
+            )
+            for worker, member in self._members.items()
+        )
+        if (logged := _mean(rows)) is not None and counts.finished:
+            self._curve.add(logged[1])
+        done, until = self._done(at)
+        return View(
+            seconds=at,
+            steps=sum(steps.values()),
+            speed=sum(speeds.values()),
+            done=done,
+            rows=rows,
+            passed=None if self.passed is None else self.passed(),
+            until=until,
+            curve=tuple(self._curve.points),
+            evaluated=None if self._evaluations is None else self._evaluations.counts,
+            scores=self._scores(),
+        )
+
+    def _done(self, at: float) -> tuple[float | None, str]:
+        """How much is done, and of what. Whatever ends the run first is what counts."""
+        tally, settings, shares = self._tally, self._settings, []
+        if self.work:
+            counted = tally.counted and any(share.samples for share in tally.shares.values())
+            made = sum(share.samples for share in tally.shares.values()) if counted else tally.steps
+            epochs = "" if self.epochs is None else f"{self.epochs} epoch{'s' if self.epochs > 1 else ''}"
+            shares.append((made / self.work, epochs))
+        if settings.max_steps is not None:
+            shares.append((tally.steps / settings.max_steps, f"--max-steps {settings.max_steps}"))
+        if settings.max_seconds is not None:
+            shares.append((at / settings.max_seconds, f"--max-seconds {settings.max_seconds:g}"))
+        if self.share is not None and (share := self.share()):  # nothing is done of what has no limit
+            shares.append((share, ""))
+        if not shares:
+            return None, ""
+        done, until = max(shares, key=lambda share: share[0])
+        return min(1.0, done), until
+
+    def _scores(self) -> tuple[Score, ...]:
+        metrics = self._tally.metrics
+        if self._settings.targets:
+            return tuple(self._score(target) for target in self._settings.targets)
+        return tuple(Score(name, value) for name, value in metrics[max(metrics)].items()) if metrics else ()
+
+    def _score(self, target: Target) -> Score:
+        metrics, recorded = self._tally.metrics, self._tally.recorded_versions
+        values = [one[target.metric] for one in metrics.values() if math.isfinite(one.get(target.metric, math.nan))]
+        best = max if target.sign in (">", ">=") else min
+        met = next((recorded[version][0] for version in sorted(metrics) if target.met_by(metrics[version])), None)
+        return Score(target.metric, best(values, default=None), target.text, met)
+
+
+def state(member: Member) -> str:
+    """What a worker is at, in a few words."""
+    if member.stage in ("ended", "gone") or (member.stage == "closing" and member.waits is None):
+        return member.left or "done"
+    if member.waits is not None:
+        found = re.search(r"waits for (.+)$", member.waits)
+        return f"waiting for {found[1]}" if found else f"waiting: {member.waits}"
+    if member.stage == "starting":
+        return "starting"
+    if member.step is not None:
+        return "computing"
+    return "pushing" if member.on_the_way else "idle"
+
+
+def settled(states: Mapping[int, str], leads: Mapping[int, int | None]) -> tuple[dict[int, str], Counter[int]]:
+    """The states as they are by now, and how many workers wait for each.
+
+    A state says for whom a worker waited at first. Of those, the ones that wait too have come meanwhile. In a large
+    company it says only how many there were: they are the slowest.
+    """
+    alike = Counter(said for said in states.values() if said.startswith("waiting for "))
+    slowest = [worker for worker, lead in leads.items() if lead == 0]
+    now, awaited_by = {}, Counter[int]()
+    for said, times in alike.items():
+        if names := re.match(r"waiting for worker (\d+(?:, \d+)*)$", said):
+            first = [int(name) for name in names[1].split(", ")]
+        elif re.match(r"waiting for (?:\d+ workers|the slowest of .+)$", said):
+            first = slowest
+        else:
+            continue
+        still = [one for one in first if not states.get(one, "").startswith("waiting")] or first
+        if still:
+            now[said] = f"waiting for {named(still)}"
+            awaited_by.update(dict.fromkeys(still, times))
+    return {worker: now.get(said, said) for worker, said in states.items()}, awaited_by
+
+
+def named(workers: Sequence[int]) -> str:
+    """`worker 3`, `workers 0-4, 7`."""
+    return f"worker{'s' if len(workers) > 1 else ''} {ranges(workers)}"
+
+
+def ranges(workers: Iterable[int], most: int = NAMED) -> str:
+    """`0-4, 7`: neighbours together, and so many parts at most."""
+    ordered = sorted(workers)
+    starts = [0, *(at for at, (one, other) in enumerate(pairwise(ordered), 1) if other != one + 1), len(ordered)]
+    parts = [
+        str(ordered[start]) if end == start + 1 else f"{ordered[start]}-{ordered[end - 1]}"
+        for start, end in list(pairwise(starts))[:most]
+    ]
+    rest = len(ordered) - starts[most] if len(starts) > most + 1 else 0
+    return ", ".join(parts) + (f" and {rest} more" if rest else "")
+
+
+def duration(seconds: float) -> str:
+    """`8 s`, `2:05`, `1:02:05`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return time.strftime("%M:%S" if whole < 3600 else f"{whole // 3600}:%M:%S", time.gmtime(whole)).lstrip("0")
+
+
+def _first(logged: Mapping[str, float]) -> tuple[str, float] | None:
+    name = "loss" if "loss" in logged else next(iter(logged), None)
+    return None if name is None else (name, logged[name])

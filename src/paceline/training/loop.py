@@ -1,0 +1,31 @@
+"""One iteration over the prepared loader."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from paceline.core.leases import Batch
+
+
+@dataclass(slots=True)
+class Loop:
+    """What a loop was leased, and what became of that."""
+
+    epoch: int
+    within: Loop | None = None
+    """The loop that it began inside of: one which may go on after it."""
+    over: bool = False
+    """Whether it was left, or has come to its end."""
+    ran_out: bool = False
+    """Whether it was left nothing when it asked for a batch, as it came to its end or fetched ahead."""
+    leased: deque[Batch] = field(default_factory=deque)
+    """And neither handed out nor given back yet."""
+    handed_out: list[Batch] = field(default_factory=list)
+    given_back: list[Batch] = field(default_factory=list)
+    """Fetched ahead, and not used when the loop was left."""
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """All that it was leased, in that order."""
+        return (*self.handed_out, *self.given_back, *self.leased)

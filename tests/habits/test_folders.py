@@ -1,0 +1,88 @@
+"""Scripts that make a folder as if they were alone, and fail if it is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.runtime.folders import Folders, notes
+from support.launch import Launch
+from support.scripts import training
+
+
+@pytest.fixture
+def shared() -> Iterator[int]:
+    """What a run's workers note."""
+    shared = notes()
+    yield shared
+    os.close(shared)
+
+
+@pytest.fixture
+def two(shared: int) -> tuple[Folders, Folders]:
+    """Two workers of a run, numbered so that one's number ends with the other's."""
+    return Folders(1, shared, os.mkdir), Folders(11, shared, os.mkdir)
+
+
+def test_a_folder_that_another_worker_has_made_is_taken_as_made_once(
+    two: tuple[Folders, Folders], tmp_path: Path
+) -> None:
+    one, other = two
+    one.make(tmp_path / "new", 0o700)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    other.make(str(tmp_path / "." / "new"))
+    for worker in two:
+        with pytest.raises(FileExistsError):
+            worker.make(tmp_path / "new")
+
+
+def test_a_folder_that_two_processes_of_one_worker_make_is_an_error(shared: int, tmp_path: Path) -> None:
+    Folders(1, shared, os.mkdir).make(tmp_path / "new")
+    with pytest.raises(FileExistsError):
+        Folders(1, shared, os.mkdir).make(tmp_path / "new")
+
+
+def test_what_was_there_before_the_run_is_an_error(two: tuple[Folders, Folders], tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "file").touch()
+    for name in ("old", "file"):
+        for worker in two:
+            with pytest.raises(FileExistsError):
+                worker.make(tmp_path / name)
+
+
+def test_a_file_that_has_taken_the_folders_place_is_an_error(two: tuple[Folders, Folders], tmp_path: Path) -> None:
+    one, other = two
+    one.make(tmp_path / "new")
+    (tmp_path / "new").rmdir()
+    (tmp_path / "new").touch()
+    with pytest.raises(FileExistsError):
+        other.make(tmp_path / "new")
+
+
+def test_a_folder_by_a_name_in_another_is_made_as_ever(two: tuple[Folders, Folders], tmp_path: Path) -> None:
+    one, other = two
+    inside = os.open(tmp_path, os.O_DIRECTORY)
+    one.make("new", dir_fd=inside)
+    with pytest.raises(FileExistsError):
+        other.make("new", dir_fd=inside)
+    os.close(inside)
+
+
+def test_three_workers_that_begin_together_make_the_same_folders_each_as_if_alone(launch: Launch) -> None:
+    before = f"""
+        from pathlib import Path
+        here = Path({str(launch.tmp_path)!r})
+        (here / "by-path").mkdir()
+        os.makedirs(here / "by" / "levels")
+        try:
+            os.mkdir(here / "by-path")
+        except FileExistsError:
+            print("once")
+        """
+    run = launch.run(training(before=before, epochs=1), "-n", "3", "--start", "together").completed()
+    assert [run.log(worker) for worker in range(3)] == ["once\n"] * 3
+    assert (launch.tmp_path / "by" / "levels").is_dir()

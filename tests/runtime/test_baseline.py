@@ -1,0 +1,99 @@
+"""`-p ddp`: that it trains as DistributedDataParallel does, and tells what a comparison needs."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from paceline.core.scenario import Scenario
+from paceline.errors import ConfigError
+from paceline.runtime.baseline import Worker
+from support.launch import Launch
+from support.rounding import apart
+from support.scripts import functions_of, training
+
+EVALUATE = "def evaluate(model): return {'size': float(model.weight.abs().sum())}"
+ROUNDING = apart(torch.float32, summands=16, steps=16, largest=8.0)
+COUNTED = "print('of', len(loader), 'by', paceline.worker(), 'of', paceline.workers()) if step == 0 else None"
+
+
+def test_it_trains_as_the_mean_of_all_workers_gradients_padded_and_recorded_as_any_run(launch: Launch) -> None:
+    """Two workers, 64 samples in batches of 4, two epochs: 16 steps of 5 ms and more."""
+    (launch.tmp_path / "padded.toml").write_text('[cluster]\ncompute = "5ms"\n')
+    script = training(COUNTED, before=EVALUATE)
+    flags = ("-n", "2", "-p", "ddp", "--seed", "3", "--learning-rate-scale", "2", "--target", "size>=0")
+    run = launch.run(script, *flags, "--scenario", str(launch.tmp_path / "padded.toml")).completed()
+    summary = run.summary
+    assert "of 8 by 0 of 2" in run.out
+    assert "of 8 by 1 of 2" in run.log(1)
+    assert (summary["outcome"], summary["versions"], summary["steps"], summary["samples"]) == ("completed", 16, 32, 128)
+    assert summary["wall_seconds"] >= 16 * 0.005
+    assert [row["version"] for row in summary["evaluations"]] == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert [row["samples"] for row in summary["evaluations"]][-1] == 128
+    first = summary["evaluations"][0]
+    assert summary["targets"] == {"size>=0": {"at_seconds": first["at_seconds"], "samples": 16}}
+    assert (summary["staleness"]["max"], summary["per_worker"]) == (None, [])
+    assert not (run.folder / "ledger.sqlite").exists()
+
+    twin = functions_of(script.split("evaluate = None")[0])  # the same data and model, trained by hand
+    optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.1)
+    parts = [DistributedSampler(twin.data, num_replicas=2, rank=rank, shuffle=True, seed=3) for rank in range(2)]
+    for epoch in range(2):
+        for part in parts:
+            part.set_epoch(epoch)
+        both = [torch.tensor(list(part)).split(4) for part in parts]
+        for batches in zip(*both, strict=True):
+            x, y = (torch.cat([tensor[batch] for batch in batches]) for tensor in twin.data.tensors)
+            (twin.model(x) - y).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    made = safetensors.torch.load_file(run.folder / "versions" / "00000016.safetensors")
+    for name, value in twin.model.state_dict().items():
+        torch.testing.assert_close(made[name], value, rtol=0, atol=ROUNDING)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[tuple[Worker, socket.socket]]:
+    """The first of two workers, in a process that has not forked any; and what it tells."""
+    ours, theirs = socket.socketpair()
+    settings: Any = SimpleNamespace(workers=2, seed=0, scenario=Scenario(), record=4, folder=tmp_path)
+    yield Worker(0, settings, theirs), ours
+    ours.close()
+    theirs.close()
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+DATA = TensorDataset(torch.zeros(8, 4))
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (None, "-p ddp gives each worker a part of the loader's data, and this script gives prepare() no loader with"),
+        (DataLoader(Stream()), "-p ddp gives each worker a part of the loader's data, and this script gives prepare()"),
+        (DataLoader(DATA, sampler=SubsetRandomSampler([1, 2])), "-p ddp puts a DistributedSampler in the place of the"),
+    ],
+)
+def test_a_loader_whose_data_can_t_be_shared_out_is_refused_in_one_line(
+    loader: Any, message: str, worker: tuple[Worker, socket.socket]
+) -> None:
+    one, told = worker
+    model = torch.nn.Linear(4, 2)
+    with pytest.raises(ConfigError) as refused:
+        one.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, None, True)
+    assert str(refused.value).startswith(message)
+    assert json.loads(told.recv(1 << 16)) == {"refused": str(refused.value)}

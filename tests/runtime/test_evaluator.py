@@ -1,0 +1,124 @@
+"""Evaluating recorded versions while workers train: in a process of its own, in order, to the end of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.fabric.channel import Channel, pair
+from paceline.runtime import messages
+from paceline.runtime.evaluator import Evaluator
+from paceline.runtime.loop import Loop
+from support.launch import Launch
+from support.scripts import ENDLESS, training
+
+
+class Spare:
+    """An evaluator, the other end of its channel, and what it told."""
+
+    def __init__(self) -> None:
+        ours, theirs = pair()
+        self.told: list[object] = []
+        self.process = Channel(theirs, messages.ToEvaluator, "the coordinator")
+        self.loop = Loop()
+        self.evaluator = Evaluator(
+            Channel(ours, messages.FromEvaluator, "the process that evaluates"),
+            self.loop,
+            lambda version, metrics: self.told.append((version, metrics)),
+            lambda version, error: self.told.append((version, error)),
+            lambda: self.told.append("lost"),
+        )
+
+    def asked(self) -> list[int]:
+        """Versions that the process was told to evaluate since this was last asked."""
+        found = []
+        while self.process.ready(0):
+            found.append(self.process.receive()[0].version)
+        return found
+
+    def says(self, message: messages.Evaluated | messages.EvaluationFailed) -> None:
+        self.process.send(message)
+        self.loop.wait(0.0)
+
+
+@pytest.fixture
+def spare() -> Iterator[Spare]:
+    spare = Spare()
+    yield spare
+    spare.evaluator.end()
+    spare.process.close()
+    spare.loop.close()
+
+
+def test_versions_are_evaluated_one_at_a_time_in_the_order_in_which_they_are_recorded(spare: Spare) -> None:
+    assert spare.evaluator.idle
+    for version in (2, 4, 9):
+        spare.evaluator.recorded(version, f"{version}.safetensors")
+    assert spare.asked() == [2]
+    spare.says(messages.Evaluated(2, {"loss": 0.5}))
+    assert spare.asked() == [4]
+    spare.says(messages.Evaluated(4, {}))
+    assert not spare.evaluator.idle
+    spare.says(messages.Evaluated(9, {"loss": 0.25}))
+    assert spare.told == [(2, {"loss": 0.5}), (4, {}), (9, {"loss": 0.25})]
+    assert spare.evaluator.idle
+
+
+def test_what_evaluate_raises_is_told_and_nothing_more_is_evaluated(spare: Spare) -> None:
+    spare.evaluator.recorded(1, "1")
+    spare.evaluator.recorded(2, "2")
+    spare.says(messages.EvaluationFailed(1, "NameError: data"))
+    assert (spare.told, spare.asked(), spare.evaluator.idle) == ([(1, "NameError: data")], [1], True)
+
+
+def test_nobody_waits_for_an_evaluator_that_has_died(spare: Spare) -> None:
+    spare.evaluator.recorded(1, "1")
+    spare.process.close()
+    spare.loop.wait(0.0)
+    spare.evaluator.recorded(2, "2")
+    assert (spare.told, spare.evaluator.idle) == (["lost"], True)
+    spare.evaluator.end()  # as at the run's end
+
+
+COUNTING = """
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.made = nn.Parameter(torch.zeros(()))
+    def forward(self, x):
+        return -self.made
+model = Counts()
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+beginning = os.getpid()
+def evaluate(model):
+    print("evaluates", os.getpid() == beginning, file=open("evaluated", "a"))
+    time.sleep(0.05)
+    return {"made": model.made.item()}
+"""
+"""A model whose parameter is the number of its version."""
+
+
+def test_a_run_ends_when_a_version_meets_the_target_and_is_such_as_check_expects(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(launch.tmp_path)
+    script = training(before=COUNTING, **ENDLESS).replace("(model(x) - y).square().mean()", "model(x)")
+    flags = ("-n", "2", "-p", "asp", "--record", "10", "--target", "made>=12", "--stop-at-target")
+    run = launch.run(script, *flags).completed()
+    summary = run.summary
+    assert summary["outcome"] == "completed"
+    assert summary["versions"] < 100_000, "it would have made 300,000"
+    assert "--stop-at-target: made>=12 is reached: ending the run" in run.err
+    evaluations = summary["evaluations"]
+    assert [row["made"] for row in evaluations] == [row["version"] for row in evaluations]
+    assert [row["version"] for row in evaluations] == [
+        version for (version,) in run.rows("SELECT version FROM versions")
+    ]
+    met = next(row for row in evaluations if row["made"] >= 12)
+    assert summary["targets"] == {"made>=12": {"at_seconds": met["at_seconds"], "samples": met["samples"]}}
+    in_the_worker, *others = Path("evaluated").read_text().splitlines()  # the first call asks for the metrics' names
+    assert (in_the_worker, set(others)) == ("evaluates True", {"evaluates False"})
+    assert main(["check", str(run.folder)]) == 0
