@@ -4,22 +4,49 @@
 
     model, optimizer, loader = paceline.prepare(model, optimizer, loader)
 
-and `paceline run -n 4 -p ssp train.py`. The names below are all that a script needs, and `simulate`, which says
-what a protocol would give on a cluster that isn't there. They are loaded when first used, so that what needs no
-tensors does not wait for torch.
+Then start the script with `paceline run -n 4 -p ssp train.py`. The names below are all that a script needs, and all
+that a program or a notebook calls. `run` and `compare` train a function or a script with several workers. `simulate`
+predicts what a protocol gives on a cluster that you don't have. Names are loaded when first used, so a program
+without tensors does not wait for torch.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.api import simulate
+    from paceline.programs.comparison import Comparison
+    from paceline.programs.launching import compare, run
+    from paceline.programs.recorded import Run
     from paceline.training.prepare import finish, is_main, log, prepare, worker, workers
 
-__all__ = ["__version__", "finish", "is_main", "log", "prepare", "simulate", "worker", "workers"]
+__all__ = [
+    "Comparison",
+    "Run",
+    "__version__",
+    "compare",
+    "finish",
+    "is_main",
+    "log",
+    "prepare",
+    "run",
+    "simulate",
+    "worker",
+    "workers",
+]
+
+_PLACES = {
+    "Comparison": "programs.comparison",
+    "Run": "programs.recorded",
+    "compare": "programs.launching",
+    "run": "programs.launching",
+    "simulate": "api",
+}
+"""Names that are not in `training.prepare`."""
 
 
 def __dir__() -> list[str]:
@@ -27,12 +54,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "simulate":
-        from paceline.api import simulate
-
-        return simulate
     if name in __all__:
-        from paceline.training import prepare as names
-
-        return getattr(names, name)
+        return getattr(import_module(f"paceline.{_PLACES.get(name, 'training.prepare')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

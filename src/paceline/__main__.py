@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 
-def command() -> NoReturn:
-    """The program, from its first moment on: a signal that asks for an end gets one, until a command sees to it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupted)
+def command(say: Callable[[object], None] | None = None) -> NoReturn:
+    """The program, from its first moment on. `say` shows why a command did not go on (default: on standard error)."""
+    end_when_asked()
     from paceline.cli.main import command
 
-    command()
+    command(say)
+
+
+def end_when_asked() -> None:
+    """Let a signal that asks for an end have one, until a command sees to it.
+
+    A shell script that starts a program with `&` has SIGINT ignored in it. A run listens to SIGINT all the same, so
+    that is not lost while it starts. SIGHUP stays ignored, as `nohup` asks for that.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupted)
 
 
 def _interrupted(*_: Any) -> NoReturn:

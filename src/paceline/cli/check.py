@@ -1,4 +1,4 @@
-"""`paceline check`: whether a run's ledger can be trusted."""
+"""`paceline check`: verifies a run's ledger, and reports the first inconsistency."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def add_to(commands: Any) -> None:
     """Add the command and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "check",
-        help="prove that a run's ledger can be trusted",
-        description="Tell the facts in a run's ledger to a fresh machine and demand equal orders; try the protocol's "
-        "invariants after every fact, and the rules of all protocols. Exits with 0, or with 3 and the first wrong row.",
+        help="verify a run's ledger, and report the first inconsistency",
+        description="Tell the facts in a run's ledger to a fresh machine, and compare its orders with the recorded "
+        "ones. Test the protocol's invariants after every fact, and the rules of all protocols. Exit with 0, or with "
+        "3 and the first wrong row.",
         allow_abbrev=False,
     )
     command.add_argument("run", metavar="RUN", type=Path, help="a run's folder, real or simulated")
-    command.add_argument("--json", action="store_true", help="print what came out as one JSON object")
+    command.add_argument("--json", action="store_true", help="print the result as one JSON object")
     command.set_defaults(call=call)
 
 
@@ -39,22 +40,27 @@ def _again(run: RecordedRun, ledger: Ledger, stop: Callable[[], bool]) -> str:
     return simulate_again(run, registry(), ledger, stop)
 
 
-def call(options: argparse.Namespace) -> int:
-    """Do what the flags say; returns the exit code."""
-    head, unended = str(options.run), ""
+def checked_run(folder: Path) -> tuple[RecordedRun | None, Checked]:
+    """Check the run in that folder; the run, whose ledger is closed, is None if its ledger can't be read."""
     try:
-        run = open_run(options.run, registry())
+        run = open_run(folder, registry())
     except LedgerDamaged as error:
         rule, expected = "the ledger can be read", "an SQLite database"
         wrong = Wrong(table=LEDGER, row=None, rule=rule, expected=expected, found=str(error))
-        checked = Checked(wrong=wrong, proved=[], counts={})
-    else:
+        return None, Checked(wrong=wrong, proved=[], counts={})
+    with closing(run.ledger):
+        return run, check(run, _again)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Do what the flags say; returns the exit code."""
+    run, checked = checked_run(options.run)
+    head, unended = str(options.run), ""
+    if run is not None:
         head = f"{options.run}: {run.choice}, {run.workers} workers{', simulated' if run.simulated else ''}"
         unended = run.unended
-        with closing(run.ledger):
-            checked = check(run, _again)
     if options.json:
-        plain = {"run": str(options.run), "ok": checked.wrong is None, "ended": not unended, **asdict(checked)}
+        plain = {"run": str(options.run), "ok": checked.ok, "ended": not unended, **asdict(checked)}
         print(json.dumps(plain, indent=2))
     else:
         print(head)
@@ -66,4 +72,4 @@ def call(options: argparse.Namespace) -> int:
             print(f"  --     {line}")
         if checked.wrong is not None:
             print("  wrong  " + str(checked.wrong).replace("\n", "\n         "))
-    return 0 if checked.wrong is None else WRONG
+    return 0 if checked.ok else WRONG

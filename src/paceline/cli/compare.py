@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline.cli import baseline, dry_run
+from paceline.cli.columns import as_csv, as_markdown, check_exports, export
+from paceline.cli.pace import Pace, Told
 from paceline.cli.report import report
 from paceline.cli.run import add_common, add_script, new_folder, seconds, whole
 from paceline.cli.series import (
@@ -32,16 +35,20 @@ from paceline.cli.series import (
     undo,
 )
 from paceline.cli.table import WIDE, brief
-from paceline.core.choice import Choice, check_fit, choose
+from paceline.core.choice import Choice, check_fit, choose, nearest
+from paceline.core.scenario import from_plain
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import summary as summaries
 from paceline.records.comparison import COMPARISON, LEAST, compared, plain_run
 from paceline.records.summary import Summary, Target, metrics_of
+from paceline.runtime.terminal import redraws
 
 STATE, REPORT = COMPARISON, "report.html"
 ASKED = ("protocols", "seeds", "target")
 """Settings that say which runs are looked at and how, and leave each run as it is."""
+MEAN = {"": "mean", "_plus_minus": "plus_minus", "_low": "low", "_high": "high"}
+"""The columns that a mean has in CSV: what follows its name, and the key that it has in `compare.json`."""
 
 
 def add_to(commands: Any) -> None:
@@ -49,50 +56,67 @@ def add_to(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "compare",
         help="train a script under several protocols, and compare them",
-        description="Train SCRIPT under each protocol with each seed, and print one table. What follows SCRIPT is the "
-        "script's own. With the same --out a comparison that was interrupted goes on, and protocols and seeds can be "
-        "added to one that wasn't.",
+        description="Train SCRIPT under each protocol with each seed, and print one table. Arguments after SCRIPT "
+        "are the script's own. `-p ddp` adds a row for PyTorch's own DistributedDataParallel. The same command with "
+        "the same --out continues an interrupted comparison. Protocols and seeds can be added to it.",
         allow_abbrev=False,
     )
     add_common(
         command,
         protocol=None,
-        seed="of the first run of each protocol; the next has one more (default: 0)",
+        seed="seed of each protocol's first run; each further run has one more (default: 0)",
         out="the comparison's folder, with a folder for each run (default: runs/compare-DATE-TIME)",
         printed="print the comparison, and only that, on standard output",
     )
     add = command.add_argument
     add("--seeds", type=whole("--seeds", 1, 1000), default=1, metavar="K", help="runs of each protocol (default: 1)")
-    add("--target", type=Target.parse, metavar="METRIC>=VALUE", help="what to come to (default: the run's end)")
+    add("--target", type=Target.parse, metavar="METRIC>=VALUE", help="what to reach (default: the run's end)")
+    until = "end each run when a recorded version has met --target; versions are then evaluated while it trains"
+    add("--stop-at-target", action="store_true", help=until)
     rule = "linear: n times the script's rate where a version is the mean of n gradients (default: none)"
     add("--learning-rate-rule", choices=("none", "linear"), default="none", help=rule)
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
-    add("--epochs", type=whole("--epochs", 1), metavar="N", help="how many epochs the script trains, if it won't say")
+    add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, if prepare is not told")
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
-    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end each run after so many seconds")
-    add("--quiet", action="store_true", help="say nothing before the table")
+    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end each run after S seconds")
+    add("--quiet", action="store_true", help="print the table alone")
+    add("--export-markdown", type=Path, metavar="FILE", help="also write the table to FILE, as Markdown")
+    add("--export-csv", type=Path, metavar="FILE", help="also write the numbers to FILE, as CSV")
+    add("--dry-run", action="store_true", help="make no run; show the runs and how long they take")
+    costs = "with --dry-run: predict from the ledger of this run, which has the same workers and scenario"
+    add("--from", dest="costs", type=Path, metavar="RUN", help=costs)
+    steps = "with --dry-run and a scenario with cluster.compute: how many steps each run has data for"
+    add("--steps", type=whole("--steps", 1), metavar="N", help=steps)
     add_script(command)
     command.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
+    check_exports({"--export-markdown": options.export_markdown, "--export-csv": options.export_csv})
+    dry_run.check_flags(options)
     choices, settings = _settings(options)
     typed = dict(zip(choices, options.protocol, strict=True))
     folder = options.out or new_folder("compare")
+    wanted = [(name, seed) for seed in settings["seeds"] for name in choices]
+    if options.dry_run:
+        _show_plan(folder, settings, choices, wanted, options)
+        return 0
     state = _opened(folder, settings)
     target: Target | None = options.target
-    wanted = [(name, seed) for seed in settings["seeds"] for name in choices]
     runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in choices}
     say = _say(options)
     found = {(name, seed): place(folder, _stem(name, seed)) for name, seed in wanted}
     if there := sum(summary is not None for _, summary in found.values()):
         say(f"{folder}: {count(there, 'run')} of {len(wanted)} done already")
+    took = [None if summary is None else float(summary["wall_seconds"]) for _, summary in found.values()]
+    pace = Pace([name for name, _ in wanted], took)
     with interrupts() as taken:
-        for name, seed in wanted:
+        for number, (name, seed) in enumerate(wanted):
             run, summary = found[name, seed]
             if summary is None:
-                with _shown(options, f"{typed[name]}, seed {seed} ..."):
+                pace.begin(number)
+                with _shown(options, Told(pace, f"{typed[name]}, seed {seed}")):
                     arguments = _arguments(options, settings, choices[name], seed, run)
                     code = INTERRUPTED if taken else make_run(arguments, taken)
                 if code == USAGE or (code == 0 and not run.exists()):  # it has said why, or shown the script's --help
@@ -104,38 +128,58 @@ def call(options: argparse.Namespace) -> int:
                     print(f"paceline: interrupted, {line}", file=sys.stderr)
                     return INTERRUPTED
                 summary = made(run, code, folder)
+                pace.end()
             _check_metric(target, summary, run)
             metric = _metric(target, summary) or state.get("metric")
             runs[name][seed] = {"folder": run.name, **plain_run(summary, target, metric)}
             state |= _comparison(runs, choices, settings, metric)
             summaries.write(folder / STATE, state)
-            say(f"{typed[name]}, seed {seed}: {_came_to(runs[name][seed], target, metric)}")
+            so_far = "" if found[name, seed][1] or _draws(options) else f" ({pace})"
+            say(f"{typed[name]}, seed {seed}: {_came_to(runs[name][seed], target, metric)}{so_far}")
     if options.json:
         print(json.dumps(state, indent=2))
     else:
         _print(state, typed, folder)
-    report([folder / run["folder"] for run in state["runs"]], folder / REPORT)
+    if options.export_markdown is not None:
+        export("--export-markdown", options.export_markdown, _markdown(state, typed, folder))
+    if options.export_csv is not None:
+        export("--export-csv", options.export_csv, as_csv(*numbers(state, typed)))
+    if shown := [folder / run["folder"] for run in state["runs"] if run["protocol"] != baseline.NAME]:
+        report(shown, folder / REPORT)  # the baseline has no ledger
     return 0
 
 
-def _settings(options: argparse.Namespace) -> tuple[dict[str, Choice], dict[str, Any]]:
-    """The protocols by name, as they are called here, and all that the comparison depends on; checked."""
+def _settings(options: argparse.Namespace) -> tuple[dict[str, Choice | None], dict[str, Any]]:
+    """The protocols by name, as they are called here, and all that the comparison depends on; checked.
+
+    The baseline, which is none of our protocols, is None.
+    """
     scenario, workers = scenario_of(options)
-    choices: dict[str, Choice] = {}
+    choices: dict[str, Choice | None] = {}
     for text in options.protocol:
-        choice = choose(text, registry())
-        check_fit(choice, scenario.hosts(workers))
-        name = brief(choice.spec.name, choice.parameters())
+        choice = None if text == baseline.NAME else choose(text, registry())
+        if choice is None:
+            baseline.check(options, scenario)
+        else:
+            check_fit(choice, scenario.hosts(workers))
+        name = baseline.NAME if choice is None else brief(choice.spec.name, choice.parameters())
         if name in choices:
-            raise ConfigError(f"-p {text}: {choice} is given twice; give each protocol once")
+            raise ConfigError(f"-p {text}: {choice or name} is given twice; give each protocol once")
         choices[name] = choice
+    if options.stop_at_target and options.target is None:
+        raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")
+    stopped = {"stop_at_target": options.target.text} if options.stop_at_target else {}  # the target then makes the run
     return choices, {
         **common_settings(options, scenario, workers),
         "shards": options.shards,
         "record": options.record,
         "max_seconds": options.max_seconds,
         "learning_rate_rule": options.learning_rate_rule,
-        "protocols": {name: {"name": one.spec.name, "config": one.parameters()} for name, one in choices.items()},
+        **stopped,
+        "protocols": {
+            name: {"name": one.spec.name, "config": one.parameters()} if one else {"name": name, "config": {}}
+            for name, one in choices.items()
+        },
         "seeds": list(range(options.seed, options.seed + options.seeds)),
         "target": options.target.text if options.target else None,
     }
@@ -157,27 +201,45 @@ def _opened(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return {**state, "settings": settings}
 
 
+def _show_plan(
+    folder: Path,
+    settings: dict[str, Any],
+    choices: Mapping[str, Choice | None],
+    wanted: Sequence[tuple[str, int]],
+    options: argparse.Namespace,
+) -> None:
+    """What would run, while nothing is made."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        _opened(folder, settings)  # which refuses another comparison's
+    runs = []
+    for name, seed in wanted:
+        run, summary = place(folder, _stem(name, seed))
+        runs.append(dry_run.Planned(protocol=name, seed=seed, folder=run, done=summary is not None))
+    scenario = from_plain(settings["scenario"], str(options.scenario))
+    dry_run.show(runs, choices, scenario, settings["workers"], options)
+
+
 def _stem(name: str, seed: int) -> str:
     """The name of the run's folder: without what shells and URLs take for something else."""
     return f"{name.translate(str.maketrans(':,', '--'))}-seed{seed}"
 
 
-def scale(choice: Choice, rule: str, workers: int) -> float:
-    """What the script's learning rates are multiplied by under this protocol.
+def scale(choice: Choice | None, rule: str, workers: int) -> float:
+    """What the script's learning rates are multiplied by under this protocol; None is the baseline.
 
     Not under one that is composed of others: Sync-Switch has `rescale`.
     """
-    return float(workers) if rule == "linear" and choice.spec.rounds else 1.0
+    return float(workers) if rule == "linear" and (choice is None or choice.spec.rounds) else 1.0
 
 
 def _arguments(
-    options: argparse.Namespace, settings: Mapping[str, Any], choice: Choice, seed: int, folder: Path
+    options: argparse.Namespace, settings: Mapping[str, Any], choice: Choice | None, seed: int, folder: Path
 ) -> list[str]:
     """Of `paceline run`."""
     rate_scale = scale(choice, settings["learning_rate_rule"], settings["workers"])
     flags = {
         "-n": settings["workers"],
-        "-p": str(choice),
+        "-p": str(choice or baseline.NAME),
         "--seed": seed,
         "--scenario": options.scenario,
         "--threads": options.threads,
@@ -192,6 +254,8 @@ def _arguments(
         "--out": folder,
     }
     given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    if options.stop_at_target:
+        given.append("--stop-at-target")
     return [*given, "--quiet", "--json", str(options.script), *options.arguments]
 
 
@@ -204,6 +268,7 @@ def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:
     ):
         return
     has = f"has {', '.join(known)}" if known else "has none, as the script registers no evaluate"
+    has += nearest(target.metric, known)
     raise ConfigError(
         f'--target is "{target.text}", but {run} {has}; name a metric that prepare(..., evaluate=) returns'
     )
@@ -215,7 +280,7 @@ def _metric(target: Target | None, summary: Summary) -> str | None:
 
 def _comparison(
     runs: Mapping[str, Mapping[int, dict[str, Any]]],
-    choices: Mapping[str, Choice],
+    choices: Mapping[str, Choice | None],
     settings: Mapping[str, Any],
     metric: str | None,
 ) -> dict[str, Any]:
@@ -248,15 +313,20 @@ def _say(options: argparse.Namespace) -> Any:
     return say
 
 
+def _draws(options: argparse.Namespace) -> bool:
+    """Whether the run that goes on is shown on a terminal, with how long the others take."""
+    return not options.quiet and not options.json and redraws(sys.stdout)
+
+
 @contextmanager
-def _shown(options: argparse.Namespace, line: str) -> Iterator[None]:
+def _shown(options: argparse.Namespace, told: Told) -> Iterator[None]:
     """That this is under way, on a terminal."""
-    if options.quiet or options.json or not sys.stdout.isatty():
+    if not _draws(options):
         yield
         return
     from rich.console import Console
 
-    with Console(highlight=False).status(line):
+    with Console(highlight=False).status(told, refresh_per_second=4):
         yield
 
 
@@ -264,35 +334,69 @@ def _print(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> 
     from rich.console import Console
     from rich.table import Table
 
-    settings, rows, metric = state["settings"], state["protocols"], state["metric"]
-    target = settings["target"]
+    heads, rows = _table(state, typed)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("protocol", overflow="fold")
-    never = len(settings["seeds"]) > 1 and any(row["never"] for row in rows)
-    heads = ["seconds", "speed-up", *(["never"] if never else []), "samples/s", *([metric] if metric else [])]
-    for head in (*heads, "waiting", "stale", "max stale"):
+    table.add_column(heads[0], overflow="fold")
+    for head in heads[1:]:
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        speed_up = row["speed_up"]
-        table.add_row(
+        table.add_row(*row)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    console.print()
+    console.print(table)
+    for line in _remarks(state, typed, folder):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _table(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    """The heads, and a row for each protocol."""
+    settings, rows, metric = state["settings"], state["protocols"], state["metric"]
+    never = len(settings["seeds"]) > 1 and any(row["never"] for row in rows)
+    heads = ["seconds", "speed-up", *(["never"] if never else []), "samples/s", *([metric] if metric else [])]
+    return ["protocol", *heads, "waiting", "stale", "max stale"], [
+        [
             typed[row["protocol"]],
             _written(row["seconds"], ".1f"),
-            "-" if speed_up is None else f"{speed_up:.2f}",
+            "-" if row["speed_up"] is None else f"{row['speed_up']:.2f}",
             *([f"{row['never']} of {row['runs']}"] if never else []),
             _written(row["samples_per_second"], ".0f"),
             *([_written(row["final"], ".4g", ".2g")] if metric else []),
             "-" if row["waiting"] is None else f"{row['waiting']['mean']:.0%}",
             _written(row["staleness"]["mean"], ".2f"),
             "-" if row["staleness"]["max"] is None else str(row["staleness"]["max"]),
-        )
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
-    console.print()
-    console.print(table)
-    if target:
-        seconds_to = f"seconds: to the first recorded version with {target}"
-        console.print(f"{seconds_to}; {metric}: of the last version", markup=False, soft_wrap=True)
-    for line in _remarks(settings, rows, typed, folder):
-        console.print(line, markup=False, soft_wrap=True)
+        ]
+        for row in rows
+    ]
+
+
+def _markdown(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> str:
+    """The table, and below it what the table does not say."""
+    heads, rows = _table(state, typed)
+    return as_markdown(heads, rows, heads[1:]) + "".join(f"\n{line}\n" for line in _remarks(state, typed, folder))
+
+
+def numbers(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    """The heads, and a row of numbers for each protocol: of each mean also half its 95 % interval, least and most.
+
+    A number that is not there is an empty cell.
+    """
+    metric = state["metric"]
+    rows: list[dict[str, Any]] = []
+    for row in state["protocols"]:
+        cells = {"protocol": typed[row["protocol"]], **{key: row[key] for key in ("runs", "diverged", "never")}}
+        means = {
+            "seconds": row["seconds"],
+            "samples_per_second": row["samples_per_second"],
+            **({metric: row["final"]} if metric else {}),
+            "waiting": row["waiting"],
+            "stale": row["staleness"]["mean"],
+        }
+        for name, mean in means.items():
+            cells |= {f"{name}{end}": (mean or {}).get(part) for end, part in MEAN.items()}
+        last = {"max_stale": row["staleness"]["max"], "learning_rate_scale": row["learning_rate_scale"]}
+        rows.append({**cells, "speed_up": row["speed_up"], **last})
+    heads = list(rows[0])
+    return heads, [["" if row[head] is None else str(row[head]) for head in heads] for row in rows]
 
 
 def _written(value: Mapping[str, Any] | None, form: str, spread: str | None = None) -> str:
@@ -305,10 +409,13 @@ def _written(value: Mapping[str, Any] | None, form: str, spread: str | None = No
     return f"{value['mean']:{form}}" + ("" if half is None else f" ± {half:{spread or form}}")
 
 
-def _remarks(
-    settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], typed: Mapping[str, str], folder: Path
-) -> Iterator[str]:
+def _remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> Iterator[str]:
     """What the table does not say."""
+    settings, rows = state["settings"], state["protocols"]
+    if settings["target"]:
+        yield (
+            f"seconds: to the first recorded version with {settings['target']}; {state['metric']}: of the last version"
+        )
     if 1 < len(settings["seeds"]) < LEAST:
         yield (
             f"{count(len(settings['seeds']), 'seed')}: each range is that of its runs, and decides nothing; "
@@ -324,6 +431,8 @@ def _remarks(
         )
     else:
         yield f"learning rates (--learning-rate-rule {settings['learning_rate_rule']}): the script's own"
+    if any(row["protocol"] == baseline.NAME for row in rows):
+        yield f"{baseline.NAME}: plain DistributedDataParallel over gloo, for comparison; {REPORT} does not have it"
     for row in rows:
         if row["diverged"]:
             yield f"{typed[row['protocol']]}: {row['diverged']} of {count(row['runs'], 'run')} diverged"

@@ -55,8 +55,8 @@ def add_to(commands: Any) -> None:
     """Add the command and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="look whether this machine has what runs need",
-        description="Look at this machine, and have two workers train on it. Exits with 3 if anything is to be done.",
+        help="find out whether this machine has what runs need",
+        description="Examine this machine, and train on it with two workers. Exit with 3 if something must be changed.",
         allow_abbrev=False,
     )
     command.add_argument("--json", action="store_true", help="print the findings, and only those, as JSON")
@@ -83,7 +83,7 @@ def looked(look: Callable[[], Finding]) -> Finding:
     try:
         return look()
     except (OSError, ValueError, PacelineError, subprocess.SubprocessError) as error:
-        return Finding(f"{type(error).__name__}: {error}", "this could not be looked at; mend that first")
+        return Finding(f"{type(error).__name__}: {error}", "this could not be examined; mend that first")
 
 
 # --- what is looked at

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.cli.run import whole
 from paceline.protocols import registry
-from paceline.records.explain import numbers, of_step, of_worker, past, verdict
+from paceline.records.explain import Past, numbers, of_step, of_worker, past, verdict
 from paceline.records.reading import open_run, reading
 
 
@@ -18,15 +18,15 @@ def add_to(commands: Any) -> None:
     """Add the command and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "explain",
-        help="see why a run, or one step of it, took so long",
-        description="Say in sentences where a run's time went, who made whom wait, and what would help; or of one "
-        "worker, or of one step, why it waited, for whom, and how long.",
+        help="explain why a run, or one of its steps, took so long",
+        description="Say in sentences where a run's time went, which workers made others wait, and what would help. "
+        "With --worker or --step, say why that worker or step waited, for which worker, and how long.",
         allow_abbrev=False,
     )
     command.add_argument("run", metavar="RUN", type=Path, help="a run's folder, real or simulated")
-    command.add_argument("--worker", type=whole("--worker", 0), metavar="W", help="of this worker")
-    command.add_argument("--step", type=whole("--step", 0), metavar="N", help="of this step, of all workers or of W")
-    command.add_argument("--json", action="store_true", help="print the same, with all its numbers, as one JSON object")
+    command.add_argument("--worker", type=whole("--worker", 0), metavar="W", help="explain the waits of worker W")
+    command.add_argument("--step", type=whole("--step", 0), metavar="N", help="explain step N, of all workers or W")
+    command.add_argument("--json", action="store_true", help="print the same as one JSON object, with all numbers")
     command.set_defaults(call=call)
 
 
@@ -35,12 +35,7 @@ def call(options: argparse.Namespace) -> int:
     run = open_run(options.run, registry())
     with closing(run.ledger), reading(options.run):
         read = past(run)
-        if options.step is not None:
-            lines = of_step(read, options.step, options.worker)
-        elif options.worker is not None:
-            lines = of_worker(read, options.worker)
-        else:
-            lines = verdict(read)
+        lines = sentences(read, options.worker, options.step)
         told = numbers(read, options.worker, options.step) if options.json else {}
     if options.json:
         plain = {"run": str(options.run), "ended": run.ended, "protocol": str(run.choice), "lines": lines}
@@ -50,3 +45,10 @@ def call(options: argparse.Namespace) -> int:
         print(run.unended)
     print("\n".join(lines))
     return 0
+
+
+def sentences(read: Past, worker: int | None, step: int | None) -> list[str]:
+    """Explain that step, or that worker, or else the whole run, a line each."""
+    if step is not None:
+        return of_step(read, step, worker)
+    return verdict(read) if worker is None else of_worker(read, worker)

@@ -79,7 +79,7 @@ def train(simulation: Simulation, script: Script, folder: Path, interrupts: Inte
         message = simulation.message or workers.model_bytes
         asked = replace(simulation, message=message)
         journal.ledger.note("simulation", {**noted(asked), "limits": noted_limits(asked)})
-        world = world_of(asked, steps, journal, stop=lambda: workers.outcome == "interrupted")
+        world = world_of(asked, steps, journal, stop=lambda: workers.interrupted)
         workers.show(lambda: simulation.limit.share(world.now, journal.tally.steps, journal.tally.versions))
         drive(simulation.choice.machine(), world.facts(), world.carry_out, journal.record)
         if workers.outcome == "completed":
@@ -88,6 +88,7 @@ def train(simulation: Simulation, script: Script, folder: Path, interrupts: Inte
 
     settings = Settings(
         script=script.path,
+        source=script.path.read_bytes(),
         arguments=script.arguments,
         choice=simulation.choice,
         workers=simulation.workers,

@@ -6,12 +6,15 @@ import argparse
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NoReturn, TextIO
 
-from paceline.core.choice import nearest
+from paceline.core.choice import declared, nearest
+from paceline.core.files import is_read
 from paceline.errors import ConfigError, PacelineError, unforeseen
 from paceline.version import __version__
 
@@ -19,24 +22,83 @@ USAGE, FAILED, INTERRUPTED = 2, 3, 130
 """Exit codes; a run that ended has those of `run.CODES`."""
 
 
-COMMANDS = ("run", "compare", "simulate", "tune", "report", "replay", "check", "explain", "protocols", "doctor")
+COMMANDS = (
+    "run",
+    "compare",
+    "simulate",
+    "tune",
+    "report",
+    "replay",
+    "check",
+    "explain",
+    "runs",
+    "protocols",
+    "doctor",
+    "completion",
+)
 """Each is a module beside this one; in the order of the help."""
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose mistakes are one line."""
 
+    instead: Mapping[str, str] = MappingProxyType({})
+    """Of flags that other commands have and this one lacks: what takes their place here."""
+    usual: str | None = None
+    """Of a command with parts: the one that is meant where none is named."""
+    meant: Callable[[argparse.Namespace, Sequence[str], Callable[[Sequence[str]], object]], list[str]] | None = None
+    """Of what was parsed, and its words: the words that are meant, where a file has some of them (`cli.again`)."""
+
+    _words: Sequence[str] = ()
+    """What was parsed last."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it, of the words that are meant."""
+        words = self._words = list(sys.argv[1:] if args is None else args)
+        if self.usual is not None and words[:1] not in ([part] for part in (*self._parts(), "-h", "--help")):
+            words.insert(0, self.usual)
+        parse = super().parse_known_args
+        if self.meant is not None:
+            words = self.meant(parse(words)[0], words, parse)
+        return parse(words, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Say it, with the nearest flag if there is one, and exit with 2."""
-        flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
-        near = nearest(flag, self._flags()) if "unrecognized" in message and flag.startswith("--") else ""
-        raise ConfigError(f"{message}{near}; see {self.prog} --help")
+        flag = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
+        near = ""
+        if "unrecognized" in message and flag.startswith("--"):
+            near = self._of_a_protocol(flag) or nearest(flag, self._flags())
+        parts = list(self._parts().values())
+        for one in (self, *parts):
+            if "unrecognized" in message and flag in one.instead:
+                near = f"; {one.instead[flag]}"
+        asked = parts[0] if len(parts) == 1 else self  # a command's unknown flags are refused by what it is a part of
+        raise ConfigError(f"{message}{near}; see {asked.prog} --help")
+
+    def _of_a_protocol(self, flag: str) -> str:
+        """What to write for a flag that is a protocol's parameter; empty if it is none, or there is no `-p`."""
+        from paceline.protocols import registry
+
+        key = flag.removeprefix("--").replace("-", "_")
+        having = [name for name, spec in registry().items() if key in declared(spec.config)]
+        if not having or "--protocol" not in self._flags():
+            return ""
+        chosen = [name for name in having if name in [word.partition(":")[0] for word in self._words]]
+        pairs = zip(self._words, [*self._words[1:], "VALUE"], strict=False)
+        values = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == flag]
+        value = next(iter(values), "VALUE")
+        return f" ({key} is a protocol's parameter: -p {(chosen or having)[0]}:{key}={value})"
 
     def _flags(self) -> list[str]:
         """The long flags of this parser and of the commands that it has."""
+        parsers: list[Any] = [self, *self._parts().values()]
+        parsers += [inner for one in parsers[1:] for inner in one._parts().values()]
+        return [flag for one in parsers for flag in one._option_string_actions if flag.startswith("--")]
+
+    def _parts(self) -> dict[str, Any]:
+        """The parsers of the commands, or of the parts of a command, that it has."""
         groups = self._subparsers._group_actions if self._subparsers is not None else []
-        commands = [one for group in groups if isinstance(group.choices, dict) for one in group.choices.values()]
-        return [flag for one in (self, *commands) for flag in one._option_string_actions if flag.startswith("--")]
+        return {name: one for group in groups for name, one in dict(group.choices or {}).items()}
 
 
 def parser(command: str | None = None) -> Parser:
@@ -56,18 +118,21 @@ def parser(command: str | None = None) -> Parser:
     return root
 
 
-def command() -> NoReturn:
+def command(say: Callable[[object], None] | None = None) -> NoReturn:
     """The program. It leaves out the interpreter's own end, which takes 0.8 s once torch is imported."""
     _open_standard_streams()
-    code = main()
+    code = main(say=say)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+            _flush(stream, code)
     os._exit(code)
 
 
 def _open_standard_streams() -> None:
-    """Whatever of the three was closed leads nowhere from now on, rather than into the next file that is opened."""
+    """Whatever of the three was closed leads nowhere from now on, rather than into the next file that is opened.
+
+    A sign that the terminal's encoding lacks is shown as a question mark: a run must not fail as it shows its summary.
+    """
     for descriptor, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         try:
             os.fstat(descriptor)
@@ -75,10 +140,14 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # becomes the lowest that is closed
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # standard error has a way of its own
+        with contextlib.suppress(OSError):  # it may be another file by now than when it was opened
+            sys.stdout.reconfigure(errors="replace")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+def main(arguments: Sequence[str] | None = None, say: Callable[[object], None] | None = None) -> int:
+    """Run a command; returns the exit code. `say` shows why it did not go on (default: on standard error)."""
+    say = say or _say
     if not sys.platform.startswith("linux"):
         print(f"paceline: {sys.platform} isn't supported yet; Paceline runs on Linux", file=sys.stderr)
         return USAGE
@@ -89,18 +158,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return USAGE
         for word in words:
             if not word.isprintable() and word != word.encode(errors="replace").decode():
-                raise ConfigError(f"{word[:40]!a} is not UTF-8; a run's records could not hold it: name it anew")
+                raise ConfigError(f"{word[:40]!a} is not UTF-8, which a run's records can't hold; rename it")
         if not words[0].startswith("-") and words[0] not in COMMANDS:
+            if words[0].endswith(".py") or os.path.isfile(words[0]):
+                raise ConfigError(f'unknown command "{words[0]}"; to train with that script: paceline run {words[0]}')
             known = ", ".join(COMMANDS)
             raise ConfigError(f'unknown command "{words[0]}"{nearest(words[0], COMMANDS)}; known: {known}')
         options = parser(words[0]).parse_args(words)
         code: int = options.call(options)
-        sys.stdout.flush()
+        _flush(sys.stdout, code)
     except ConfigError as error:
-        _say(error)
+        say(error)
         return USAGE
     except PacelineError as error:
-        _say(error)
+        say(error)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -109,17 +180,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         if error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF):
-            _say(f"standard output can't be written: {error.strerror}")
+            say(f"standard output can't be written: {error.strerror}")
             return FAILED
         if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.ENOTDIR):
-            _say(unforeseen(error))
+            say(unforeseen(error))
             return FAILED
-        _say(f"{str(error.filename)[:40]}: {error.strerror}; name another one")
+        say(f"{str(error.filename)[:40]}: {error.strerror}; name another one")
         return USAGE
     except Exception as error:
-        _say(unforeseen(error))
+        say(unforeseen(error))
         return FAILED
     return code
+
+
+def _flush(stream: TextIO, code: int) -> None:
+    """Write out what is left, unless somebody who wants an end would have to wait for a reader."""
+    if code != INTERRUPTED or is_read(stream):
+        stream.flush()
 
 
 def _say(message: object) -> None:

@@ -12,6 +12,9 @@ from paceline.core.choice import Parameter, declared, named, written
 from paceline.core.machine import Spec
 from paceline.protocols import registry
 
+KEPT_IN = {"parameter-server": "store", "decentralized": "replicas"}
+"""By family: where the parameters are, in the words that our documentation has. The literature's are in `--json`."""
+
 
 def add_to(commands: Any) -> None:
     """Add the command and its flags."""
@@ -40,7 +43,9 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _list(known: dict[str, Spec]) -> str:
-    entries = ["\n".join((_heading(spec), f"  {spec.paper}", *_parameters(spec))) for spec in known.values()]
+    entries = [
+        "\n".join((_heading(spec), *_does(spec), f"  {spec.paper}", *_parameters(spec))) for spec in known.values()
+    ]
     return "\n\n".join((*entries, "-p NAME:KEY=VALUE,KEY=VALUE chooses one; paceline protocols NAME shows it in full."))
 
 
@@ -55,7 +60,11 @@ def _page(spec: Spec) -> str:
 
 
 def _heading(spec: Spec) -> str:
-    return f"{spec.name} · {spec.title} · {spec.family}"
+    return f"{spec.name} · {spec.title} · {KEPT_IN[spec.family]}"
+
+
+def _does(spec: Spec) -> list[str]:
+    return [f"  {spec.does}"] if spec.does else []
 
 
 def _about(spec: Spec) -> str:

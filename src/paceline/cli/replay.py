@@ -7,7 +7,6 @@ computes depends on its version, its samples, the seed, the worker and the step,
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import platform
 from collections import deque
@@ -17,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.again import changes
 from paceline.cli.run import CODES, STARTS, checked_script, new_folder, whole
 from paceline.core.facts import (
     Fact,
@@ -32,6 +32,7 @@ from paceline.core.orders import ApplyUpdate, Order
 from paceline.core.scenario import Scenario
 from paceline.errors import ConfigError, RunFailed
 from paceline.protocols import registry
+from paceline.records import kept
 from paceline.records.journal import Journal
 from paceline.records.ledger import connect
 from paceline.records.reading import LEDGER, RecordedRun, open_run, reading
@@ -49,7 +50,7 @@ def add_to(commands: Any) -> None:
     """Add the command and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "replay",
-        help="make a run again in the recorded order, to the same bits",
+        help="run again in the recorded order, to the same bits",
         description="Make the run in the folder RUN again, with real processes, in the order that its ledger has.",
         allow_abbrev=False,
     )
@@ -59,9 +60,9 @@ def add_to(commands: Any) -> None:
     add("--until", type=whole("--until", 1), metavar="VERSION", help=until)
     add("--script", type=Path, metavar="FILE", help="where the script is now (default: where it was)")
     add("--out", type=Path, metavar="DIR", help="the replay's own folder (default: runs/replay-RUN-DATE-TIME)")
-    excused = "a scalar or metric that depends on time and is not compared (repeatable)"
+    excused = "leave out this scalar or metric, which depends on time (repeatable)"
     add("--except", dest="excused", action="append", default=[], metavar="NAME", help=excused)
-    add("--json", action="store_true", help="print what came out as one JSON object")
+    add("--json", action="store_true", help="print the result as one JSON object")
     command.set_defaults(call=call)
 
 
@@ -72,7 +73,7 @@ def call(options: argparse.Namespace) -> int:
         if "script" not in recorded.config:
             raise ConfigError(f"{options.run}: it was simulated without a script: there is nothing to compute again")
         with reading(options.run):
-            script = checked_script(options.script or _script(recorded.config))
+            script = checked_script(options.script or _script(recorded))
             notes = [line for line in (recorded.unended, *differences(recorded.config, script)) if line]
         if not options.json:
             for line in notes:
@@ -127,11 +128,13 @@ def _failed_alike(recorded: Summary | None, again: Summary) -> bool:
     return len(ends) == 2 and ends[0] == ends[1] and again["outcome"] == "failed"
 
 
-def _script(config: Mapping[str, Any]) -> Path:
-    """Where the script was. Raises ConfigError if it is there no more."""
-    script = Path(config.get("directory", ""), config["script"])
+def _script(recorded: RecordedRun) -> Path:
+    """Where the script was; a function that went with its run's folder is there. Raises ConfigError if it has gone."""
+    script = Path(recorded.config.get("directory", ""), recorded.config["script"])
     if not script.exists():
-        raise ConfigError(f"{script}: the script is there no more; say where it is now, with --script FILE")
+        if script.name == kept.SCRIPT and (there := kept.kept_script(recorded.folder)) is not None:
+            return there
+        raise ConfigError(f"{script}: no script is there any more; say where it is now with --script FILE")
     return script
 
 
@@ -139,16 +142,13 @@ def differences(config: Mapping[str, Any], script: Path) -> Iterator[str]:
     """What is not as it was when the run was made, and may change its bits, a line each."""
     import torch
 
-    if config.get("script_sha256") not in (None, hashlib.sha256(script.read_bytes()).hexdigest()):
-        yield f"{script} has changed since the run was made"
+    yield from changes(config, script)
     now = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": version("numpy"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
-    if config.get("directory", str(Path.cwd())) != str(Path.cwd()):
-        yield f"the run was made in {config['directory']}: what the script reads by a relative path may be another file"
     for key, value in now.items():
         then = config["environment"].get(key)
         if value != then:
@@ -162,6 +162,7 @@ def replay(
 
     Raises ConfigError if it can't be made again here.
     """
+    from paceline.runtime.evaluator import THREADS as EVALUATION_THREADS
     from paceline.runtime.run import Interrupts, run
     from paceline.runtime.settings import Settings
 
@@ -194,6 +195,7 @@ def replay(
 
     settings = Settings(
         script=script,
+        source=script.read_bytes(),
         arguments=tuple(config["arguments"]),
         choice=recorded.choice,
         workers=recorded.workers,
@@ -216,6 +218,7 @@ def replay(
         json=json,
         learning_rate_scale=config.get("learning_rate_scale", 1.0),
         start=config.get("start", STARTS[0]),
+        evaluation_threads=EVALUATION_THREADS if config.get("stop_at_target") else None,
     )
     return run(settings, Interrupts(), direct)
 
@@ -230,7 +233,10 @@ def _reenact(fact: Fact, workers: Directed) -> None:
         case StepDeclined(worker=worker, step=step):
             # a script that did not say how many epochs it has ends instead of declining
             if isinstance(workers.result(worker, step), GradientReady):
-                raise RunFailed(f"worker {worker} has data for step {step}, and had none: the script goes another way")
+                raise RunFailed(
+                    f"worker {worker} has data for step {step}, and had none in the recording: "
+                    "the script goes another way"
+                )
         case ReduceFinished() | ReduceFailed():
             workers.tell(fact)
         case WorkerLeft(worker=worker, reason="died"):

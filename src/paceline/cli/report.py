@@ -29,8 +29,8 @@ def add_to(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "report",
         help="show runs: curves, timelines, who waited for whom",
-        description="Write one HTML page that shows these runs, beside each other if there are several. It needs "
-        "nothing else: no network, no server.",
+        description="Write one HTML page that shows these runs, beside each other if there are several. The "
+        "page works without a network or a server.",
         allow_abbrev=False,
     )
     add = command.add_argument
@@ -100,7 +100,7 @@ def _need_matplotlib() -> None:
         import paceline.records.report.figures  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"--png draws with matplotlib, which isn't here ({error}): pip install 'paceline[report]'"
+            f"--png draws with matplotlib, which is not installed ({error}): pip install 'paceline[report]'"
         ) from None
 
 

@@ -9,20 +9,30 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.cli import baseline
+from paceline.cli.again import changes, recorded, script_of, words
+from paceline.cli.again import scenario as recorded_scenario
+from paceline.cli.main import Parser
 from paceline.core.choice import MOST_WHOLE, check_fit, choose
-from paceline.core.files import read_file
+from paceline.core.files import is_read, read_file
+from paceline.core.listed import cut
 from paceline.core.scenario import MOST_WORKERS, Scenario
 from paceline.core.scenario import load as load_scenario
 from paceline.errors import ConfigError
 from paceline.protocols import registry
+from paceline.records.kept import is_free
 from paceline.records.summary import Target
 
 MOST_THREADS = 1024
 LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years
+
+PATIENCE = 1.0
+"""Seconds that an interrupted run waits for a reader of its summary, who may have stopped to read."""
 
 CODES = {"completed": 0, "failed": 3, "diverged": 4, "interrupted": 130}
 
@@ -39,41 +49,66 @@ CROWD = 8
 
 def add_to(commands: Any) -> None:
     """Add the command and its flags."""
-    command: argparse.ArgumentParser = commands.add_parser(
+    command: Parser = commands.add_parser(
         "run",
         help="train a script with several workers",
-        description="Train SCRIPT with several worker processes. What follows SCRIPT is the script's own.",
+        description="Train SCRIPT with several worker processes. Arguments after SCRIPT are the script's own.",
         allow_abbrev=False,
     )
     add = command.add_argument
     add_common(
         command,
         protocol="bsp",
-        seed="all of the run's randomness (default: 0)",
+        seed="seed of all the run's randomness (default: 0)",
         out="the run's folder (default: runs/PROTOCOL-DATE-TIME)",
         printed="print the summary and the run's folder, and only that, as one JSON object on standard output",
     )
     add("--target", action="append", default=[], metavar="METRIC>=VALUE", help="note when a recorded version meets it")
+    until = "end the run once recorded versions have met each --target; versions are then evaluated as it trains"
+    add("--stop-at-target", action="store_true", help=until)
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
-    add("--epochs", type=whole("--epochs", 1), metavar="N", help="how many epochs the script trains, if it won't say")
+    add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, if prepare is not told")
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
-    loss = "when a worker dies; auto: stop if its script failed, continue if it was killed (default: auto)"
+    loss = "what to do when a worker dies; auto stops if its script failed, not if it was killed (default: auto)"
     add("--on-loss", choices=("auto", "continue", "stop"), default="auto", help=loss)
-    add("--on-divergence", choices=("stop", "continue"), default="stop", help="at NaN or infinity (default: stop)")
-    one = "whose torch.save writes to its path; the others' go to the run's folder (default: first)"
+    diverged = "what to do at NaN or infinity (default: stop)"
+    add("--on-divergence", choices=("stop", "continue"), default="stop", help=diverged)
+    one = "workers whose torch.save writes to its path; the others write to the run's folder (default: first)"
     add("--saves", choices=("first", "all"), default="first", help=one)
-    add("--tee", choices=("first", "all", "none"), default="first", help="whose output is shown (default: first)")
-    add("--max-steps", type=whole("--max-steps", 1), metavar="N", help="end once so many updates are applied")
-    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after so many seconds")
-    add("--report-waits", type=seconds("--report-waits"), default=30.0, metavar="S", help="report longer waits (30)")
+    add("--tee", choices=("first", "all", "none"), default="first", help="whose output to show (default: first)")
+    add("--max-steps", type=whole("--max-steps", 1), metavar="N", help="end after N applied updates")
+    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after S seconds")
+    waits = "report waits that last longer than S seconds (default: 30)"
+    add("--report-waits", type=seconds("--report-waits"), default=30.0, metavar="S", help=waits)
     rates = "multiply the script's learning rates by this (default: 1)"
     add("--learning-rate-scale", type=above("--learning-rate-scale"), default=1.0, metavar="X", help=rates)
-    add("--tensorboard", action="store_true", help="write what is logged and evaluated for TensorBoard, too")
-    often = "where no terminal shows how it goes, a line so often (10)"
+    add("--tensorboard", action="store_true", help="also write logged and evaluated values for TensorBoard")
+    often = "without a terminal, print progress every S seconds (default: 10)"
     add("--progress", type=seconds("--progress"), default=10.0, metavar="S", help=often)
-    add("--quiet", action="store_true", help="say nothing of how it goes, only what came of it")
-    add_script(command)
+    add("--quiet", action="store_true", help="print the result, and no progress")
+    again = "make that run again with its script, arguments and flags; flags that you give win"
+    add("--config", type=Path, metavar="RUN/config.toml", help=again)
+    add_script(command, optional=True)
+    command.meant = _meant
     command.set_defaults(call=call)
+
+
+class _Protocol(argparse.Action):
+    """Takes the last protocol, and counts them in `protocols`: a run of its own `config.toml` may give another one."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        """As argparse calls it."""
+        namespace.protocol = values
+        namespace.protocols = [*getattr(namespace, "protocols", ()), values]
+
+
+def _meant(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Sequence[str]], object]) -> list[str]:
+    """See `again.words`. Raises ConfigError for several protocols."""
+    named = getattr(options, "protocols", ())
+    if len(named) > 1:
+        every = " ".join(f"-p {name}" for name in named)
+        raise ConfigError(f"run takes one protocol, and was given {every}; paceline compare takes several")
+    return words(options, given, parse)
 
 
 def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: str, out: str, printed: str) -> None:
@@ -91,16 +126,17 @@ def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: 
     )
     named: dict[str, Any] = {"metavar": "NAME[:KEY=VALUE,…]"}
     if protocol is None:
-        add("-p", "--protocol", action="append", required=True, help="how they synchronise; once for each", **named)
+        add("-p", "--protocol", action="append", required=True, help="protocol to compare (repeatable)", **named)
     else:
-        add("-p", "--protocol", default=protocol, help=f"how they synchronise (default: {protocol})", **named)
-    add("--scenario", type=Path, metavar="FILE", help="how fast the workers are, and what befalls them")
+        how = f"how workers synchronise (default: {protocol})"
+        add("-p", "--protocol", default=protocol, action=_Protocol, help=how, **named)
+    add("--scenario", type=Path, metavar="FILE", help="speeds of workers and network, failures and slowdowns")
     add("--seed", type=whole("--seed", 0), default=0, help=seed)
     add(
         "--threads",
         type=whole("--threads", 1, MOST_THREADS),
         metavar="T",
-        help="of each worker (default: cores / workers)",
+        help="threads of each worker (default: cores / workers)",
     )
     add_start(command, "")
     add("--out", type=Path, metavar="DIR", help=out)
@@ -109,15 +145,16 @@ def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: 
 
 def add_start(command: argparse.ArgumentParser, before: str) -> None:
     """Add the flag that says when scripts begin; its help begins with `before`. Not given, it is None."""
-    how = f"{before}let the other workers' scripts begin when worker 0 has come to prepare, or all at once (staggered)"
+    how = f"{before}begin the other workers' scripts when worker 0 calls prepare, or all at once (default: staggered)"
     command.add_argument("--start", choices=STARTS, help=how)
 
 
-def add_script(command: argparse.ArgumentParser) -> None:
-    """Add the script and, after it, what is the script's own."""
-    add = command.add_argument
-    add("script", metavar="SCRIPT", type=Path, help="an ordinary training script that calls paceline.prepare")
-    add("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own").required = False
+def add_script(command: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add the script and, after it, what is the script's own. `optional`: it may be None."""
+    add, often = command.add_argument, {"nargs": "?"} if optional else {}
+    script: dict[str, Any] = {"metavar": "SCRIPT", "type": Path, **often}
+    add("script", help="an ordinary training script that calls paceline.prepare", **script)
+    add("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own arguments").required = False
 
 
 def say_whose(script: Path, arguments: Sequence[str]) -> None:
@@ -139,12 +176,21 @@ def say_whose(script: Path, arguments: Sequence[str]) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
-    choice = choose(options.protocol, registry())
+    choice = None if options.protocol == baseline.NAME else choose(options.protocol, registry())
+    if options.script is None:
+        raise ConfigError("the following arguments are required: SCRIPT; see paceline run --help")
     scenario = Scenario() if options.scenario is None else load_scenario(options.scenario)
+    if options.config is not None and options.scenario is None:
+        scenario = recorded_scenario(options.config)
     workers = options.workers or scenario.workers or 2
     scenario = scenario.checked_for(workers).checked_for_real_run()
-    check_fit(choice, scenario.hosts(workers))
+    if choice is None:
+        baseline.check(options, scenario)
+    else:
+        check_fit(choice, scenario.hosts(workers))
     targets = tuple(Target.parse(text) for text in options.target)
+    if options.stop_at_target and not targets:
+        raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")
     if options.tensorboard and find_spec("tensorboard") is None:
         raise ConfigError(
             "--tensorboard needs the package tensorboard, which is not installed: pip install tensorboard"
@@ -152,49 +198,63 @@ def call(options: argparse.Namespace) -> int:
     script = checked_script(options.script)
     if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
         say_whose(script, options.arguments)
+    if options.config is not None:
+        config = recorded(options.config)
+        for line in changes(config, script) if script == script_of(config) else ():
+            print(f"paceline: {line}", file=sys.stderr)
     cores = len(os.sched_getaffinity(0))
     if workers > CROWD * cores and scenario.compute is None:
         print(
             f"paceline: {workers} workers share {'1 core' if cores == 1 else f'{cores} cores'}: they take turns, and "
-            "the run is no faster than with one for each core",
+            "the run is no faster than with one worker for each core",
             file=sys.stderr,
         )
-    folder = _checked_folder(options.out, choice.spec.name)
+    folder = checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
     threads = options.threads or max(1, cores // workers)
 
+    from paceline.runtime.evaluator import THREADS as EVALUATION_THREADS
     from paceline.runtime.run import Interrupts, run
     from paceline.runtime.settings import Settings
 
-    summary = run(
-        Settings(
-            script=script,
-            arguments=tuple(options.arguments),
-            choice=choice,
-            workers=workers,
-            scenario=scenario,
-            seed=options.seed,
-            threads=threads,
-            folder=folder,
-            shards=options.shards,
-            epochs=options.epochs,
-            record=options.record,
-            targets=targets,
-            on_loss=options.on_loss,
-            on_divergence=options.on_divergence,
-            saves=options.saves,
-            tee=options.tee,
-            max_steps=options.max_steps,
-            max_seconds=options.max_seconds,
-            report_waits=options.report_waits,
-            json=options.json,
-            quiet=options.quiet,
-            progress=options.progress,
-            tensorboard=options.tensorboard,
-            learning_rate_scale=options.learning_rate_scale,
-            start=options.start or STARTS[0],
-        ),
-        Interrupts(),
+    settings = partial(
+        Settings,
+        script=script,
+        source=script.read_bytes(),
+        arguments=tuple(options.arguments),
+        workers=workers,
+        scenario=scenario,
+        seed=options.seed,
+        threads=threads,
+        folder=folder,
+        shards=options.shards,
+        epochs=options.epochs,
+        record=options.record,
+        targets=targets,
+        on_loss=options.on_loss,
+        on_divergence=options.on_divergence,
+        saves=options.saves,
+        tee=options.tee,
+        max_steps=options.max_steps,
+        max_seconds=options.max_seconds,
+        report_waits=options.report_waits,
+        json=options.json,
+        quiet=options.quiet,
+        progress=options.progress,
+        tensorboard=options.tensorboard,
+        learning_rate_scale=options.learning_rate_scale,
+        start=options.start or STARTS[0],
+        stop_at_target=options.stop_at_target,
+        evaluation_threads=EVALUATION_THREADS if options.stop_at_target else None,
     )
+    if choice is None:
+        from paceline.runtime.baseline import run as run_baseline
+
+        nearest_kin = choose("all-reduce", registry())  # settings have a protocol; here nothing looks at it
+        summary = run_baseline(settings(choice=nearest_kin), Interrupts())
+    else:
+        summary = run(settings(choice=choice), Interrupts())
+    if summary["outcome"] == "interrupted" and not is_read(sys.stdout, PATIENCE):
+        return CODES["interrupted"]
     if options.json:
         print(json.dumps({**summary, "folder": str(folder)}, indent=2))
     else:
@@ -225,12 +285,13 @@ def new_folder(name: str) -> Path:
     return next(path for name in names if not (path := Path("runs") / name).exists())
 
 
-def _checked_folder(out: Path | None, protocol: str) -> Path:
+def checked_folder(out: Path | None, protocol: str) -> Path:
+    """The run's folder, if a run can be made in it; else raises ConfigError."""
     if out is None:
         return new_folder(protocol)
     if (out / "ledger.sqlite").exists():
         raise ConfigError(f"--out {out} holds a run already; name another folder, or remove this one")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not is_free(out):
         raise ConfigError(f"--out {out} is not an empty folder; name another one")
     return out
 
@@ -259,7 +320,7 @@ def seconds(flag: str) -> Callable[[str], float]:
 
 def shortened(text: str) -> str:
     """The text, or its beginning if it is long."""
-    return text if len(text) <= 40 else f"{text[:40]}…"
+    return cut(text, 41)
 
 
 def above(flag: str, of: str = "", most: float = sys.float_info.max) -> Callable[[str], float]:

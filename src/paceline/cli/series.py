@@ -22,6 +22,7 @@ from paceline.core.scenario import Scenario
 from paceline.core.scenario import load as load_scenario
 from paceline.errors import ConfigError, RunFailed
 from paceline.records import summary as summaries
+from paceline.records.kept import FILES, is_free
 from paceline.records.summary import Summary
 from paceline.version import __version__
 
@@ -102,8 +103,7 @@ def opened(
     """
     folder = file.parent
     if not file.exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"--out {folder} is neither an empty folder nor one with a {noun}; name another one")
+        check_free(folder, noun)
         new: dict[str, Any] = {"paceline": __version__, "settings": settings, **empty}
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -120,6 +120,12 @@ def opened(
     return state
 
 
+def check_free(folder: Path, noun: str) -> None:
+    """Raise ConfigError if a series can't be begun in that folder."""
+    if not is_free(folder):
+        raise ConfigError(f"--out {folder} is neither an empty folder nor one with a {noun}; name another one")
+
+
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """By its name, how each setting has changed."""
     return {
@@ -131,7 +137,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]
 
 def undo(file: Path) -> None:
     """Take the series' folder away if its very first run was refused, so that nothing came of it."""
-    if [path.name for path in file.parent.iterdir()] == [file.name]:
+    if {path.name for path in file.parent.iterdir()} - FILES == {file.name}:
         file.unlink()
         with suppress(OSError):
             file.parent.rmdir()

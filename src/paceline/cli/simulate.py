@@ -13,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.run import CODES, MOST_THREADS, STARTS, above, add_start, checked_script, new_folder, whole
+from paceline.cli.run import CODES, MOST_THREADS, STARTS, add_start, checked_script, new_folder, seconds, whole
 from paceline.core.choice import choose
 from paceline.core.scenario import load
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.reading import reading
 from paceline.records.summary import Summary, Target
+from paceline.runtime.terminal import redraws
 from paceline.sim.calibration import read
 from paceline.sim.simulate import Progress, Say, Simulation, Stop, simulate
 from paceline.sim.world import Limit
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 
 def add_to(commands: Any) -> None:
     """Add the command and its flags."""
-    command: argparse.ArgumentParser = commands.add_parser(
+    command: Any = commands.add_parser(
         "simulate",
-        help="see what protocols would give on a cluster that isn't there",
-        description="Run protocols' machines in virtual time, on the cluster that CLUSTER.toml describes, or in the "
-        "place of a run that was made, as long as that one or for as many steps.",
+        help="predict how protocols would do on a cluster that you describe",
+        description="Run protocols in virtual time, on the cluster that CLUSTER.toml describes. With --from, run them "
+        "in place of a recorded run, for as long as it took or for as many steps.",
         allow_abbrev=False,
     )
     add = command.add_argument
@@ -50,44 +51,51 @@ def add_to(commands: Any) -> None:
         dest="run",
         metavar="RUN",
         type=Path,
-        help="in place of CLUSTER.toml: a run's folder; its cluster, data and seed, and what its steps, versions and "
-        "averages took",
+        help="a run's folder, in place of CLUSTER.toml: its cluster, data and seed, and the times of its steps, "
+        "versions and averages",
     )
-    how = "how they synchronise; may be given several times (default: as in the RUN)"
+    how = "how workers synchronise; may be given several times (default: as in the RUN)"
     add("-p", "--protocol", action="append", metavar="NAME[:KEY=VALUE,…]", help=how)
-    add("-n", "--workers", type=whole("-n", 1), metavar="N", help="workers (default: the cluster's)")
+    add("-n", "--workers", type=whole("-n", 1), metavar="N", help="number of workers (default: the cluster's)")
     add(
         "--seconds",
-        type=above("--seconds", " of seconds"),
+        type=seconds("--seconds"),
         default=math.inf,
         metavar="T",
-        help="stop after so many virtual seconds",
+        help="stop after T virtual seconds",
     )
-    add("--steps", type=whole("--steps", 1), default=math.inf, metavar="N", help="stop once so many steps are applied")
-    add("--versions", type=whole("--versions", 1), default=math.inf, metavar="N", help="stop at that version")
+    add("--steps", type=whole("--steps", 1), default=math.inf, metavar="N", help="stop after N applied steps")
+    add("--versions", type=whole("--versions", 1), default=math.inf, metavar="N", help="stop at version N")
     add(
         "--batch", type=whole("--batch", 1), metavar="B", help="samples in a step, to count them (default: not counted)"
     )
-    add("--seed", type=whole("--seed", 0), help="of all randomness (default: 0, or the RUN's)")
+    add("--seed", type=whole("--seed", 0), help="seed of all randomness (default: 0, or the RUN's)")
     add("--out", type=Path, metavar="DIR", help="keep ledgers and summaries there, in a folder for each protocol")
     add(
         "--json",
         action="store_true",
-        help="print the summary and its folder; of several protocols, an array of them",
+        help="print the summary and its folder as JSON; for several protocols, an array",
     )
     trained = "with --gradients: "
     add(
-        "--threads", type=whole("--threads", 1, MOST_THREADS), metavar="T", help=f"{trained}of each worker (default: 1)"
+        "--threads",
+        type=whole("--threads", 1, MOST_THREADS),
+        metavar="T",
+        help=f"{trained}threads of each worker (default: 1)",
     )
     add(
-        "--epochs", type=whole("--epochs", 1), metavar="N", help=f"{trained}how many the script trains, if it won't say"
+        "--epochs",
+        type=whole("--epochs", 1),
+        metavar="N",
+        help=f"{trained}epochs of training, if prepare is not told",
     )
-    add("--record", type=whole("--record", 0), metavar="K", help=f"{trained}versions kept in an epoch (4)")
+    add("--record", type=whole("--record", 0), metavar="K", help=f"{trained}versions kept in each epoch (default: 4)")
     add_start(command, trained)
     met = f"{trained}note when a recorded version meets it"
     add("--target", action="append", metavar="METRIC>=VALUE", help=met)
-    how = "last of all, a training script and its arguments: every virtual step computes a real gradient of it"
+    how = "as the last flag, a training script and its arguments: every virtual step computes a real gradient"
     add("--gradients", nargs=argparse.REMAINDER, metavar="SCRIPT …", help=how)
+    command.instead = {"--scenario": "the cluster is an argument, not a flag: paceline simulate CLUSTER.toml -p …"}
     command.set_defaults(call=call)
 
 
@@ -177,9 +185,9 @@ def _interrupts() -> Iterator[Stop]:
 def _on_a_cluster(options: argparse.Namespace) -> list[Simulation]:
     """As CLUSTER.toml and the flags say."""
     if options.cluster is None:
-        raise ConfigError("nothing says what the cluster is like: name a CLUSTER.toml, or a run, with --from RUN")
+        raise ConfigError("no cluster is given: name a CLUSTER.toml, or a run with --from RUN")
     if options.protocol is None:
-        raise ConfigError("nothing says how workers synchronise: name a protocol, such as -p bsp")
+        raise ConfigError("no protocol is given: name one, such as -p bsp")
     scenario, limit = load(options.cluster), _limit(options)
     told: dict[str, Any] = {"workers": options.workers, "seed": options.seed or 0, "batch": options.batch}
     return [Simulation.on(scenario, choose(text, registry()), limit, **told) for text in options.protocol]
@@ -253,7 +261,7 @@ def _folders(out: Path | None, simulations: list[Simulation]) -> list[Path | Non
 @contextmanager
 def _progress(shown: bool) -> Iterator[Callable[[Simulation], Progress | None]]:
     """A bar with the time left, on a terminal."""
-    if not shown or not sys.stderr.isatty():
+    if not shown or not redraws(sys.stderr):
         yield lambda simulation: None
         return
     from rich.console import Console

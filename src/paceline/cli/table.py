@@ -13,6 +13,7 @@ from rich.table import Table
 from paceline.core import choice
 from paceline.core.choice import written
 from paceline.protocols import registry
+from paceline.records.reading import LEDGER
 from paceline.records.summary import Summary, metrics_of
 
 SHOWN = 16  # workers that a table has a line for each of
@@ -60,7 +61,9 @@ def print_summary(summary: Summary, folder: Path) -> None:
     for target, met in summary["targets"].items():
         missed = f"not met; metrics: {', '.join(known) or 'none, as the script registers no evaluate'}"
         console.print(f"{target}: " + (f"after {met['at_seconds']:.1f} s" if met else missed), markup=False)
-    console.print(f"{folder}: the ledger, the recorded versions, the workers' logs", markup=False, soft_wrap=True)
+    ledger = "the ledger, " if (folder / LEDGER).exists() else ""  # a baseline has none
+    if folder.exists():  # it may have been removed meanwhile
+        console.print(f"{folder}: {ledger}the recorded versions, the workers' logs", markup=False, soft_wrap=True)
 
 
 def print_comparison(summaries: Sequence[Summary]) -> None:

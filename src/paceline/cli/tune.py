@@ -32,7 +32,7 @@ from paceline.cli.series import (
     scenario_of,
     undo,
 )
-from paceline.core.choice import check_fit, choose
+from paceline.core.choice import check_fit, choose, nearest
 from paceline.core.search import Finished, Result, Search, Trial, next_trial
 from paceline.errors import ConfigError
 from paceline.protocols import registry
@@ -53,23 +53,24 @@ def add_to(commands: Any) -> None:
         "tune",
         help="find the best switch point for a job that recurs",
         description=f"Search for the smallest {PARAMETER} of {PROTOCOL} that is still accurate enough, by training "
-        "SCRIPT again and again. What follows SCRIPT is the script's own. With the same flags and the same --out a "
-        "search that was interrupted goes on.",
+        "SCRIPT again and again. Arguments after SCRIPT are the script's own. The same command with the same --out "
+        "continues an interrupted search.",
         allow_abbrev=False,
     )
     add_common(
         command,
         protocol=PROTOCOL,
-        seed="of each setting's first run; the next has one more (default: 0)",
+        seed="seed of each setting's first run; each further run has one more (default: 0)",
         out="the search's folder, with a folder for each run (default: runs/tune-DATE-TIME)",
         printed="print the search and its result, and only that, on standard output",
     )
     add = command.add_argument
-    add("--epochs", type=whole("--epochs", 1), metavar="N", help="how many epochs the script trains, if it won't say")
-    add("--metric", required=True, metavar="NAME", help="what counts, of what the script's evaluate returns")
-    add("--lower-is-better", action="store_true", help="as for a loss")
-    add("--goal", type=_number("--goal"), metavar="VALUE", help=f"to reach (default: measured, with {PARAMETER}=1)")
-    add("--runs", type=whole("--runs", 1, 1000), default=3, metavar="R", help="of each setting (default: 3)")
+    add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, if prepare is not told")
+    add("--metric", required=True, metavar="NAME", help="the metric to judge by, which the script's evaluate returns")
+    add("--lower-is-better", action="store_true", help="smaller values are better, as for a loss")
+    goal = f"value to reach (default: measured with {PARAMETER}=1)"
+    add("--goal", type=_number("--goal"), metavar="VALUE", help=goal)
+    add("--runs", type=whole("--runs", 1, 1000), default=3, metavar="R", help="runs of each setting (default: 3)")
     add(
         "--settings",
         type=whole("--settings", 1, 1000),
@@ -133,10 +134,10 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """All that the search's runs depend on, checked, as plain values."""
     name, _, given = options.protocol.partition(":")
     if any(part.partition("=")[0] == PARAMETER for part in given.split(",")):
-        raise ConfigError(f"-p {options.protocol}: {PARAMETER} is what is searched for; leave it out")
+        raise ConfigError(f"-p {options.protocol}: tune searches for {PARAMETER}; leave it out")
     choice = choose(options.protocol, registry())
     if name != PROTOCOL:
-        raise ConfigError(f"-p {options.protocol}: tune searches for {PARAMETER} of {PROTOCOL}; give that, or nothing")
+        raise ConfigError(f"-p {options.protocol}: tune searches for {PARAMETER} of {PROTOCOL}; give that, or no -p")
     scenario, workers = scenario_of(options)
     check_fit(choice, scenario.hosts(workers))
     common = common_settings(options, scenario, workers)
@@ -206,10 +207,11 @@ def _value(summary: Summary, metric: str, run: Path) -> float | None:
     known = summaries.metrics_of([last])
     if metric not in known:
         has = f"has {', '.join(known)}" if known else "has none, as the script registers no evaluate"
+        has += nearest(metric, known)
         raise ConfigError(f'--metric is "{metric}", but {run} {has}; name one that prepare(..., evaluate=) returns')
     if "epochs" not in tomllib.loads((run / "config.toml").read_text())["limits"]:
         raise ConfigError(
-            f"{run}: the script does not say for how many epochs it trains, so that nobody knows where {PARAMETER} is; "
+            f"{run}: the script does not say for how many epochs it trains, which {PARAMETER} is a share of; "
             "say it with --epochs N, or in prepare(..., epochs=N)"
         )
     value: float | None = last[metric]

@@ -1,0 +1,123 @@
+"""`paceline run --config`: the flags that made a run, read from its `config.toml`.
+
+The values become words of the command line, so that what is wrong with one of them is said as it is of a flag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.core.choice import nearest
+from paceline.core.files import read_file
+from paceline.core.scenario import Scenario, from_plain
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.records.folders import CONFIG
+from paceline.records.reading import choice_of
+from paceline.version import __version__
+
+FLAGS = {
+    "workers": "--workers",
+    "threads": "--threads",
+    "seed": "--seed",
+    "start": "--start",
+    "record": "--record",
+    "on_loss": "--on-loss",
+    "on_divergence": "--on-divergence",
+    "saves": "--saves",
+    "learning_rate_scale": "--learning-rate-scale",
+}
+"""Keys of a configuration that each are one flag."""
+OF_THE_SCRIPT = {"shards": "--shards", "epochs": "--epochs"}
+"""Flags that a script's own `prepare` may have said: another script, or other arguments, say them anew."""
+LIMITS = {"max_steps": "--max-steps", "max_seconds": "--max-seconds"}
+OTHERS = (
+    *("paceline", "script", "directory", "script_sha256", "arguments", "protocol", "buffers", "evaluates", "targets"),
+    "stop_at_target",
+    *("limits", "environment", "simulated", "scenario"),
+)
+"""Keys that are no flag, or not one each."""
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    """The configuration in that file, or in that run's folder. Raises ConfigError, in one line, if none is there."""
+    file = path / CONFIG if path.is_dir() else path
+    try:
+        config = tomllib.loads(read_file(file).decode())
+    except OSError as error:
+        raise ConfigError(f"--config {file}: {error.strerror}; name a run's {CONFIG}") from None
+    except ValueError as error:
+        raise ConfigError(f"--config {file}: no configuration can be read there ({error})") from None
+    known = (*FLAGS, "shards", *OTHERS)
+    missing = next((key for key in ("paceline", "protocol", "workers") if key not in config), None)
+    if missing is not None:
+        raise ConfigError(
+            f"--config {file}: it is no run's configuration, as it has no {missing}; name a run's {CONFIG}"
+        )
+    if config["paceline"] != __version__:
+        raise ConfigError(
+            f"--config {file}: it was written by Paceline {config['paceline']}, and this is {__version__}; give "
+            "what it says as flags"
+        )
+    if config.get("simulated"):
+        raise ConfigError(f"--config {file}: that run was simulated or replayed; name the {CONFIG} of a real run")
+    if strange := next((key for key in config if key not in known), None):
+        raise ConfigError(f'--config {file}: unknown key "{strange}"{nearest(strange, known)}')
+    return config
+
+
+def words(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Sequence[str]], object]) -> list[str]:
+    """The command line that is meant by these words, from which `options` were parsed: with the run's flags before.
+
+    `parse` is tried on the run's flags alone. A flag that is given later wins.
+    """
+    if options.config is None:
+        return list(given)
+    config, name = recorded(options.config), f"--config {options.config}"
+    try:
+        before = list(_flags(config, options))
+        script = [] if options.script is not None else [str(script_of(config)), *map(str, config["arguments"])]
+        parse([*before, *script])
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{name}: no run can be made of it ({type(error).__name__}: {error})") from None
+    return [*before, *given, *script]
+
+
+def scenario(path: Path) -> Scenario:
+    """The scenario that the configuration there has."""
+    return from_plain(recorded(path).get("scenario", {}), f"--config {path}")
+
+
+def _flags(config: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
+    limits = config.get("limits", {})
+    yield f"--protocol={choice_of(config, registry())}"
+    names = FLAGS | (OF_THE_SCRIPT if options.script is None else {})
+    for key, flag in (names | LIMITS).items():
+        value = limits.get(key) if key in (*LIMITS, "epochs") else config.get(key)
+        if value is not None:
+            yield f"{flag}={value}"
+    if config.get("stop_at_target", False) is True:
+        yield "--stop-at-target"
+    if not options.target:
+        yield from (f"--target={target}" for target in config.get("targets", ()))
+
+
+def script_of(config: Mapping[str, Any]) -> Path:
+    """Where the run's script was."""
+    same = config.get("directory", str(Path.cwd())) == str(Path.cwd())
+    return Path(config["script"]) if same else Path(config.get("directory", ""), config["script"])
+
+
+def changes(config: Mapping[str, Any], script: Path) -> Iterator[str]:
+    """What of the script and its folder is not as it was when the run was made, a line each."""
+    if config.get("script_sha256") not in (None, hashlib.sha256(script.read_bytes()).hexdigest()):
+        yield f"{script} has changed since the run was made"
+    if config.get("directory", str(Path.cwd())) != str(Path.cwd()):
+        yield f"the run was made in {config['directory']}: what the script reads by a relative path may be another file"

@@ -1,0 +1,30 @@
+"""`-p ddp`: the flags of a run under plain DistributedDataParallel, which is none of our protocols."""
+
+from __future__ import annotations
+
+import argparse
+
+from paceline.core.scenario import Kill, Scenario
+from paceline.errors import ConfigError
+
+NAME = "ddp"
+"""Where a protocol is named, in `run` and `compare`."""
+WITHOUT = ("max_steps", "max_seconds", "stop_at_target", "tensorboard", "shards")
+"""Flags that make no sense there: DDP's workers can't be stopped between two steps, and share data by themselves."""
+
+
+def check(options: argparse.Namespace, scenario: Scenario) -> None:
+    """Raises ConfigError, in one line, for flags and scenarios that a run under DDP can't follow."""
+    for name in WITHOUT:
+        if getattr(options, name, None) not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is given, and -p {NAME}, which can't follow it: leave one of them out")
+    if scenario.network is not None:
+        raise ConfigError(
+            f"{scenario.name}: -p {NAME} sends gradients by gloo, which a scenario's network does not pace; leave "
+            f"network out, or {NAME}"
+        )
+    if any(isinstance(event, Kill) for event in scenario.events):
+        raise ConfigError(
+            f"{scenario.name}: a worker that is killed ends a run under -p {NAME}; leave the event out, or {NAME}"
+        )

@@ -1,0 +1,78 @@
+"""How long a series of runs will still take, judged by those of its runs that are over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+
+@dataclass
+class Pace:
+    """A series of runs, each called by what it trains with: a protocol's name."""
+
+    names: Sequence[str]
+    took: list[float | None]
+    """Seconds of each run that is over; None of the others."""
+    clock: Callable[[], float] = time.monotonic
+    _present: int = -1
+    """The number of the run that began last, from 0."""
+    _begun: float = 0.0
+    """When it did."""
+
+    def begin(self, number: int) -> None:
+        """The run with that number, from 0, begins."""
+        self._present, self._begun = number, self.clock()
+
+    def end(self) -> None:
+        """The present run is over."""
+        self.took[self._present] = self.clock() - self._begun
+
+    def left(self) -> float | None:
+        """Seconds until all are over; None if none is yet.
+
+        A run takes as long as those under the same name did, or else as all did, in the mean.
+        """
+        known: dict[str, list[float]] = {}
+        for name, seconds in zip(self.names, self.took, strict=True):
+            if seconds is not None:
+                known.setdefault(name, []).append(seconds)
+        if not known:
+            return None
+        usual = _mean([seconds for several in known.values() for seconds in several])
+        left = 0.0
+        for number, name in enumerate(self.names):
+            if self.took[number] is None:
+                passed = self.clock() - self._begun if number == self._present else 0.0
+                left += max(0.0, (_mean(known[name]) if name in known else usual) - passed)
+        return left
+
+    def __str__(self) -> str:
+        """`run 3 of 10, about 2 min left`."""
+        place, left = f"run {self._present + 1} of {len(self.names)}", self.left()
+        return place if left is None or None not in self.took else f"{place}, about {roughly(left)} left"
+
+
+@dataclass
+class Told:
+    """The pace and what runs, as a terminal shows it: written anew whenever it is drawn."""
+
+    pace: Pace
+    what: str
+
+    def __rich__(self) -> Text:
+        return Text(f"{self.pace}: {self.what} ...")
+
+
+def roughly(seconds: float) -> str:
+    """`40 s`, `2 min`, `1 h 20 min`."""
+    if seconds < 59.5:
+        return f"{max(1, round(seconds))} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)

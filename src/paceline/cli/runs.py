@@ -1,0 +1,268 @@
+"""`paceline runs`: the runs in a folder, what they take on disk, and how they go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.columns import as_csv, as_markdown, as_text, check_exports, export
+from paceline.cli.main import Parser
+from paceline.cli.run import shortened
+from paceline.core.choice import Choice, brief, choose, written
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.records.comparison import COMPARISON
+from paceline.records.folders import STATUSES, Listed, Size, is_run, listed, runs_below, size_of
+from paceline.records.reading import is_written
+
+LIST, REMOVE, SIZES = "list", "rm", "du"
+HERE = Path("runs")
+"""Where a run goes without `--out`."""
+NUMBERS = ("workers", "steps", "seconds", "versions", "ledger", "rest", "total")
+"""Columns that are flush right."""
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+SHORTEST = 60
+"""Characters of a result in the table; `--json` has all of them."""
+
+
+def add_to(commands: Any) -> None:
+    """Add the command, its three parts, and their flags."""
+    command: Parser = commands.add_parser(
+        "runs",
+        help="list runs, remove them, show what they take on disk",
+        description="List the runs in a folder. `paceline runs DIR` is short for `paceline runs list DIR`, and takes "
+        "its flags.",
+        allow_abbrev=False,
+    )
+    command.usual = LIST
+    parts = command.add_subparsers(title="parts", metavar="PART", required=True, parser_class=Parser)
+    _add_list(parts)
+    _add_remove(parts)
+    _add_sizes(parts)
+
+
+def _add_list(parts: Any) -> None:
+    about = "List the runs in DIR, and in the comparisons there, the newest first."
+    part: argparse.ArgumentParser = parts.add_parser(LIST, help="list runs", description=about, allow_abbrev=False)
+    add = part.add_argument
+    _add_folder(part)
+    protocol = "only runs under this protocol, if it has parameters with the same ones (repeatable)"
+    add("--protocol", action="append", metavar="NAME[:KEY=VALUE,…]", help=protocol)
+    add("--status", action="append", choices=STATUSES, help="only runs that came to this (repeatable)")
+    add("--since", metavar="WHEN", help="only runs that began since then: 2026-11-20, or 90m, 12h, 3d, 2w ago")
+    add("--script", metavar="NAME", help="only runs of the script with this name or path")
+    add("--json", action="store_true", help="print them as a JSON array")
+    add("--export-markdown", type=Path, metavar="FILE", help="also write the table there, as Markdown")
+    add("--export-csv", type=Path, metavar="FILE", help="also write the table there, as CSV")
+    part.set_defaults(call=show)
+
+
+def _add_remove(parts: Any) -> None:
+    about = "Remove the folders of these runs. All are looked at first: if one can't be removed, none is."
+    part: argparse.ArgumentParser = parts.add_parser(REMOVE, help="remove runs", description=about, allow_abbrev=False)
+    part.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run's folder")
+    part.set_defaults(call=remove)
+
+
+def _add_sizes(parts: Any) -> None:
+    about = "Show what the runs in DIR take on disk, the largest first."
+    part: argparse.ArgumentParser = parts.add_parser(
+        SIZES, help="show what runs take on disk", description=about, allow_abbrev=False
+    )
+    _add_folder(part)
+    part.add_argument("--json", action="store_true", help="print them as a JSON array, in bytes")
+    part.set_defaults(call=sizes)
+
+
+def _add_folder(part: argparse.ArgumentParser) -> None:
+    part.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=HERE, help="where (default: runs)")
+
+
+def show(options: argparse.Namespace) -> int:
+    """`paceline runs list`; returns the exit code."""
+    check_exports({"--export-markdown": options.export_markdown, "--export-csv": options.export_csv})
+    since = None if options.since is None else _moment(options.since, time.time())
+    choices = None if options.protocol is None else [choose(text, registry()) for text in options.protocol]
+    found = [run for run in map(listed, _found(options.folder)) if _wanted(run, options, choices, since)]
+    found.sort(key=lambda run: -(run.began or 0.0))
+    heads = ("run", "began", "protocol", "workers", "status", "steps", "seconds", "result")
+    rows = [_row(run) for run in found]
+    if options.export_markdown is not None:
+        export("--export-markdown", options.export_markdown, as_markdown(heads, rows, NUMBERS))
+    if options.export_csv is not None:
+        export("--export-csv", options.export_csv, as_csv(heads, rows))
+    if options.json:
+        print(json.dumps([{**run.to_plain(), "began": _date(run.began)} for run in found], indent=2))
+    elif rows:
+        print(as_text(heads, rows, NUMBERS))
+    else:
+        print(f"{options.folder}: no runs" + (" of these" if _filtered(options) else ""))
+    return 0
+
+
+def remove(options: argparse.Namespace) -> int:
+    """`paceline runs rm`; returns the exit code."""
+    folders = list(dict.fromkeys(options.runs))
+    for folder in folders:
+        if why := why_not(folder):
+            raise ConfigError(f"{folder}: {why}")
+    freed = 0
+    for folder in folders:
+        size = size_of(folder).total
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise ConfigError(f"{error.filename}: {error.strerror}; {folder} is removed in part") from None
+        freed += size
+        print(f"{folder}: removed, {_bytes(size)} freed")
+    if len(folders) > 1:
+        print(f"{len(folders)} runs removed, {_bytes(freed)} freed")
+    return 0
+
+
+def why_not(folder: Path) -> str:
+    """Why that folder is not removed, and what to do; empty if it is a run that has ended."""
+    if folder.is_symlink():
+        return "it is a link; name the run's folder itself"
+    if not folder.is_dir():
+        return "there is no such folder; name a run's folder"
+    if not is_run(folder):
+        what = "it is a comparison's folder" if (folder / COMPARISON).is_file() else "it is not a run's folder"
+        return f"{what}; only runs are removed, name those in it"
+    if is_written(folder):
+        return "this run is still going on; end it first (Ctrl-C), then remove it"
+    if next(_others(folder), None) is not None:
+        return "other runs lie in this run's folder; move or remove them first"
+    return ""
+
+
+def _others(folder: Path) -> Any:
+    """Runs that lie in this one's folder, however deep."""
+    return (path.parent for path in folder.rglob("ledger.sqlite") if path.parent != folder)
+
+
+def sizes(options: argparse.Namespace) -> int:
+    """`paceline runs du`; returns the exit code."""
+    found = sorted(((run, size_of(run)) for run in _found(options.folder)), key=lambda one: -one[1].total)
+    if options.json:
+        print(json.dumps([{"folder": str(run), **_plain(size)} for run, size in found], indent=2))
+    elif found:
+        everything = Size(*(sum(getattr(size, part) for _, size in found) for part in ("versions", "ledger", "rest")))
+        rows = [[str(run), *map(_bytes, _plain(size).values())] for run, size in found]
+        if len(found) > 1:
+            rows.append([f"{len(found)} runs", *map(_bytes, _plain(everything).values())])
+        print(as_text(("run", "versions", "ledger", "rest", "total"), rows, NUMBERS))
+    else:
+        print(f"{options.folder}: no runs")
+    return 0
+
+
+def _found(folder: Path) -> Sequence[Path]:
+    if not folder.is_dir():
+        what = "it is a file" if folder.exists() else "there is no such folder"
+        raise ConfigError(f"{folder}: {what}; name a folder with runs in it")
+    return list(runs_below(folder))
+
+
+def _filtered(options: argparse.Namespace) -> bool:
+    return any(value is not None for value in (options.protocol, options.status, options.since, options.script))
+
+
+def _wanted(run: Listed, options: argparse.Namespace, choices: Sequence[Choice] | None, since: float | None) -> bool:
+    if choices is not None and not any(_under(run, *pair) for pair in zip(options.protocol, choices, strict=True)):
+        return False
+    if options.status is not None and run.status not in options.status:
+        return False
+    if since is not None and (run.began is None or run.began < since):
+        return False
+    if options.script is None:
+        return True
+    return run.script is not None and options.script in (run.script, Path(run.script).name)
+
+
+def _under(run: Listed, text: str, choice: Choice) -> bool:
+    """Whether the run is under this protocol: with any parameters if `text` has none, else with the very same."""
+    return run.protocol == choice.spec.name and (":" not in text or run.config == choice.to_plain()["config"])
+
+
+def _moment(text: str, now: float) -> float:
+    """When that is, in seconds since 1970."""
+    if found := re.fullmatch(r"(\d{1,9})([smhdw])", text):
+        return now - float(found[1]) * UNITS[found[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f'--since is "{shortened(text)}"; write a date, such as 2026-11-20, or how long ago: 90m, 12h, 3d, 2w'
+        ) from None
+
+
+def _row(run: Listed) -> list[str]:
+    seconds = "-" if run.seconds is None else f"{run.seconds:.1f}"
+    return [
+        str(run.folder),
+        "-" if run.began is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(run.began)),
+        _protocol(run) or "-",
+        "-" if run.workers is None else str(run.workers),
+        run.status + (", simulated" if run.simulated else ""),
+        "-" if run.steps is None else str(run.steps),
+        seconds,
+        _result(run),
+    ]
+
+
+def _protocol(run: Listed) -> str:
+    """As it is typed, without what is as it is by default; of one that this version does not know, the name."""
+    if run.protocol is None:
+        return ""
+    try:
+        config = {key: None if value == "none" else value for key, value in (run.config or {}).items()}
+        return brief(registry()[run.protocol], config)
+    except LookupError:
+        settings = ",".join(f"{key}={written(value)}" for key, value in (run.config or {}).items())
+        return f"{run.protocol}:{settings}" if settings else run.protocol
+
+
+def _result(run: Listed) -> str:
+    """Whether targets were met; without one, what the last version measures; of what went wrong, why."""
+    if run.targets:
+        told = ", ".join(_met(run, text, seconds) for text, seconds in run.targets.items())
+    elif run.metrics:
+        told = ", ".join(f"{name} {'not finite' if one is None else f'{one:.4g}'}" for name, one in run.metrics.items())
+    else:
+        told = ""
+    if run.error is not None:
+        told = " ".join(run.error.split())
+    return told if len(told) <= SHORTEST else f"{told[: SHORTEST - 1]}…"
+
+
+def _met(run: Listed, target: str, seconds: float | None) -> str:
+    if seconds is not None:
+        return f"{target} after {seconds:.1f} s"
+    best = (run.best or {}).get(target)
+    return f"{target} never" + ("" if best is None else f", at best {best:.4g}")
+
+
+def _plain(size: Size) -> dict[str, int]:
+    return {"versions": size.versions, "ledger": size.ledger, "rest": size.rest, "total": size.total}
+
+
+def _bytes(size: int) -> str:
+    """`812 B`, `1.2 MB`: in powers of 1000, as scenario files have them."""
+    value = float(size)
+    for unit in ("B", "kB", "MB"):
+        if value < 999.5:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
+
+
+def _date(began: float | None) -> str | None:
+    return None if began is None else datetime.fromtimestamp(began).astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,125 @@
+"""Runs of one script under several protocols, as a Python object."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paceline.core.files import read_file
+from paceline.programs.frames import Frame, as_frame
+from paceline.programs.markup import table
+from paceline.programs.recorded import Run
+from paceline.records.comparison import COMPARISON, runs_of
+
+
+class Comparison:
+    """A comparison that was made: its runs, and one row for each protocol.
+
+    `paceline.compare` returns one. `paceline.Comparison(folder)` opens a folder that `paceline compare` has made. In a
+    notebook a comparison shows itself as its table.
+
+    Args:
+        folder: The comparison's folder.
+
+    Raises:
+        ConfigError: In one line, if it is no comparison's folder, or none of its runs has ended.
+
+    Example:
+        >>> both = paceline.Comparison("runs/compare-20260801-101500")  # doctest: +SKIP
+        >>> [run.status for run in both.runs]  # doctest: +SKIP
+        ['completed', 'completed']
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder).absolute()
+        self._runs = runs_of(self._folder)
+        self._summary: dict[str, Any] = json.loads(read_file(self._folder / COMPARISON))
+
+    @property
+    def folder(self) -> Path:
+        """The comparison's folder, as an absolute path."""
+        return self._folder
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """All that the comparison knows, as `compare.json` has it: settings, runs, and protocols with intervals."""
+        return self._summary
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Its runs, protocol by protocol, in the order of their seeds."""
+        return [Run(folder) for folder in self._runs]
+
+    def table(self, frame: Frame | None = None) -> Any:
+        """Return one row for each protocol. A value is the mean over its runs.
+
+        Columns: `protocol`, `runs`, `seconds` (to the target, or else of the whole run), `speed_up` (against the first
+        protocol), `samples_per_second`, the metric under its own name, `waiting` (a share, 0 to 1), `staleness`,
+        `max_staleness`, `never` (runs that did not come to the target) and `diverged`. `seconds_plus_minus` is half of
+        the 95 % interval, of three runs or more. A value that is not known is missing.
+
+        Args:
+            frame: `"pandas"`, `"polars"`, or `"rows"`, as in `Run.scalars`.
+
+        Raises:
+            ConfigError: If the library that `frame` names is not installed.
+
+        Example:
+            >>> both.table("rows")[0]["protocol"]  # doctest: +SKIP
+            'bsp'
+        """
+        rows = [self._row(row) for row in self._summary["protocols"]]
+        return as_frame({name: [row[name] for row in rows] for name in (rows[0] if rows else ())}, frame)
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(row['protocol'] for row in self._summary['protocols'])}>"
+
+    def _repr_html_(self) -> str:
+        """The comparison as a notebook shows it: one row for each protocol."""
+        metric, target = self._summary["metric"], self._summary["settings"]["target"]
+        heads = ("protocol", "seconds", "speed-up", "samples/s", *([metric] if metric else []), "waiting", "staleness")
+        remarks = [f"seconds: to the first recorded version with {target}"] if target else []
+        rows = []
+        for row in self._summary["protocols"]:
+            measures = [_written(row["seconds"], ".1f"), _number(row["speed_up"], ".2f")]
+            measures.append(_written(row["samples_per_second"], ".0f"))
+            measures += [_written(row["final"], ".4g")] if metric else []
+            rows.append([row["protocol"], *measures, _written(row["waiting"], ".0%")])
+            rows[-1].append(_written(row["staleness"]["mean"], ".2f"))
+        return table(repr(self).strip("<>"), heads, rows, [*remarks, str(self._folder)])
+
+    def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        seconds, metric = row["seconds"], self._summary["metric"]
+        return {
+            "protocol": row["protocol"],
+            "runs": row["runs"],
+            "seconds": _mean(seconds),
+            "seconds_plus_minus": None if seconds is None else seconds["plus_minus"],
+            "speed_up": row["speed_up"],
+            "samples_per_second": _mean(row["samples_per_second"]),
+            **({metric: _mean(row["final"])} if metric else {}),
+            "waiting": _mean(row["waiting"]),
+            "staleness": _mean(row["staleness"]["mean"]),
+            "max_staleness": row["staleness"]["max"],
+            "never": row["never"],
+            "diverged": row["diverged"],
+        }
+
+
+def _mean(value: Mapping[str, Any] | None) -> float | None:
+    return None if value is None else value["mean"]
+
+
+def _written(value: Mapping[str, Any] | None, form: str) -> str:
+    """A mean, and half of its interval if it has one."""
+    if value is None or value["plus_minus"] is None:
+        return _number(_mean(value), form)
+    return f"{_number(value['mean'], form)} ± {_number(value['plus_minus'], form)}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"

@@ -1,0 +1,260 @@
+"""A run that was made, as a Python object: what its folder says, read when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.choice import brief
+from paceline.programs.frames import Frame, as_frame
+from paceline.programs.markup import table
+from paceline.protocols import registry
+from paceline.records.ledger import connect
+from paceline.records.reading import LEDGER, RecordedRun, open_run, reading
+from paceline.records.summary import MOMENT, Outcome, Summary, metrics_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.records.check import Checked
+
+SHOWN = 16
+"""Workers that a notebook's table has a row for each of."""
+FACTS = ("id", "at", "kind", "worker", "step", "version", "body")
+SCALARS = ("worker", "step", "at", "name", "value")
+
+
+class Run:
+    """A run that was made, real or simulated: its folder's summary, tables and final parameters.
+
+    `paceline.run` returns one. `paceline.Run(folder)` opens any other run's folder, such as one that the command line
+    or `paceline.simulate(..., out=folder)` has made. In a notebook a run shows itself as a table.
+
+    Args:
+        folder: The run's folder.
+
+    Raises:
+        ConfigError: In one line, if it is no run's folder, or its run is still going on.
+
+    Example:
+        >>> import paceline
+        >>> run = paceline.Run(folder)
+        >>> run
+        <Run of bsp: completed, 2 workers, 4 steps in 2.0 virtual s>
+        >>> run.folder.name, run.status, run.summary["staleness"]["max"]
+        ('kept', 'completed', 0)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        run = open_run(Path(folder).absolute(), registry())
+        with closing(run.ledger):
+            self._folder = run.folder
+            self._config = dict(run.config)
+            self._brief = brief(run.choice.spec, run.choice.parameters())
+            self._simulated = run.simulated
+            self._summary = _summary(run)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, as an absolute path."""
+        return self._folder
+
+    @property
+    def status(self) -> Outcome:
+        """How the run ended: `completed`, `interrupted`, `failed`, `diverged`, or `crashed` if it had no time to say.
+
+        Example:
+            >>> paceline.Run(folder).status
+            'completed'
+        """
+        status: Outcome = self._summary["outcome"]
+        return status
+
+    @property
+    def summary(self) -> Summary:
+        """What the run came to, as `summary.json` has it: a dict. Times are seconds, virtual ones of a simulation.
+
+        A run that crashed has no such file. Its summary is of what the ledger has.
+
+        Example:
+            >>> paceline.Run(folder).summary["per_worker"][1]["steps"]
+            2
+        """
+        return self._summary
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that the run was made with, every default filled in, as `config.toml` has it.
+
+        Example:
+            >>> paceline.Run(folder).config["protocol"]
+            {'name': 'bsp', 'config': {}}
+        """
+        return self._config
+
+    def scalars(self, frame: Frame | None = None) -> Any:
+        """Return what the workers logged with `paceline.log`, one row for each value.
+
+        Columns: `worker`, `step`, `at` (seconds since the run's start), `name`, `value`.
+
+        Args:
+            frame: `"pandas"`, `"polars"`, or `"rows"` for a list with a dict for each row. By default a pandas data
+                frame if pandas is installed, else a polars one, else rows.
+
+        Raises:
+            ConfigError: If the library that `frame` names is not installed.
+
+        Example:
+            >>> paceline.Run(folder).scalars("rows")
+            []
+        """
+        return self._table(SCALARS, "scalars", "rowid", frame)
+
+    def facts(self, frame: Frame | None = None) -> Any:
+        """Return every event that the coordinator saw, in its order, one row each.
+
+        Columns: `id`, `at` (seconds since the run's start), `kind`, `worker`, `step`, `version`, and `body`, which has
+        every field of the event as JSON. A value that the event does not have is missing.
+
+        Args:
+            frame: As in `scalars`.
+
+        Raises:
+            ConfigError: If the library that `frame` names is not installed.
+
+        Example:
+            >>> [row["kind"] for row in paceline.Run(folder).facts("rows")[:3]]
+            ['TrainingBegan', 'ParametersTaken', 'ParametersTaken']
+        """
+        return self._table(FACTS, "facts", "id", frame)
+
+    def evaluations(self, frame: Frame | None = None) -> Any:
+        """Return what `evaluate` said of each recorded version, one row each.
+
+        Columns: `version`, `at_seconds` (when it was made), `samples` (in it and all before it), and one for each
+        metric.
+
+        Args:
+            frame: As in `scalars`.
+
+        Raises:
+            ConfigError: If the library that `frame` names is not installed.
+
+        Example:
+            >>> paceline.Run(folder).evaluations("rows")
+            []
+        """
+        rows = self._summary["evaluations"]
+        names = (*MOMENT, *metrics_of(rows))
+        return as_frame({name: [row.get(name) for row in rows] for name in names}, frame)
+
+    def check(self) -> Checked:
+        """Verify the run's ledger, as `paceline check` does.
+
+        Returns:
+            `ok`, whether everything is as it must be; `wrong`, the first inconsistency; `proved`, a line for each
+            thing that was verified; `counts`.
+
+        Example:
+            >>> paceline.Run(folder).check().ok
+            True
+        """
+        from paceline.cli.check import checked_run
+
+        return checked_run(self._folder)[1]
+
+    def explain(self, worker: int | None = None, step: int | None = None) -> str:
+        """Say where the run's time went, as `paceline explain` does: sentences, a line each.
+
+        Args:
+            worker: Say it of this worker.
+            step: Say it of this step, of all workers or of `worker`.
+
+        Raises:
+            ConfigError: If there is no such worker or step.
+
+        Example:
+            >>> print(paceline.Run(folder).explain(worker=0).splitlines()[0])
+            Worker 0 was in the run for 2.0 s: 100 % computing, 0 % waiting, 0 % transferring, 0 % other things.
+        """
+        from paceline.cli.explain import sentences
+        from paceline.records.explain import past
+
+        run = open_run(self._folder, registry())
+        with closing(run.ledger), reading(self._folder):
+            return "\n".join(sentences(past(run), worker, step))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the final parameters and buffers by the script's own names, on the CPU.
+
+        A name that is tied to another has no entry of its own: load with `strict=False` then.
+
+        Raises:
+            ConfigError: If the run recorded no version.
+
+        Example:
+            >>> model.load_state_dict(run.state_dict())  # doctest: +SKIP
+        """
+        from paceline.errors import ConfigError
+
+        file = self._folder / "versions" / "final.safetensors"
+        if not file.exists():
+            raise ConfigError(f"{self._folder}: the run recorded no final version; {self.status}, it has none to load")
+        from safetensors.torch import load_file
+
+        return load_file(file)
+
+    def __repr__(self) -> str:
+        return f"<Run of {self._title()}>"
+
+    def _repr_html_(self) -> str:
+        """The run as a notebook shows it: one row for each worker."""
+        rows = self._summary["per_worker"]
+        heads = ("worker", "steps", "computing", "waiting", "transfer", "other", "max lead", "left")
+        remarks = [f"and {len(rows) - SHOWN} more workers"] if len(rows) > SHOWN else []
+        if self._summary["error"]:
+            remarks.append(str(self._summary["error"]))
+        if evaluations := self._summary["evaluations"]:
+            last = evaluations[-1]
+            metrics = ", ".join(f"{name} {_short(last[name])}" for name in metrics_of([last]))
+            remarks.append(f"version {last['version']}, the last: {metrics}")
+        return table(self._title(), heads, map(_cells, rows[:SHOWN]), [*remarks, str(self._folder)])
+
+    def _title(self) -> str:
+        summary = self._summary
+        unit = "virtual s" if self._simulated else "s"
+        workers = f"{summary['workers']} worker{'' if summary['workers'] == 1 else 's'}"
+        done = f"{summary['steps']} steps in {summary['wall_seconds']:.1f} {unit}"
+        return f"{self._brief}: {self.status}, {workers}, {done}"
+
+    def _table(self, columns: tuple[str, ...], name: str, order: str, kind: Frame | None) -> Any:
+        with reading(self._folder), closing(connect(self._folder / LEDGER)) as ledger:
+            rows = _read(ledger, f"SELECT {', '.join(columns)} FROM {name} ORDER BY {order}")
+        values = zip(*rows, strict=True) if rows else ((),) * len(columns)
+        return as_frame({column: list(of) for column, of in zip(columns, values, strict=True)}, kind)
+
+
+def _read(ledger: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
+    return ledger.execute(query).fetchall()
+
+
+def _summary(run: RecordedRun) -> Summary:
+    from paceline.records.report.contents import summary_of
+
+    with reading(run.folder):
+        return summary_of(run, () if run.summary is not None else run.history())
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    from paceline.cli.table import share
+
+    parts = [share(row, part) for part in ("compute", "wait", "transfer", "other")]
+    left = row["left"]["reason"] if row["left"] else ""
+    return [str(row["worker"]), str(row["steps"]), *parts, str(row["max_lead"]), left]
+
+
+def _short(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"

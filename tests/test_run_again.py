@@ -1,0 +1,184 @@
+"""`paceline run --config`: the flags that a configuration stands for, and what is said of one that is not as it was."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from paceline.cli.again import scenario
+from paceline.cli.main import main, parser
+from paceline.version import __version__
+from support.launch import Launch
+from support.nursery import Process
+from support.scripts import training
+
+SCRIPT = "pass\n"
+EVALUATE = "def evaluate(model): return {'loss': 1.0}"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT)
+
+
+def written(**changed: Any) -> Path:
+    """A configuration as a run writes it; a key that is changed to None is left out."""
+    config = {
+        "paceline": __version__,
+        "script": "train.py",
+        "directory": str(Path.cwd()),
+        "script_sha256": hashlib.sha256(SCRIPT.encode()).hexdigest(),
+        "arguments": ["--lr", "0.1"],
+        "protocol": {"name": "ssp", "config": {"bound": 5}},
+        "workers": 3,
+        "threads": 2,
+        "seed": 7,
+        "start": "together",
+        "shards": "static",
+        "buffers": "mean",
+        "record": 2,
+        "evaluates": True,
+        "on_loss": "stop",
+        "on_divergence": "continue",
+        "saves": "all",
+        "learning_rate_scale": 2.5,
+        "targets": ["loss<=1", "accuracy>=0.5"],
+        "stop_at_target": True,
+        "limits": {"epochs": 4, "max_steps": 90, "max_seconds": 12.5},
+        "environment": {"cores": 2},
+        "simulated": False,
+        "scenario": {"cluster": {"workers": 3}, "worker": [{"index": 2, "speed": 0.5}]},
+    }
+    Path("run").mkdir(exist_ok=True)
+    file = Path("run/config.toml")
+    file.write_text(tomli_w.dumps({key: value for key, value in (config | changed).items() if value is not None}))
+    return file
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return parser("run").parse_args(["run", *words])
+
+
+def test_every_setting_of_the_run_is_taken_from_its_configuration() -> None:
+    for named in (str(written()), "run"):
+        options = parsed("--config", named)
+        assert vars(options) | {
+            "workers": 3,
+            "threads": 2,
+            "protocol": "ssp:bound=5",
+            "seed": 7,
+            "start": "together",
+            "shards": "static",
+            "record": 2,
+            "on_loss": "stop",
+            "on_divergence": "continue",
+            "saves": "all",
+            "learning_rate_scale": 2.5,
+            "target": ["loss<=1", "accuracy>=0.5"],
+            "stop_at_target": True,
+            "epochs": 4,
+            "max_steps": 90,
+            "max_seconds": 12.5,
+            "script": Path("train.py"),
+            "arguments": ["--lr", "0.1"],
+        } == vars(options)
+        assert scenario(options.config).speeds == {2: 0.5}
+
+
+def test_flags_that_are_given_win_over_the_configuration_s() -> None:
+    file = str(written())
+    options = parsed("-p", "bsp", "--seed", "0", "--config", file, "--target", "loss<=9", "-n", "4")
+    assert (options.protocol, options.seed, options.target, options.workers) == ("bsp", 0, ["loss<=9"], 4)
+    assert (options.record, options.arguments) == (2, ["--lr", "0.1"])
+
+
+def test_another_script_comes_with_its_own_arguments_epochs_and_shards() -> None:
+    options = parsed("--config", str(written()), "other.py", "--seed", "1")
+    assert (options.script, options.arguments) == (Path("other.py"), ["--seed", "1"])
+    assert (options.seed, options.epochs, options.shards) == (7, None, None)
+
+
+def test_a_script_is_looked_for_where_the_run_was_made(tmp_path: Path) -> None:
+    options = parsed("--config", str(written(directory="/elsewhere")))
+    assert options.script == Path("/elsewhere/train.py")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"paceline": "0.0.9"},
+            f"it was written by Paceline 0.0.9, and this is {__version__}; give what it says as fla",
+        ),
+        ({"simulated": True}, "that run was simulated or replayed; name the config.toml of a real run"),
+        ({"protocol": None}, "it is no run's configuration, as it has no protocol; name a run's config.toml"),
+        ({"sede": 3}, 'unknown key "sede" (did you mean "seed"?)'),
+        ({"seed": -1}, '--seed is "-1"; it must be a whole number, 0 or more'),
+        ({"on_loss": "weep"}, "argument --on-loss: invalid choice: 'weep'"),
+        ({"protocol": {"name": "bsq", "config": {}}}, 'unknown protocol "bsq"'),
+        ({"protocol": 3}, "no run can be made of it (TypeError"),
+        ({"limits": 3}, "no run can be made of it (AttributeError"),
+        ({"script": None}, "no run can be made of it (KeyError: 'script')"),
+    ],
+)
+def test_a_configuration_that_no_run_can_be_made_of_is_one_line(
+    changed: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--config", str(written(**changed))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"paceline: --config run/config.toml: {message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "No such file or directory; name a run's config.toml"), ("x", "no configuration can")]
+)
+def test_a_file_that_is_no_configuration_is_one_line(
+    text: str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        Path("mine.toml").write_text(text)
+    assert main(["run", "--config", "mine.toml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"paceline: --config mine.toml: {message}")
+
+
+def test_without_a_script_and_a_configuration_the_script_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-n", "2"]) == 2
+    said = "paceline: the following arguments are required: SCRIPT; see paceline run --help\n"
+    assert capsys.readouterr().err == said
+
+
+def test_one_line_says_that_the_script_has_changed_since_and_one_that_the_folder_is_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refused = ("--out", "train.py")  # a file: nothing is run
+    assert main(["run", "--config", str(written()), *refused]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    elsewhere = Path("elsewhere").absolute()
+    elsewhere.mkdir()
+    (elsewhere / "train.py").write_text("1\n")
+    assert main(["run", "--config", str(written(directory=str(elsewhere))), *refused]) == 2
+    changed, moved, _ = capsys.readouterr().err.splitlines()
+    assert changed == f"paceline: {elsewhere}/train.py has changed since the run was made"
+    assert moved.startswith(f"paceline: the run was made in {elsewhere}: what the script reads by a relative path")
+
+
+def test_a_run_made_again_has_the_same_configuration_and_under_bsp_the_same_bits(tmp_path: Path) -> None:
+    Path("slow.toml").write_text("[[worker]]\nindex = 1\nspeed = 0.5\n")
+    launch = Launch(tmp_path)
+    script = training("sys.argv[1:] == ['--lr', '-1'] or sys.exit(1)", before=EVALUATE, epochs=1)
+    flags = ("-n", "2", "--threads", "1", "--seed", "3", "--scenario", "slow.toml", "--record", "2")
+    first = launch.run(script, *flags, "--target", "loss<=1", args=("--lr", "-1")).completed()
+    process = Process(["run", "--config", str(first.folder), "--out", "again", "--json", "--quiet"], None)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert Path("again/config.toml").read_text() == (first.folder / "config.toml").read_text()
+    assert json.loads(out)["final_parameters_sha256"] == first.summary["final_parameters_sha256"]
+    launch.close()
