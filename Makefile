@@ -3,13 +3,19 @@
 # make check   types and style
 # make numeric the tests of what is computed, as another processor computes it
 # make long    the longer suites
+# make docs    the documentation's site, into build/site; make docs-serve shows it while it is edited
+# make prose   how long the sentences of README and the guides are
 # make papers  published claims beside ours, in virtual time: the tables of docs/papers.md
+#
+# The first of them installs all into .venv. With TORCH_INDEX=https://download.pytorch.org/whl/cpu it takes torch from
+# there, without CUDA; by default it takes the torch that pip finds.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test numeric long check bench papers clean
+.PHONY: demo test numeric long check bench docs docs-serve prose papers clean
 
 demo: $(VENV)/installed
 	@echo "Handwritten digits, 4 workers, of which worker 3 computes four times slower."
@@ -26,7 +32,7 @@ THREADS ?= 1
 NUMERIC := tests/training/test_averages.py tests/training/test_equals_plain.py tests/training/test_optimizers.py \
   tests/training/test_own_optimizers.py tests/training/test_own_step.py tests/fabric/test_groups.py \
   tests/runtime/test_forged_data.py tests/runtime/test_momentum.py tests/runtime/test_replay.py \
-  tests/sim/test_gradients.py tests/sim/test_own_updates.py
+  tests/sim/test_gradients.py tests/sim/test_own_updates.py tests/habits/test_pickles.py
 
 numeric: $(VENV)/installed
 	ATEN_CPU_CAPABILITY=$(CAPABILITY) OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)
@@ -50,8 +56,21 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	  { echo "Paceline needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Installing into $(VENV) (a few minutes, the first time) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+ifdef TORCH_INDEX
+	@$(PIP) --no-deps --index-url $(TORCH_INDEX) torch
+endif
+	@$(PIP) --editable '.[dev]'
 	@touch $@
+
+# The variable silences a notice of the theme's makers about another program, which a build would show each time.
+docs: $(VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+prose: $(VENV)/installed
+	$(BIN)/python docs/tools/prose.py
 
 papers: $(VENV)/installed
 	$(BIN)/python benchmarks/papers/write.py

@@ -1,0 +1,80 @@
+"""The reference pages have what the code has: keys of scenarios, keys of summaries, public names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from from_code import on_page_markdown
+
+import paceline
+from paceline.core.choice import choose
+from paceline.core.scenario import _DURATIONS, _KEYS, _SIZES
+from paceline.protocols import registry
+from paceline.records.summary import Tally, Target
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+def test_the_scenario_page_has_every_key_of_every_table() -> None:
+    page = (REFERENCE / "scenario.md").read_text()
+    for table, keys in _KEYS.items():
+        section = re.search(rf"^## `\[+{table}\]+`\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
+        assert section is not None, table
+        assert sorted(re.findall(r"^\| `(\w+)` \|", section[1], re.MULTILINE)) == sorted(keys), table
+    units = re.search(r"^\| duration \| (.*?) \|", page, re.MULTILINE), re.search(r"^\| size \| (.*?) \|", page, re.M)
+    assert [set(re.findall(r"`(\w+)`", row[1])) for row in units if row] == [set(_DURATIONS), set(_SIZES)]
+
+
+def test_the_summary_page_has_every_key_of_a_summary() -> None:
+    page = (REFERENCE / "summary.md").read_text()
+    section = page.partition("## `summary.json`")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    told = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
+    assert sorted(told) == sorted(set(told))
+    assert set(told) == set(simulated()) | set(counted())
+
+
+def test_the_python_page_has_every_public_name() -> None:
+    page = on_page_markdown((REFERENCE / "python.md").read_text())
+    told = re.findall(r"^::: paceline\.(\w+)$", page, re.MULTILINE)
+    assert sorted(told) == sorted(set(paceline.__all__) - {"__version__"})
+
+
+def simulated() -> Iterator[str]:
+    """Keys of a run in which a worker died and the protocol switched."""
+    cluster = {"cluster": {"workers": 2, "compute": "10ms"}, "event": [{"worker": 1, "at_step": 3, "kill": True}]}
+    return paths(paceline.simulate(cluster, "sync-switch:switch_at=0.5", steps=20, batch=4))
+
+
+def counted() -> Iterator[str]:
+    """Keys of a run that was evaluated and had a target."""
+    tally = Tally()
+    tally.recorded(1, 0.5, 32)
+    tally.evaluated(1, {"accuracy": 0.9})
+    tally.consensus(1, 0.5, 0.1)
+    choice, targets = choose("all-reduce", registry()), [Target.parse("accuracy>=0.9")]
+    summary = tally.summary(protocol=choice, workers=2, threads=1, seed=0, outcome="completed", targets=targets)
+    return (path for path in paths(summary) if path != "evaluations[].accuracy")
+
+
+OWN_ROW = ("per_worker[].left", "targets")
+"""Objects that the page also says something of as a whole."""
+OTHERS_KEYS = ("protocol.config", "staleness.histogram")
+"""Objects whose keys are not the summary's own."""
+
+
+def paths(value: dict[str, Any], above: str = "") -> Iterator[str]:
+    """Every key, as the page writes it."""
+    for key, inner in value.items():
+        path = above + ("*" if above == "targets." else key)
+        if isinstance(inner, list):
+            yield f"{path}[]"
+            for one in inner:
+                yield from paths(one, f"{path}[].")
+        if not isinstance(inner, list | dict) or path in OWN_ROW + OTHERS_KEYS:
+            yield path
+        if isinstance(inner, dict) and path not in OTHERS_KEYS:
+            yield from paths(inner, f"{path}.")
