@@ -16,12 +16,12 @@ from support.runs import Run
 # --- who writes and who waits
 
 
-def wrote(adoption: Adoption, worker: int, digest: str = "a", slot: int = 1) -> None:
+def wrote(adoption: Adoption, worker: int, digest: str = "a") -> None:
     """The worker asks, is told to write, and has."""
     adoption.wanted(worker, digest)
     assert adoption.to_write() == worker
-    adoption.writes(worker, slot)
-    assert adoption.done(worker) == slot
+    adoption.writes(worker)
+    adoption.done(worker)
 
 
 def test_where_nobody_changed_anything_nobody_writes_or_waits_and_all_agree() -> None:
@@ -37,11 +37,11 @@ def test_who_asks_first_writes_and_nobody_else_is_told_to() -> None:
     adoption.wanted(2, "a")
     adoption.wanted(0, "a")
     assert adoption.to_write() == 2
-    adoption.writes(2, 5)
+    adoption.writes(2)
     assert adoption.to_write() is None
     adoption.wanted(1, "a")
     assert adoption.to_write() is None
-    assert adoption.done(2) == 5
+    adoption.done(2)
     assert adoption.to_write() is None
     assert adoption.adopted == "a"
 
@@ -50,7 +50,7 @@ def test_the_others_wait_until_it_is_written_and_are_let_on_once() -> None:
     adoption = Adoption()
     for worker in (2, 0, 1):
         adoption.wanted(worker, "a")
-    adoption.writes(2, 5)
+    adoption.writes(2)
     assert adoption.to_let_on() == []
     adoption.done(2)
     assert adoption.to_let_on() == [0, 1], "who wrote does not wait for itself"
@@ -69,12 +69,12 @@ def test_when_the_author_dies_while_writing_the_next_one_writes() -> None:
     adoption = Adoption()
     for worker in (0, 2, 1):
         adoption.wanted(worker, "a")
-    adoption.writes(0, 5)
+    adoption.writes(0)
     adoption.lost(0)
     assert adoption.to_let_on() == [], "what it wrote may not be whole"
     assert adoption.to_write() == 2
-    adoption.writes(2, 6)
-    assert adoption.done(2) == 6
+    adoption.writes(2)
+    adoption.done(2)
     assert adoption.to_let_on() == [1]
     assert "worker 2 changed" in adoption.disagreement(3)
 
@@ -82,7 +82,7 @@ def test_when_the_author_dies_while_writing_the_next_one_writes() -> None:
 def test_when_the_author_dies_while_writing_and_nobody_waits_whoever_asks_next_writes_its_own() -> None:
     adoption = Adoption()
     adoption.wanted(0, "a")
-    adoption.writes(0, 5)
+    adoption.writes(0)
     adoption.lost(0)
     assert adoption.to_write() is None
     wrote(adoption, 1, "b")
@@ -105,10 +105,10 @@ def test_who_dies_while_it_waits_is_neither_told_to_write_nor_let_on() -> None:
         adoption.wanted(worker, "a")
     adoption.lost(0)
     assert adoption.to_write() == 1
-    adoption.writes(1, 5)
+    adoption.writes(1)
     adoption.lost(2)
     adoption.lost(3)  # which never asked
-    assert adoption.done(1) == 5
+    adoption.done(1)
     assert adoption.to_let_on() == []
 
 
@@ -124,12 +124,12 @@ def test_whoever_is_about_to_train_while_another_one_writes_what_all_begin_with_
     """It can't have changed the same: it would wait for that."""
     adoption = Adoption()
     adoption.wanted(0, "a")
-    adoption.writes(0, 5)
+    adoption.writes(0)
     assert not adoption.agrees(1)
     assert adoption.disagreement(1).startswith("worker 0 changed ")
     assert "worker 1 changed nothing" in adoption.disagreement(1)
-    assert adoption.lost(1) is None
-    assert adoption.lost(0) == 5, "nobody writes there any more"
+    assert not adoption.lost(1)
+    assert adoption.lost(0), "nobody writes there any more"
     assert adoption.agrees(1)
 
 
@@ -431,8 +431,8 @@ def test_a_worker_that_was_shown_what_is_adopted_agrees_with_it_unless_it_wrote_
     """In a replay its first step comes after the others' writing: what it writes then is there already."""
     adoption = Adoption()
     adoption.wanted(0, "what all write")
-    adoption.writes(0, slot=3)
-    assert adoption.done(0) == 3
+    adoption.writes(0)
+    adoption.done(0)
     assert not adoption.agrees(1)
     adoption.shown.add(1)
     assert adoption.agrees(1)

@@ -55,12 +55,12 @@ class Full(Directed):
         choice: Any = choose("asp", registry())
         self._spec, self.settings = choice.spec, SimpleNamespace(choice=choice)  # type: ignore[assignment]
         one = Member(worker=0, process=0, watch=0, channel=None, log=Path("log"), printed=None)  # type: ignore[arg-type]
-        one.areas = {3: 0, 4: 1}
         self.members = {0: one}
+        self._host = SimpleNamespace(pushes=SimpleNamespace(awaited=lambda worker: [3, 4]))  # type: ignore[assignment]
         self._adoption = Adoption()
 
     def carry_out(self, order: Order) -> None:
-        self.members[0].queued = lambda: None
+        pass
 
 
 def test_a_release_that_waits_for_an_update_which_can_not_be_applied_before_it_fails_at_once() -> None:

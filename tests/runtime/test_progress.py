@@ -136,7 +136,6 @@ def test_what_is_done_is_the_share_of_whatever_ends_the_run_first(
     [
         ({"stage": "starting"}, "starting"),
         ({"step": 4}, "computing"),
-        ({"on_the_way": {3}}, "pushing"),
         ({"waits": "its lead is 4, the bound 3: it waits for worker 2"}, "waiting for worker 2"),
         ({"waits": "version 7 is being made"}, "waiting: version 7 is being made"),
         ({"stage": "gone", "left": "died"}, "died"),
@@ -146,6 +145,10 @@ def test_what_is_done_is_the_share_of_whatever_ends_the_run_first(
 )
 def test_a_workers_state_is_a_few_words(known: dict[str, Any], said: str) -> None:
     assert state(member(**known)) == said
+
+
+def test_a_worker_that_is_idle_while_its_update_is_on_the_way_is_pushing() -> None:
+    assert (state(member()), state(member(), pushing=True)) == ("idle", "pushing")
 
 
 def test_a_wait_is_for_those_who_have_not_come_by_now_and_counts_for_each_of_them() -> None:

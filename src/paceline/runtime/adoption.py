@@ -17,8 +17,8 @@ class Adoption:
     shown: set[int] = field(default_factory=set)
     """Workers whose first parameters were the adopted ones. A script that writes the same there changes nothing."""
     _waiting: list[int] = field(default_factory=list)
-    _writing: tuple[int, int] | None = None
-    """The worker that writes, and the slot."""
+    _writing: int | None = None
+    """The worker that writes."""
     _author: int | None = None
 
     def wanted(self, worker: int, digest: str) -> None:
@@ -31,18 +31,15 @@ class Adoption:
         free = self.adopted is None and self._writing is None
         return self._waiting[0] if free and self._waiting else None
 
-    def writes(self, worker: int, slot: int) -> None:
-        """The worker was told to write into that slot."""
+    def writes(self, worker: int) -> None:
+        """The worker was told to write."""
         self._waiting.remove(worker)
-        self._writing = worker, slot
+        self._writing = worker
         self._author = worker
 
-    def done(self, worker: int) -> int:
-        """The worker has written. Return the slot."""
-        assert self._writing is not None
-        _, slot = self._writing
+    def done(self, worker: int) -> None:
+        """The worker has written."""
         self.adopted, self._writing = self.digests[worker], None
-        return slot
 
     def to_let_on(self) -> list[int]:
         """The workers that waited for what is adopted now."""
@@ -51,14 +48,14 @@ class Adoption:
         waited, self._waiting = self._waiting, []
         return waited
 
-    def lost(self, worker: int) -> int | None:
-        """The worker has left. Return the slot that it was writing into, if it was."""
+    def lost(self, worker: int) -> bool:
+        """The worker has left. Return whether it was writing."""
         if worker in self._waiting:
             self._waiting.remove(worker)
-        if self._writing is None or self._writing[0] != worker:
-            return None
-        (_, slot), self._writing = self._writing, None
-        return slot
+        if self._writing != worker:
+            return False
+        self._writing = None
+        return True
 
     def agrees(self, worker: int) -> bool:
         """Whether this worker, which is about to train, began with what all begin with.

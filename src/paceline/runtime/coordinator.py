@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerLeft
+from paceline.core.items import Version
 from paceline.core.leases import Batch, Dealing, Leases
 from paceline.core.listed import listed, workers_named
 from paceline.core.orders import (
@@ -32,6 +33,10 @@ from paceline.core.orders import (
 from paceline.errors import ConfigError, MessageUnreadable, PeerLost
 from paceline.fabric.channel import Channel, pair
 from paceline.fabric.memory import Region, available_bytes
+from paceline.host.arithmetic import Arithmetic
+from paceline.host.commits import Heard
+from paceline.host.host import Host
+from paceline.host.plan import plan
 from paceline.records.journal import Journal
 from paceline.records.times import StepTimes
 from paceline.runtime import messages
@@ -41,7 +46,6 @@ from paceline.runtime.board import Board
 from paceline.runtime.disk import Disk
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.evaluator import Evaluator
-from paceline.runtime.exchange import Exchange
 from paceline.runtime.loop import Loop
 from paceline.runtime.losses import loss_is_borne, why_it_ends
 from paceline.runtime.member import Member
@@ -49,9 +53,9 @@ from paceline.runtime.offers import (
     dealing,
     difference,
     epochs_over,
+    lack_of_memory,
     lack_of_metrics,
     lack_of_work,
-    region_bytes,
     remarks,
     unfit,
     work,
@@ -61,10 +65,8 @@ from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group, exit_phrase
 from paceline.runtime.progress import Shower, shower
 from paceline.runtime.recordings import Recordings
-from paceline.runtime.replica_exchange import ReplicaExchange
 from paceline.runtime.settings import Settings
 from paceline.runtime.starts import to_begin
-from paceline.runtime.store_client import StoreClient
 from paceline.runtime.unused import unused
 from paceline.runtime.versions import Means, StoredVersions
 from paceline.runtime.view import Watch
@@ -100,20 +102,20 @@ class Coordinator:
         """The exit code that the script's own argument parser ended it with, before training."""
         self.leases = Leases("queue", [])
         self.recordings = Recordings(settings.folder, settings.record, journal)
-        self.store: StoreClient | None = None
         self.store_process: int | None = None
         self._output = output
         output.after = loop.after
         self._loop = loop
         self._on_begin = on_begin
         self._spec = settings.choice.spec
+        self._owns_replicas = self._spec.family == "decentralized"
         self._adoption = Adoption()
         self._alike = Alike()
         self._origin = time.monotonic()
         """When training began. `at` counts from here, so imports and loading data do not count."""
         self._happened: deque[Fact] = deque()
         self._region: Region | None = None
-        self._host: Member | None = None
+        self._forker: Member | None = None
         """The worker that was asked to fork the store."""
         self._offer: messages.Offered | None = None
         """The protocol that training began with."""
@@ -141,28 +143,34 @@ class Coordinator:
         """By worker: how it died."""
         self._leaving: list[tuple[Member, Callable[[Member], None]]] = []
         """Workers that leave when their last update has arrived, and how."""
-        self._exchange: Exchange | ReplicaExchange
+        self._host = Host(
+            plan(self._spec, settings.choice.unapplied, settings.workers),
+            self.members,
+            journal,
+            loop,
+            Heard(
+                timed=self._committed,
+                checked=journal.ledger.checked,
+                made=lambda version, at: self._versions.made(version, at),
+                not_finite=self._not_finite,
+            ),
+            network=None if self._owns_replicas else settings.scenario.network,
+            owns_replicas=self._owns_replicas,
+            steps_in_store=self._spec.optimizer == "store",
+            rate_scale=settings.learning_rate_scale,
+            send=self._send,
+            happened=self._happened.append,
+            now=self._at,
+            give_up=self._give_up,
+            idle_cores=self._idle_cores,
+        )
+        self._watch.pushing = self._host.pushes.on_the_way
         self._versions: StoredVersions | Means
-        if self._spec.family == "decentralized":
-            self._exchange = replicas = ReplicaExchange(
-                self.members, loop, journal, self._send, self._happened.append, self._at, self._give_up
-            )
-            self._versions = Means(
-                replicas, self._spec.averages == "gradients", self.members, self.recordings, journal, self._at
-            )
+        if self._owns_replicas:
+            averages = self._spec.averages == "gradients"
+            self._versions = Means(self._host, averages, self.members, self.recordings, journal, self._at)
         else:
-            network, steps_in_store = settings.scenario.network, self._spec.optimizer == "store"
-            self._exchange = transfers = Exchange(
-                network,
-                steps_in_store,
-                settings.choice.unapplied,
-                self.members,
-                journal,
-                self._send,
-                self._happened.append,
-                self._at,
-            )
-            self._versions = StoredVersions(transfers, self.members, self.recordings)
+            self._versions = StoredVersions(self._host, self.members, self.recordings)
 
     def open(self) -> None:
         """Listen to every worker."""
@@ -184,16 +192,16 @@ class Coordinator:
         while True:
             while (fact := self._next()) is not None:
                 self._disk.wait()
-                self._exchange.present = fact.at
-                self._exchange.tell(fact)
+                self._host.present = fact.at
+                self._host.tell(fact)
                 yield fact
-                self._exchange.present = None
+                self._host.present = None
                 self._end_postponed()
             writing = self._conclude() and not self._at_once
             if not writing and not any(member.here for member in self.members.values()):
                 break
             if not self._happened:
-                self._loop.wait(self._exchange.due())
+                self._loop.wait(self._host.due())
         self._look_at_ends()
         self._look_at_use()
 
@@ -248,8 +256,8 @@ class Coordinator:
             self._board.close()
         if self._evaluator is not None:
             self._evaluator.end()
-        if self.store is not None:
-            self.store.end()
+        if self._host.arithmetic is not None:
+            self._host.arithmetic.end()
 
     def _at(self) -> float:
         return time.monotonic() - self._origin
@@ -257,27 +265,24 @@ class Coordinator:
     def _next(self) -> Fact | None:
         """Return the next fact, in the order of time: a transfer's end, or what was heard."""
         until = self._happened[0].at if self._happened else self._at()
-        return self._exchange.next(until) or (self._happened.popleft() if self._happened else None)
+        return self._host.next(until) or (self._happened.popleft() if self._happened else None)
 
     # --- what the machine orders --------------------------------------------------------------------
 
     def carry_out(self, order: Order) -> None:
         """Carry out the order."""
         match order:
-            case Release() | StartPull() | StartPush() | Reduce():
-                self._exchange.carry_out(order)
+            case Release() | StartPull() | StartPush() | Reduce() | AdjustTraining():
+                self._host.carry_out(order)
             case ApplyUpdate() | StepReplica():
-                self._exchange.carry_out(order)
+                self._host.carry_out(order)
                 self._versions.ordered(order.version)
                 self._look_at_max_steps()
             case Hold(worker=worker, why=why):
                 self.members[worker].wait(self.settings.choice.sentence(why))
             case DropUpdate(worker=worker, step=step, samples=samples):
-                self._exchange.dropped(self.members[worker], step)
+                self._host.dropped(worker, step)
                 self.leases.drop(worker, step, samples)
-            case AdjustTraining(worker=worker, learning_rate_scale=scale, momentum_scale=momentum):
-                self.members[worker].rate_scale = scale * self.settings.learning_rate_scale
-                self.members[worker].momentum_scale = momentum
             case LeaveOut(worker=worker):
                 self.leases.leave_out(worker)
             case SwitchProtocol(to=name, members=members):
@@ -290,7 +295,7 @@ class Coordinator:
 
     def _look_at_max_steps(self) -> None:
         limit = self.settings.max_steps
-        if limit is not None and self._exchange.steps >= limit and not self._stopping:
+        if limit is not None and self._host.applied >= limit and not self._stopping:
             # once the orders that came with this one are carried out: then workers and machine agree
             self._loop.after(0.0, lambda: self._stop_at_limit("--max-steps"))
 
@@ -313,7 +318,7 @@ class Coordinator:
         """Once no worker is still on its way to `prepare`, the lowest worker forks the store."""
         offered = [member for member in self.members.values() if member.stage == "offered"]
         on_the_way = any(member.stage == "starting" for member in self.members.values())
-        if self._stopping or self._offer or self._host or on_the_way or not offered:
+        if self._stopping or self._offer or self._forker or on_the_way or not offered:
             return
         first = offered[0].offer
         assert first is not None
@@ -323,35 +328,29 @@ class Coordinator:
             if why:
                 self._refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return
-        slots, areas = self._exchange.slots, self._exchange.areas
+        divided = self._host.plan
         if self._region is None:
             why = lack_of_work(first, self.settings) or lack_of_metrics(first, self.settings)
             why = why or unfit(first, self.settings)
-            why = why or self._exchange.lack_of_memory(first, available_bytes())
+            why = why or lack_of_memory(first, self._spec, self.settings.workers, available_bytes())
             if why:
                 self._refuse(why)
                 return
-            self._region = Region.create(region_bytes(first, slots, self.settings.workers * areas))
+            self._region = Region.create(divided.region_bytes(first))
         ours, theirs = pair()
         channel = Channel(ours, messages.FromStore, "the store")
         self._loop.watch(channel, self._hear_store)
-        self.store = StoreClient(
+        self._host.open(
             channel,
             Outbox(channel, self._loop, lambda: self._store_lost("the parameter store does not read what it is sent")),
-            slots,
-            idle_cores=self._idle_cores,
-            timed=self._committed,
-            applied=self._exchange.applied,
-            made=self._versions.made,
-            checked=self.journal.ledger.checked,
-            written=self._written,
-            not_finite=self._not_finite,
         )
-        self._host = offered[0]
-        self._host.wait("the store is being set up")
+        self._forker = offered[0]
+        self._forker.wait("the store is being set up")
         ends = [theirs, *([self._listen_to_evaluator()] if self.settings.stop_at_target else [])]
         self._send(
-            self._host, messages.ForkStore(slots, areas), (self._region.descriptor, *(end.fileno() for end in ends))
+            self._forker,
+            messages.ForkStore(divided.slots, divided.areas),
+            (self._region.descriptor, *(end.fileno() for end in ends)),
         )
         for end in ends:
             end.close()
@@ -377,8 +376,8 @@ class Coordinator:
         self._on_begin(offer)
         if absent := [worker for worker, member in self.members.items() if member.stage != "training"]:
             self.journal.ledger.note("absent", absent)
-        self._exchange.begin(self._store(), self.leases, offer.model_bytes)
-        self._versions.begin(self._store(), offer)
+        self._host.begin(self.leases, offer.model_bytes)
+        self._versions.begin(offer)
         self._origin = time.monotonic()
         hosts = self.settings.scenario.hosts(self.settings.workers)
         members = tuple((m.worker, hosts[m.worker], 0) for m in offered)
@@ -389,8 +388,8 @@ class Coordinator:
     def _begin(self, member: Member) -> None:
         """Let the worker in: with the region, and what sockets it needs."""
         assert self._region is not None
-        ends = self._exchange.connect(member)
-        begin = messages.Begin(self._exchange.slots, self._exchange.areas)
+        ends = self._host.connect(member)
+        begin = messages.Begin(self._host.plan.slots, self._host.plan.areas)
         self._send(member, begin, (self._region.descriptor, *(end.fileno() for end in ends)))
         for end in ends:
             end.close()
@@ -448,8 +447,9 @@ class Coordinator:
                 self._fail(f"the script's own argument parser ended it, with exit code {code}")
                 self._stop(GRACE_FOR_PARSERS)
             case messages.Stepped(step=step, not_finite=not_finite):
-                assert isinstance(self._exchange, ReplicaExchange)
-                self._exchange.stepped(member, step)
+                if not self._host.steps.stepped(member.worker, step):
+                    self._give_up(member, f"it made step {step} of a replica, which it was not told to make")
+                    return
                 if not_finite is not None:
                     what = (
                         f'the parameter "{not_finite}" is NaN or infinite after step {step} of worker {member.worker}'
@@ -458,7 +458,7 @@ class Coordinator:
             case messages.Declined():
                 if member.trains and member.step is not None:
                     step, member.step = member.step, None
-                    self._exchange.dropped(member, step)
+                    self._host.dropped(member.worker, step)
                     self._happened.append(StepDeclined(worker=member.worker, step=step, at=self._at()))
             case messages.EpochsOver():
                 if not self._told_epochs_over and self._offer is not None and not self._stopping:
@@ -467,9 +467,9 @@ class Coordinator:
             case messages.SnapshotWanted(hold=hold):
                 self._snapshot(member, hold)
             case messages.SnapshotTaken():
-                self._end_look(member)
+                self._host.looked(member.worker)
             case messages.StateWanted():
-                self._store().want_state(member.worker)
+                self._arithmetic().want_state(member.worker)
             case messages.AdoptionWanted(digest=digest):
                 self._adoption_wanted(member, digest)
             case messages.Adopted():
@@ -490,7 +490,7 @@ class Coordinator:
         member.finished, member.finished_at = message, self._at()
         if message.scalars is not None:
             member.scalars = message.scalars
-        self._exchange.gradient_ready(member, message.step)
+        self._host.computed(member, message.step)
         if not member.trains:
             return  # it was on its way when the run was stopped: its batches returned then
         self._adoption.pushed.add(member.worker)
@@ -566,20 +566,9 @@ class Coordinator:
             self._watch.epoch_opened(drawn.samples, self._offer.epochs if self._offer else None)
 
     def _snapshot(self, member: Member, hold: bool) -> None:
-        store = self._store()
-        version = store.slots.newest
-        if hold:
-            self._exchange.let_go_of_slot(member)
-            member.reading = version
-        else:
-            self._end_look(member)
-            member.looks_at = version
-        store.when_made(version, lambda slot: self._send(member, messages.Snapshot(version, slot)))
-
-    def _end_look(self, member: Member) -> None:
-        if member.looks_at is not None and self.store is not None:
-            self.store.unclaim(member.looks_at)
-        member.looks_at = None
+        worker = member.worker
+        version = self._host.releases.hold(worker) if hold else self._host.releases.look(worker)
+        self._send(member, messages.Snapshot(version, self._host.shelf.place(Version(version))))
 
     def _adoption_wanted(self, member: Member, digest: str) -> None:
         """The worker's script changed the parameters or the optimizer before its first step."""
@@ -589,9 +578,9 @@ class Coordinator:
         self._go_on_with_adoption()
 
     def _adopted(self, member: Member, descriptors: list[int]) -> None:
-        slot = self._adoption.done(member.worker)
+        self._adoption.done(member.worker)
         self.journal.ledger.note("beginning", self._adoption.adopted)
-        self._exchange.adopt(slot, descriptors)
+        self._host.adopt(member.worker, descriptors)
         self._go_on_with_adoption()
 
     def _go_on_with_adoption(self) -> None:
@@ -601,8 +590,8 @@ class Coordinator:
             if self._adoption.pushed:
                 self._refuse(self._adoption.too_late(worker))
                 return
-            slot = self._exchange.reserve()
-            self._adoption.writes(worker, slot)
+            slot = self._host.reserve(worker)
+            self._adoption.writes(worker)
             self._send(self.members[worker], messages.AdoptInto(slot))
         for worker in self._adoption.to_let_on():
             if not self._adoption.agrees(worker):
@@ -621,7 +610,7 @@ class Coordinator:
 
     def _postponed(self, member: Member, end: Callable[[Member], None]) -> bool:
         """Whether the worker may not leave yet, as its last update is still on its way. It leaves after that."""
-        if not (member.trains and member.here and member.on_the_way):
+        if not (member.trains and member.here and self._host.pushes.on_the_way(member.worker)):
             return False
         member.wait("the last update is on its way to the store")
         member.step = None  # it was released for this step, and has no data for it
@@ -658,7 +647,7 @@ class Coordinator:
             return
         member.stage, member.step = "closing", None
         member.wait(None)
-        self._exchange.left(member)
+        self._host.left(member)
         if member.finished is not None:
             self._step_times(member, member.waited_until(self._at()) - member.finished_at, 0.0)
         self.leases.leave(member.worker, died=reason == "died")
@@ -678,18 +667,16 @@ class Coordinator:
         member.channel.close()
         _, status = os.waitpid(member.process, 0)
         if status == 0 and member.stage != "ended":
-            member.on_the_way.clear()  # no worker is waited for, as none is left that could be told
+            self._host.pushes.gone(member.worker)  # no worker is waited for, as none is left that could be told
             self._script_ended(member)  # by os._exit(0), say: the script could not tell
         ended_well = member.stage == "ended"
         step = "" if member.step is None else f" in step {member.step}"
         if not ended_well:
             self._leave(member, "stopped" if self._stopping else "died")
         member.stage, member.finishing = "gone", False
-        self._exchange.gone(member)
-        self._end_look(member)
-        unwritten = self._adoption.lost(member.worker)
-        if unwritten is not None:
-            self._exchange.unreserve(unwritten)
+        self._host.gone(member.worker)
+        if self._adoption.lost(member.worker):
+            self._host.unreserve(member.worker)
         self._go_on_with_adoption()
         if not ended_well and not self._stopping:
             self._died(member, status, step)
@@ -702,12 +689,12 @@ class Coordinator:
                 self._evaluation_failed(
                     f"worker {member.worker} died ({how}){at}, and no other worker is left to do so"
                 )
-        if self._host is member and self.store_process is None:
-            assert self.store is not None
-            if self._loop.watches(self.store.channel):
-                self._loop.unwatch(self.store.channel)
-            self.store.end()
-            self.store = self._host = None  # another worker forks the store
+        if self._forker is member and self.store_process is None:
+            assert self._host.arithmetic is not None
+            if self._loop.watches(self._host.arithmetic.channel):
+                self._loop.unwatch(self._host.arithmetic.channel)
+            self._host.arithmetic.end()
+            self._host.arithmetic = self._forker = None  # another worker forks the store
         self._let_scripts_begin()
         self._start_if_all_are_here()
 
@@ -799,8 +786,8 @@ class Coordinator:
         members = self.members.values()
         if self._happened or any(member.stage in ("starting", "offered", "training") for member in members):
             return False
-        if self._offer is not None and not self._store().lost and self.recordings.final is None:
-            if not self._store().idle or self._versions.record_last():
+        if self._offer is not None and not self._arithmetic().lost and self.recordings.final is None:
+            if not self._host.idle or self._versions.record_last():
                 return True
             if self.recordings.newest.version in self.recordings.hashes:
                 self.recordings.conclude()
@@ -840,7 +827,7 @@ class Coordinator:
         self._evaluator = Evaluator(channel, self._loop, *told)
         return theirs
 
-    def _written(self, version: int, sha256: str, distance: float | None = None) -> None:
+    def _written(self, version: int, sha256: str, distance: float | None) -> None:
         self._versions.written(version, sha256, distance)
         if self._evaluator is not None and self.outcome == "completed":
             self._evaluator.recorded(*self.recordings.files()[-1])
@@ -873,9 +860,9 @@ class Coordinator:
 
     # --- the store ----------------------------------------------------------------------------------
 
-    def _store(self) -> StoreClient:
-        assert self.store is not None  # the machine is told nothing before the store is there
-        return self.store
+    def _arithmetic(self) -> Arithmetic:
+        assert self._host.arithmetic is not None  # the machine is told nothing before the store is there
+        return self._host.arithmetic
 
     def _idle_cores(self) -> int:
         """Cores that no worker computes on now."""
@@ -883,13 +870,13 @@ class Coordinator:
         return len(os.sched_getaffinity(0)) - computing * self.settings.threads
 
     def _hear_store(self) -> None:
-        store = self._store()
+        store = self._arithmetic()
         try:
             message, descriptors = store.channel.receive()
         except PeerLost:
             self._loop.unwatch(store.channel)
-            if self.store_process is None and self._host is not None and self._host.here:
-                self._kill(self._host)  # it could not set up the store: another one tries
+            if self.store_process is None and self._forker is not None and self._forker.here:
+                self._kill(self._forker)  # it could not set up the store: another one tries
             return
         except MessageUnreadable as why:
             self._store_lost(f"the parameter store sent a message that can't be read ({why})")
@@ -902,10 +889,16 @@ class Coordinator:
                 self._store_lost(f"the parameter store failed: {error.strip()}")
             case messages.StateReady(worker=worker, error=error):
                 self._pass_state_on(self.members[worker], error, descriptors)
-            case messages.Committed() | messages.Recorded() | messages.MeanRecorded():
-                at = self._exchange.present = self._at()  # workers that wait for the version go on at the same moment
-                store.handle(message, at)
-                self._exchange.present = None
+            case messages.Committed():
+                at = self._host.present = self._at()  # workers that wait for the version go on at the same moment
+                self._host.hear(message, at)
+                self._host.present = None
+            case messages.Recorded(version=version, sha256=sha256):
+                self._host.hear(message, self._at())
+                self._written(version, sha256, None)
+            case messages.MeanRecorded(version=version, sha256=sha256, distance=distance):
+                self._host.hear(message, self._at())
+                self._written(version, sha256, distance)
 
     def _pass_state_on(self, member: Member, error: str | None, descriptors: list[int]) -> None:
         if error is not None:
@@ -940,9 +933,9 @@ class Coordinator:
         self._store_lost("the parameter store's process died; the files in versions/ are whole")
 
     def _store_lost(self, message: str) -> None:
-        if self._loop.watches(self._store().channel):  # what else it may say comes too late
-            self._loop.unwatch(self._store().channel)
-        self._store().lose()
+        if self._loop.watches(self._arithmetic().channel):  # what else it may say comes too late
+            self._loop.unwatch(self._arithmetic().channel)
+        self._host.lose()
         self._fail(message)
         self._stop(GRACE)
 
@@ -963,7 +956,7 @@ class Coordinator:
         return bool(size)
 
     def _report_waits(self) -> None:
-        store = self.store.busy_with if self.store is not None else None
+        store = self._host.busy_with
         besides = self._disk.busy_with or (f"the store is {store}" if store else None)
         for line in self._waits.lines(self.members.values(), besides, time.monotonic()):
             self._output.say(line)

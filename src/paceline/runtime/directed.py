@@ -95,7 +95,7 @@ class Directed(Coordinator):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._exchange.deaths_are_told = True
+        self._host.averages.deaths_are_told = True
         self.prescribed: Prescribed | None = None
         """What each worker gets when it asks for a batch; None at an epoch's end. A worker that asks again waits. None:
         batches are dealt as in any run."""
@@ -120,7 +120,7 @@ class Directed(Coordinator):
 
     def leave_undone(self, steps: Iterable[tuple[int, int]]) -> None:
         """Do not make these (worker, step) when replicas are ordered to."""
-        self._exchange.undone = frozenset(steps)
+        self._host.steps.undone = frozenset(steps)
 
     def begin(self) -> TrainingBegan:
         """Wait until training begins. Raises RunFailed if it doesn't, or not with all workers."""
@@ -151,20 +151,21 @@ class Directed(Coordinator):
                 self._expect_area(self.members[worker], step)
                 self._await(lambda: self._has_come_of(self.members[worker], step))
             case ApplyUpdate():
-                self._await(lambda: self._store().idle)
+                self._await(lambda: self._host.idle)
             case StepReplica() | Reduce():
                 # a mean that is being recorded, too, is of replicas that have made their steps
-                self._await(lambda: self._exchange.settled and self._store().idle)
+                self._await(lambda: self._host.settled and self._host.idle)
 
     def _expect_area(self, member: Member, step: int) -> None:
         """Raise RunFailed if that step waits for a push area that none of the orders to come could free."""
-        if member.queued is None:
+        waiting = self._host.pushes.awaited(member.worker)
+        if not waiting:
             return
         spec, most = self._spec.name, self.settings.choice.unapplied
-        waiting = ", ".join(map(str, member.areas))
+        steps = ", ".join(map(str, waiting))
         raise RunFailed(
-            f"{spec} releases worker {member.worker} for step {step} while its steps {waiting} are not applied, and "
-            f"declares at most {most} at once; declare more (Spec.unapplied)"
+            f"{spec} releases worker {member.worker} for step {step} while its steps {steps} are not "
+            f"applied, and declares at most {most} at once; declare more (Spec.unapplied)"
         )
 
     @property
@@ -184,7 +185,7 @@ class Directed(Coordinator):
 
     def tell(self, fact: ReduceFinished | ReduceFailed) -> None:
         """That group's average is made, or has failed."""
-        self._exchange.tell(fact)
+        self._host.tell(fact)
 
     def lose(self, worker: int, untold: int | None = None) -> None:
         """Kill the worker. `untold`: a step of it that came to a gradient of which the machine won't hear."""
@@ -193,7 +194,7 @@ class Directed(Coordinator):
         self._kill(member)
         self._await(lambda: not member.here)
         member.left = "died"  # also if its script had ended by itself
-        self._exchange.tell(WorkerLeft(worker=worker, reason="died", at=self._moment))
+        self._host.tell(WorkerLeft(worker=worker, reason="died", at=self._moment))
         if untold is not None:
             self.leases.drop(worker, untold, "return")
 
@@ -221,7 +222,7 @@ class Directed(Coordinator):
             self.stop()
         while True:
             self._take()
-            self._exchange.conclude()
+            self._host.averages.conclude()
             writing = self._conclude() and not self._at_once
             if not writing and not self._any_here():
                 break

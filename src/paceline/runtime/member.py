@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,19 +10,8 @@ from typing import Any, Literal
 from paceline.fabric.channel import Channel
 from paceline.records.times import exposed
 from paceline.runtime import messages
-from paceline.runtime.outbox import Outbox
 
 Stage = Literal["starting", "offered", "training", "closing", "ended", "gone"]
-
-
-@dataclass(slots=True)
-class Pushed:
-    """An update that a worker has pushed."""
-
-    area: int
-    scale: float
-    version: int | None = None
-    """The version that has the update, once that is ordered."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,8 +38,6 @@ class Member:
     offer: messages.Offered | None = None
     scalars: list[dict[str, Any]] = field(default_factory=list)
     """Its optimizer's hyperparameters as of its last push."""
-    scalars_of: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    """The same by step, of updates neither applied nor dropped, as it may have pushed another one by then."""
     heard: float = field(default_factory=time.monotonic)
     """When its last message came."""
     waits: str | None = None
@@ -59,32 +45,8 @@ class Member:
     since: float = field(default_factory=time.monotonic)
     step: int | None = None
     """The step that it was last released for, until its gradient is ready."""
-    averager: Channel | None = None
-    """The channel to its thread that averages, where replicas are averaged."""
-    averaged_by: Outbox | None = None
-    """What is sent on that channel."""
-    reading: int | None = None
-    """The version whose slot is kept for it; if it owns a replica, the area that it computes on."""
-    ahead: int | None = None
-    """The version that was pulled for a later step, and whose slot is kept for that."""
-    areas: dict[int, int] = field(default_factory=dict)
-    """By step: the push area of its update, until that is applied."""
-    scales: dict[int, float] = field(default_factory=dict)
-    """By step: the factor that was ordered for its update."""
-    pushed: dict[int, Pushed] = field(default_factory=dict)
-    """By step: its updates that are not in the version that it was last released on."""
-    rate_scale: float = 1.0
-    """The factor of its learning rates."""
-    momentum_scale: float = 1.0
-    """The factor of its `momentum`."""
-    queued: Callable[[], None] | None = None
-    """Called to release it once a push area is free."""
     transfers: list[tuple[str, float, float]] = field(default_factory=list)
     """(direction, began, ended) of transfers that have ended since its last step's times were told."""
-    on_the_way: set[int] = field(default_factory=set)
-    """Steps whose gradient is ready, and whose update has neither arrived nor been dropped."""
-    looks_at: int | None = None
-    """The version whose slot is kept for it in addition, while it copies that for `state_dict`."""
     finished: messages.StepFinished | None = None
     """Its last finished step, until its times are complete: when the next release is taken."""
     finished_at: float = 0.0

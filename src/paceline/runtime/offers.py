@@ -7,15 +7,10 @@ from collections.abc import Iterator
 from paceline.core.choice import nearest
 from paceline.core.leases import Dealing
 from paceline.core.listed import listed
+from paceline.core.machine import Spec
+from paceline.host.plan import BESIDE_READERS
 from paceline.runtime.messages import Offered
 from paceline.runtime.settings import Settings
-
-BESIDE_READERS = 3  # the newest version, the one being made, the one being written to disk
-
-
-def slots_for(workers: int) -> int:
-    """How many slots a region has. See `runtime.slots`."""
-    return 3 * workers + BESIDE_READERS
 
 
 def difference(first: Offered, other: Offered) -> str:
@@ -30,40 +25,31 @@ def difference(first: Offered, other: Offered) -> str:
     return ""
 
 
-def region_bytes(offer: Offered, slots: int, areas: int) -> int:
-    """Bytes of the memory that all share, with so many slots and push areas."""
-    return 2 * offer.fixed_bytes + slots * offer.slot_bytes + areas * offer.push_bytes
-
-
-def lack_of_memory(offer: Offered, workers: int, available: int, steps_in_store: bool = True) -> str:
+def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int) -> str:
     """Why this model does not fit into so many bytes; empty if it does.
 
-    Slots and push areas are counted for the worst case: no two workers read the same version, each looks at another,
-    and each computes while the store still needs its last update. If the store does not step the optimizer,
-    every worker has parameters and a state of its own.
+    Places are counted for the worst case. With a store no two workers read the same version, each looks at another, and
+    each computes while the store still needs its last update. A replica is averaged while its worker computes. If the
+    store does not step the optimizer, every worker has parameters and a state of its own.
     """
-    slots = workers + BESIDE_READERS
-    needed = region_bytes(offer, slots, workers) + offer.slot_bytes
-    needed += offer.state_bytes if steps_in_store else workers * (offer.state_bytes + offer.slot_bytes)
-    if needed <= available:
-        return ""
-    what = "the optimizer's state" if steps_in_store else "each worker's own parameters and optimizer's state"
-    return (
-        f"training this model with {workers} workers needs {needed:,} bytes of memory ({slots} versions, {workers} "
-        f"updates and {what}, of {offer.slot_bytes:,} bytes each) and there are {available:,}; "
-        "use fewer workers or a smaller model"
-    )
-
-
-def lack_of_memory_for_replicas(offer: Offered, workers: int, available: int) -> str:
-    """The same where every worker owns a replica, which is averaged while the worker computes."""
-    areas = 3 * workers + 2
-    needed = areas * offer.push_bytes + 2 * offer.fixed_bytes + workers * offer.state_bytes
+    if spec.family == "decentralized":
+        areas = 3 * workers + 2
+        needed = areas * offer.push_bytes + 2 * offer.fixed_bytes + workers * offer.state_bytes
+        what = (
+            f"{areas} places for replicas and their averages, of {offer.push_bytes:,} bytes each, and {workers} times "
+            "the optimizer's state"
+        )
+    else:
+        slots = workers + BESIDE_READERS
+        needed = 2 * offer.fixed_bytes + (slots + 1) * offer.slot_bytes + workers * offer.push_bytes
+        steps_in_store = spec.optimizer == "store"
+        needed += offer.state_bytes if steps_in_store else workers * (offer.state_bytes + offer.slot_bytes)
+        state = "the optimizer's state" if steps_in_store else "each worker's own parameters and optimizer's state"
+        what = f"{slots} versions, {workers} updates and {state}, of {offer.slot_bytes:,} bytes each"
     if needed <= available:
         return ""
     return (
-        f"training this model with {workers} workers needs {needed:,} bytes of memory ({areas} places for replicas and "
-        f"their averages, of {offer.push_bytes:,} bytes each, and {workers} times the optimizer's state) and there are "
+        f"training this model with {workers} workers needs {needed:,} bytes of memory ({what}) and there are "
         f"{available:,}; use fewer workers or a smaller model"
     )
 

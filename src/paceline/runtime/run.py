@@ -263,7 +263,6 @@ def _fork(worker: int, settings: Settings, before: list[Member], folders: int, l
         channel=channel,
         log=log,
         printed=printed,
-        rate_scale=settings.learning_rate_scale,
     )
 
 

@@ -155,6 +155,8 @@ class Watch:
         """See `View.passed`."""
         self.share: Callable[[], float] | None = None
         """How much is done of what else may end the run, 0 to 1."""
+        self.pushing: Callable[[int], bool] = lambda worker: False
+        """Whether an update of that worker has still to arrive."""
         self._settings = settings
         self._members = members
         self._tally = tally
@@ -181,7 +183,9 @@ class Watch:
         speeds = {worker: max(0, steps[worker] - before[worker]) / max(at - then, 1e-9) for worker in steps}
         counts = self._tally.counts
         leads = {worker: counts.lead(worker) if worker in counts.finished else None for worker in self._members}
-        states, awaited_by = settled({worker: state(member) for worker, member in self._members.items()}, leads)
+        states, awaited_by = settled(
+            {worker: state(member, self.pushing(worker)) for worker, member in self._members.items()}, leads
+        )
         rows = tuple(
             Row(
                 worker=worker,
@@ -244,7 +248,7 @@ class Watch:
         return Score(target.metric, best(values, default=None), target.text, met)
 
 
-def state(member: Member) -> str:
+def state(member: Member, pushing: bool = False) -> str:
     """What a worker is at, in a few words."""
     if member.stage in ("ended", "gone") or (member.stage == "closing" and member.waits is None):
         return member.left or "done"
@@ -255,7 +259,7 @@ def state(member: Member) -> str:
         return "starting"
     if member.step is not None:
         return "computing"
-    return "pushing" if member.on_the_way else "idle"
+    return "pushing" if pushing else "idle"
 
 
 def settled(states: Mapping[int, str], leads: Mapping[int, int | None]) -> tuple[dict[int, str], Counter[int]]:

@@ -1,0 +1,248 @@
+"""Averages of groups: each member makes its share, and the mean is there once the last share is made."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
+from paceline.core.items import Mean, Update
+from paceline.core.orders import Reduce
+from paceline.errors import MessageUnreadable, PeerLost
+from paceline.fabric.channel import Channel, pair
+from paceline.fabric.groups import Kept
+from paceline.host.plan import Plan
+from paceline.host.shelf import Owner, Shelf
+from paceline.host.steps import Steps
+from paceline.runtime import messages
+from paceline.runtime.loop import Loop
+from paceline.runtime.member import Member
+from paceline.runtime.outbox import Outbox
+
+
+def mean_of(group: int) -> Owner:
+    """Who claims the mean of that group until its members have it."""
+    return "mean of group", group
+
+
+@dataclass(slots=True)
+class _Average:
+    """A group at work."""
+
+    order: Reduce
+    awaited: set[int] = field(default_factory=set)
+    """Members whose share is not made yet."""
+    began: float = 0.0
+    made: bool = False
+    """Whether all shares are made: the average takes effect when the machine is told."""
+    failed: bool = False
+    """A replay or simulation said so while its shares were made: its place is kept until the last of them."""
+    void: bool = False
+    """It is of replicas as they were before a script's changes were adopted: its members keep what they have now."""
+
+
+@dataclass(slots=True)
+class _Averager:
+    """A worker's thread that makes its shares."""
+
+    channel: Channel
+    outbox: Outbox
+
+
+class Averages:
+    """Carries out `Reduce`.
+
+    A mean is made in a free place, which is every member's replica once the last of them has made its share. So a
+    member that dies leaves nothing half-averaged, and a worker computes on while its replica is averaged.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        plan: Plan,
+        members: Mapping[int, Member],
+        loop: Loop,
+        happened: Callable[[Fact], None],
+        now: Callable[[], float],
+        give_up: Callable[[Member, str], None],
+    ) -> None:
+        """`now()` is seconds since the run's start. `give_up(member, why)` ends a worker that can't go on."""
+        self.steps: Steps
+        """Set by the host: steps and averages need each other."""
+        self.made = 0
+        """Averages of replicas that have taken effect."""
+        self.deaths_are_told = False
+        """True if a replay or simulation dictates which groups fail. Otherwise a member's death fails its group.
+        Replicas outlive their workers, so the others can make its share."""
+        self._shelf = shelf
+        self._plan = plan
+        self._members = members
+        self._loop = loop
+        self._happened = happened
+        self._now = now
+        self._give_up = give_up
+        self._averagers: dict[int, _Averager] = {}
+        self._averages: dict[int, _Average] = {}
+        self._waiting: dict[int, set[int]] = {}
+        """By group whose mean gradient is made: the members that are still to be told to step with it."""
+        self._kept = Kept()
+
+    @property
+    def averaging(self) -> bool:
+        """Whether a group is averaging."""
+        return bool(self._averages)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no share is still to be made."""
+        return not any(one.awaited for one in self._averages.values())
+
+    def connect(self, member: Member) -> socket.socket:
+        """Open a channel to that worker's averaging thread. Return its other end, to be passed on and closed."""
+        ours, theirs = pair()
+        channel = Channel(ours, messages.FromAverager, f"worker {member.worker}'s averager")
+        self._loop.watch(channel, lambda: self._hear(member, channel))
+        outbox = Outbox(channel, self._loop, lambda: self._give_up(member, "its averager does not read"))
+        self._averagers[member.worker] = _Averager(channel, outbox)
+        return theirs
+
+    def carry_out(self, order: Reduce) -> None:
+        """Let the group average, once its members' replicas have made the steps that were ordered."""
+        average = self._averages[order.group] = _Average(order)
+        target = self._shelf.put(Mean(order.group), mean_of(order.group), self._plan.shared)
+        assert target is not None  # `plan.REPLICAS` counts this one
+        if order.what == "gradients":
+            sources = [self._shelf.place(Update(worker, step)) for worker, step, _ in order.contributions]
+            weights = [weight for _, _, weight in order.contributions]
+        else:
+            sources, weights = [self._shelf.place(self.steps.replica(worker)) for worker in order.members], None
+
+        def go() -> None:
+            if average.failed:
+                return
+            average.began = self._now()
+            here = [w for w in order.members if self._members[w].here and w in self._averagers]
+            if not here or (len(here) < len(order.members) and not self.deaths_are_told):
+                self._fail(average)
+                return
+            average.awaited = set(here)
+            for unused in self._kept.use(order.members):
+                self._tell(unused, messages.Evict(list(unused)))
+            self._tell(tuple(here), messages.Average(order.group, here, sources, target, weights))
+
+        self.steps.after(order.members, go)
+
+    def finished(self, group: int) -> None:
+        """The machine is told that the group has averaged: its mean takes effect now."""
+        average = self._averages.get(group)
+        if average is None or not average.made:  # a run that stops awaits no averages: see `conclude`
+            return
+        del self._averages[group]
+        order = average.order
+        if order.what == "parameters":
+            self.made += 1
+            for worker in order.members:
+                if not average.void:
+                    self.steps.becomes(worker, Mean(group))
+                self.steps.share(worker)
+            self._shelf.release(mean_of(group))
+            return
+        self._waiting[group] = set(order.members)
+        for worker in order.members:
+            if not self._members[worker].trains:
+                self.needs_no_mean(worker, group)
+
+    def failed(self, group: int) -> None:
+        """A replay or simulation says that the group has failed."""
+        if group in self._averages:
+            self._averages[group].failed = True
+            self._end(self._averages[group])
+
+    def conclude(self) -> None:
+        """No more facts will come: averages that are made take effect."""
+        for group, average in list(self._averages.items()):
+            if average.made:
+                self.finished(group)
+
+    def void(self) -> None:
+        """All replicas are something else from now on: averages of them that are under way mean nothing."""
+        for average in self._averages.values():
+            average.void = average.order.what == "parameters"
+
+    def needs_no_mean(self, worker: int, group: int | None) -> None:
+        """The worker has been told to step with that group's mean, or never will be."""
+        if group in self._waiting:
+            waiting = self._waiting[group]
+            waiting.discard(worker)
+            if not waiting:
+                del self._waiting[group]
+                self._shelf.release(mean_of(group))
+
+    def left(self, worker: int) -> None:
+        """The worker trains no more. Its process may still be there, and make the shares that it owes."""
+        for group in list(self._waiting):
+            self.needs_no_mean(worker, group)
+
+    def gone(self, worker: int) -> None:
+        """The worker's process has ended: groups go on without it, or fail."""
+        averager = self._averagers.pop(worker, None)
+        if averager is not None:
+            averager.outbox.forget()
+            if self._loop.watches(averager.channel):
+                self._loop.unwatch(averager.channel)
+            averager.channel.close()
+        for average in list(self._averages.values()):
+            if worker in average.awaited:
+                average.awaited.discard(worker)
+                self._end(average)
+
+    def _hear(self, member: Member, channel: Channel) -> None:
+        """The worker has made its share of an average, or has left."""
+        try:
+            message, _ = channel.receive()
+        except PeerLost:
+            self._loop.unwatch(channel)
+            return
+        except MessageUnreadable as error:
+            self._give_up(member, f"its averager sent a message that can't be read ({error})")
+            return
+        average = self._averages.get(message.group)
+        if average is not None:  # otherwise the group was over before: a run that stops awaits no averages
+            average.awaited.discard(member.worker)
+            self._end(average)
+
+    def _tell(self, workers: tuple[int, ...], message: messages.ToAverager) -> None:
+        """Those of these workers that are here."""
+        for worker in workers:
+            if worker in self._averagers:
+                self._averagers[worker].outbox.send(message)
+
+    def _end(self, average: _Average) -> None:
+        """When its place is no longer written: the average is made, unless a member was lost."""
+        order = average.order
+        if average.awaited:
+            return
+        if average.failed:
+            del self._averages[order.group]
+            self._shelf.release(mean_of(order.group))
+            return
+        if average.made:
+            return
+        if not self.deaths_are_told and not all(self._members[worker].here for worker in order.members):
+            self._fail(average)
+            return
+        average.made = True
+        ended = self._now()
+        for worker in order.members:
+            self._members[worker].transfers.append(("pull", average.began, ended))
+        self._happened(ReduceFinished(group=order.group, at=ended))
+
+    def _fail(self, average: _Average) -> None:
+        order = average.order
+        del self._averages[order.group]
+        self._shelf.release(mean_of(order.group))
+        self._kept.failed(order.members)
+        self._tell(order.members, messages.Evict(list(order.members)))
+        lost = tuple(worker for worker in order.members if not self._members[worker].here)
+        self._happened(ReduceFailed(group=order.group, lost=lost, at=self._now()))

@@ -1,0 +1,204 @@
+"""Versions that the store makes: one commit at a time, in the order of the orders. Whoever needs one waits for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.items import Beginning, Version
+from paceline.core.orders import AdjustTraining, ApplyUpdate
+from paceline.host.arithmetic import Arithmetic
+from paceline.host.plan import Plan
+from paceline.host.pushes import Pushes
+from paceline.host.shelf import Shelf
+from paceline.runtime import messages
+
+MOST_THREADS = 2  # one core gets 75 % of this memory's bandwidth (docs/performance.md)
+NEWEST = ("newest version",)
+MAKING = ("version that is being made",)
+
+Scalars = list[dict[str, Any]]
+"""An optimizer's hyperparameters, by parameter group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """Whom to tell of a commit."""
+
+    timed: Callable[[int, float], None]
+    """(version, at), before anything else is told of that version."""
+    checked: Callable[[int, int], None]
+    """(version, checksum)."""
+    made: Callable[[int, float], None]
+    """(version, at), after those who waited for it."""
+    not_finite: Callable[[ApplyUpdate, str, int | None], bool]
+    """(order, parameter, worker). Return whether to go on looking."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """A commit that waits for its turn."""
+
+    order: ApplyUpdate
+    pushed: list[tuple[int, float]]
+    """(area, weight)."""
+    scalars: Scalars | None
+
+
+class Commits:
+    """Carries out `ApplyUpdate` and `AdjustTraining`.
+
+    The machine is ahead of the store: it orders versions that are not made yet.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        plan: Plan,
+        pushes: Pushes,
+        heard: Heard,
+        *,
+        idle_cores: Callable[[], int],
+        steps_in_store: bool,
+        rate_scale: float,
+    ) -> None:
+        """`idle_cores()` are those that the store may use in addition to its own.
+
+        If the store does not step the optimizer, no hyperparameters are sent to it. `rate_scale` is the factor of the
+        learning rates until an order says otherwise.
+        """
+        self.newest = 0
+        self.steps = 0
+        """Updates in all versions that are ordered."""
+        self._shelf = shelf
+        self._plan = plan
+        self._arithmetic: Arithmetic | None = None
+        self._pushes = pushes
+        self._heard = heard
+        self._idle_cores = idle_cores
+        self._steps_in_store = steps_in_store
+        self._rate_scale = rate_scale
+        self._scales: dict[int, tuple[float, float]] = {}
+        """By worker: the factors of its learning rates and its momentum, if they were ordered."""
+        self._said: dict[tuple[int, int], Scalars] = {}
+        """By worker and step: the hyperparameters, as the worker may have pushed another step by the commit."""
+        self._look = True
+        self._used: set[int] = set()
+        """Places that a version has been in."""
+        self._orders: deque[_Ordered] = deque()
+        self._committing: ApplyUpdate | None = None
+        self._waiting: dict[int, list[Callable[[], None]]] = {}
+        self._known_scalars: Scalars | None = None
+
+    def begin(self, arithmetic: Arithmetic) -> None:
+        """Training begins. The first version is there."""
+        self._arithmetic = arithmetic
+        place = self._shelf.put(Version(0), NEWEST, self._plan.shared)
+        assert place == 0  # where all have mapped it
+        self._used.add(place)
+
+    @property
+    def making(self) -> int | None:
+        """The version that is being made."""
+        return None if self._committing is None else self._committing.version
+
+    @property
+    def idle(self) -> bool:
+        """Whether all orders are done."""
+        return not (self._orders or self._committing)
+
+    def carry_out(self, order: ApplyUpdate | AdjustTraining) -> None:
+        """Have the store make that version, or have the versions ordered from now on made with these factors."""
+        if isinstance(order, AdjustTraining):
+            self._scales[order.worker] = order.learning_rate_scale * self._rate_scale, order.momentum_scale
+            return
+        self.steps += len(order.contributions)
+        pushed = self._pushes.applied(order)
+        lowest, step, _ = min(order.contributions)
+        scalars = self._scaled(lowest, step) if self._steps_in_store else None
+        if self._arithmetic is not None and not self._arithmetic.lost:
+            self._orders.append(_Ordered(order, pushed, scalars))
+            self.go_on()
+
+    def said(self, worker: int, step: int, scalars: Scalars) -> None:
+        """These were the hyperparameters of that worker's step."""
+        self._said[worker, step] = scalars
+
+    def dropped(self, worker: int, step: int) -> None:
+        """The step's update is in a version by now, or will be in none."""
+        self._said.pop((worker, step), None)
+
+    def when_made(self, version: int, call: Callable[[], None]) -> None:
+        """Call once that version is whole. Whoever needs it then claims it before."""
+        if version <= self.newest:
+            call()
+        else:
+            self._waiting.setdefault(version, []).append(call)
+
+    def adopted(self, worker: int) -> None:
+        """The first version is what that worker has written from now on."""
+        self._used.add(self._shelf.place(Beginning(worker)))
+        self._shelf.replace(Version(0), Beginning(worker))
+        self._shelf.claim(NEWEST, Version(0))  # what it was is needed by those only who compute on it
+
+    def committed(self, message: messages.Committed, at: float) -> None:
+        """The store has made the version, heard at that moment."""
+        order, self._committing = self._committing, None
+        assert order is not None
+        self._heard.timed(order.version, at)
+        if message.not_finite is not None:
+            self._look = self._heard.not_finite(order, *message.not_finite)
+        self.newest = order.version
+        self._shelf.claim(NEWEST, Version(order.version))
+        self._shelf.release(MAKING)
+        self._heard.checked(order.version, message.checksum)
+        for worker, step, _ in order.contributions:
+            self.dropped(worker, step)
+            self._pushes.dropped(worker, step)
+        for call in self._waiting.pop(order.version, ()):
+            call()
+        self._heard.made(order.version, at)
+        self.go_on()
+
+    def lost(self) -> None:
+        """The store has gone: its orders will not be done."""
+        self._orders.clear()
+        self._waiting.clear()
+        self._committing = None
+
+    def go_on(self) -> None:
+        """Begin the next commit, if none is under way."""
+        if self._committing or not self._orders or self._arithmetic is None:
+            return
+        ordered = self._orders[0]
+        version = ordered.order.version
+        target = self._shelf.put(Version(version), MAKING, self._plan.shared)
+        if target is None:
+            return  # until a place is free: the next claim's end, or commit, calls here again
+        self._orders.popleft()
+        scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
+        self._committing, self._known_scalars = ordered.order, ordered.scalars
+        self._arithmetic.send(
+            messages.Commit(
+                version=version,
+                source=self._shelf.place(Version(self.newest)),
+                target=target,
+                pushed=ordered.pushed,
+                scalars=scalars,
+                threads=min(MOST_THREADS, max(1, self._idle_cores())),
+                look=self._look,
+                first=target not in self._used,
+            )
+        )
+        self._used.add(target)
+
+    def _scaled(self, worker: int, step: int) -> Scalars:
+        """The worker's hyperparameters as of that step, with the learning rates and the momentum that hold now."""
+        rate, momentum = self._scales.get(worker, (self._rate_scale, 1.0))
+        changed = {key: scale for key, scale in (("lr", rate), ("momentum", momentum)) if scale != 1.0}
+        return [
+            {**group, **{key: group[key] * scale for key, scale in changed.items() if key in group}}
+            for group in self._said[worker, step]
+        ]

@@ -1,0 +1,52 @@
+"""Moving items is one operation: a fetch. On one host every item is there already, so a fetch is over as it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from paceline.core.facts import Fact
+from paceline.core.items import Update, Version
+
+Then = Callable[[float], Fact]
+"""Called once the item is there, with that moment in seconds since the run's start. It says what has happened."""
+
+
+class Fetcher(Protocol):
+    """Brings updates of workers to the store, and versions to workers."""
+
+    def fetch(self, worker: int, item: Update | Version, then: Then) -> None:
+        """Bring that worker's update to the store, or that version to the worker."""
+
+    def cancel(self, worker: int) -> None:
+        """The worker takes no part any more: what is on the way to it or from it never arrives."""
+
+    def next(self, until: float) -> Fact | None:
+        """Return what came of the earliest fetch that has ended by then: each once, in the order of their ends."""
+
+    def due(self) -> float | None:
+        """Seconds until the next fetch ends, if one is under way."""
+
+
+class Local:
+    """Everything lies on this host: nothing moves, and no fetch takes any time."""
+
+    def __init__(self, now: Callable[[], float], happened: Callable[[Fact], None]) -> None:
+        """`now()` is seconds since the run's start. `happened` takes the facts."""
+        self._now = now
+        self._happened = happened
+
+    def fetch(self, worker: int, item: Update | Version, then: Then) -> None:
+        """See `Fetcher`."""
+        self._happened(then(self._now()))
+
+    def cancel(self, worker: int) -> None:
+        """See `Fetcher`. Nothing is ever on the way."""
+
+    def next(self, until: float) -> Fact | None:
+        """See `Fetcher`."""
+        return None
+
+    def due(self) -> float | None:
+        """See `Fetcher`."""
+        return None

@@ -1,0 +1,63 @@
+"""How a host's region is divided into places. It is sized for a capacity, however many workers there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.machine import Spec
+from paceline.runtime.messages import Offered
+
+CLAIMS = 3
+"""Versions that a worker claims at most: for its step, for a later step that it was pulled for, and to look at."""
+BESIDE_READERS = 3
+"""Versions besides: the newest one, the one that is being made, the one that is being written to disk."""
+REPLICAS = 6
+"""Of each worker: its replica, what a step or an average of it is made in, what it computes on, what a mean of
+gradients is made in, and two for the present cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Places are numbered: first the shared ones, then the workers' own, of which each takes its updates only.
+
+    A version lies in a shared place. So do replicas and what groups average to.
+    """
+
+    capacity: int
+    """The most workers that the region is sized for."""
+    slots: int
+    """Shared places that have room for parameters only. The others also have flags and buffers, as updates have."""
+    areas: int
+    """Places with flags and buffers, for each worker."""
+    own: int = 1
+    """Of these, the worker's own: as many as the updates that may be needed of it at once."""
+
+    @property
+    def shared(self) -> Sequence[int]:
+        """The places that every item but an update may lie in."""
+        return range(self.slots + self.capacity * (self.areas - self.own))
+
+    def of(self, worker: int) -> Sequence[int]:
+        """The worker's own places."""
+        return range(len(self.shared) + worker, self.slots + self.capacity * self.areas, self.capacity)
+
+    def area(self, place: int) -> int:
+        """The number of that place among those with flags and buffers."""
+        return place - self.slots
+
+    def region_bytes(self, offer: Offered) -> int:
+        """Bytes of the region, with this model."""
+        places = self.slots * offer.slot_bytes + self.capacity * self.areas * offer.push_bytes
+        return 2 * offer.fixed_bytes + places
+
+
+def plan(spec: Spec, unapplied: int, capacity: int) -> Plan:
+    """The places that this protocol needs, if so many updates of a worker may be unapplied at once.
+
+    With a store a commit always finds a place: workers claim `CLAIMS` versions each, and `BESIDE_READERS` are claimed
+    besides.
+    """
+    if spec.family == "decentralized":
+        return Plan(capacity, slots=0, areas=REPLICAS + 1)
+    return Plan(capacity, slots=CLAIMS * capacity + BESIDE_READERS, areas=unapplied, own=unapplied)

@@ -1,0 +1,53 @@
+"""Versions on their way to workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from paceline.core.facts import Fact, ParametersTaken
+from paceline.core.items import Version
+from paceline.core.orders import StartPull
+from paceline.host.commits import Commits
+from paceline.host.fetch import Fetcher
+from paceline.host.shelf import Owner, Shelf
+from paceline.runtime.member import Member
+
+
+def ahead(worker: int) -> Owner:
+    """Who claims the version that was pulled for a later step of that worker."""
+    return "pull ahead", worker
+
+
+class Pulls:
+    """Carries out `StartPull`, and the pull that a release begins with."""
+
+    def __init__(self, shelf: Shelf, commits: Commits, fetcher: Fetcher, members: Mapping[int, Member]) -> None:
+        self._shelf = shelf
+        self._commits = commits
+        self._fetcher = fetcher
+        self._members = members
+
+    def carry_out(self, order: StartPull) -> None:
+        """Bring the worker a version that a later step is to begin with."""
+        if not self._members[order.worker].trains:  # the machine is about to hear that the worker has left
+            return
+        self._shelf.claim(ahead(order.worker), Version(order.version))
+        self.pull(order.worker, order.version, lambda: None)
+
+    def pull(self, worker: int, version: int, then: Callable[[], None]) -> None:
+        """Bring that version to the worker once it is made, then go on. Whoever needs it has claimed it."""
+
+        def taken(at: float) -> Fact:
+            then()
+            return ParametersTaken(worker=worker, version=version, at=at)
+
+        def made() -> None:
+            if self._members[worker].trains:
+                self._fetcher.fetch(worker, Version(version), taken)
+
+        self._commits.when_made(version, made)
+
+    def left(self, worker: int) -> None:
+        """The worker takes no part any more."""
+        self._fetcher.cancel(worker)
+        self._shelf.release(ahead(worker))

@@ -1,0 +1,133 @@
+"""Updates on their way from workers to the store, and the places in which they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from paceline.core.facts import UpdateArrived
+from paceline.core.items import Update
+from paceline.core.leases import Leases
+from paceline.core.orders import ApplyUpdate, StartPush
+from paceline.host.fetch import Fetcher
+from paceline.host.plan import Plan
+from paceline.host.shelf import Shelf
+from paceline.runtime.member import Member
+
+
+@dataclass(slots=True)
+class _Lacking:
+    """An update that may not be in the version that its worker computes on."""
+
+    area: int
+    scale: float
+    version: int | None = None
+    """The version that has it, once that is ordered."""
+
+
+class Pushes:
+    """Carries out `StartPush`, and gives each step's update one of its worker's own places."""
+
+    def __init__(self, shelf: Shelf, plan: Plan, fetcher: Fetcher, members: Mapping[int, Member]) -> None:
+        self.leases = Leases("queue", [])
+        """Set when training begins."""
+        self._shelf = shelf
+        self._plan = plan
+        self._fetcher = fetcher
+        self._members = members
+        self._on_the_way: dict[int, dict[int, None]] = {}
+        """By worker: steps whose gradient is ready, and whose update has neither arrived nor been dropped."""
+        self._scales: dict[tuple[int, int], float] = {}
+        """By worker and step: the factor that was ordered for its update."""
+        self._lacking: dict[int, dict[int, _Lacking]] = {}
+        """By worker and step: updates that are not in the version that it was last released on."""
+        self._awaiting: dict[int, Callable[[], None]] = {}
+        """By worker: what to do when one of its places is free."""
+
+    def lay(self, worker: int, step: int) -> int | None:
+        """The area for that step's update, which is kept until the update is needed no more. None: all are needed."""
+        place = self._shelf.put(Update(worker, step), ("update", worker, step), self._plan.of(worker))
+        return None if place is None else self._plan.area(place)
+
+    def when_free(self, worker: int, call: Callable[[], None]) -> None:
+        """Call once, when one of the worker's places is free."""
+        self._awaiting[worker] = call
+
+    def awaited(self, worker: int) -> list[int]:
+        """Steps whose updates take all of the worker's places, if its next step waits for one of these."""
+        return self._laid(worker) if worker in self._awaiting else []
+
+    def ready(self, worker: int, step: int) -> None:
+        """The step's update lies in its place, and is about to be pushed."""
+        self._on_the_way.setdefault(worker, {})[step] = None
+
+    def on_the_way(self, worker: int) -> bool:
+        """Whether an update of the worker has still to arrive."""
+        return bool(self._on_the_way.get(worker))
+
+    def carry_out(self, order: StartPush) -> None:
+        """Bring the worker's update to the store."""
+        worker, step = order.worker, order.step
+        self._scales[worker, step] = order.scale
+        if not self._members[worker].trains:  # the machine is about to hear that the worker has left
+            return
+        area = self._plan.area(self._shelf.place(Update(worker, step)))
+        self._lacking.setdefault(worker, {})[step] = _Lacking(area, order.scale)
+
+        def arrived(at: float) -> UpdateArrived:
+            self._on_the_way.get(worker, {}).pop(step, None)
+            return UpdateArrived(worker=worker, step=step, at=at)
+
+        self._fetcher.fetch(worker, Update(worker, step), arrived)
+
+    def applied(self, order: ApplyUpdate) -> list[tuple[int, float]]:
+        """That version is ordered. Return its updates: (area, weight)."""
+        pushed = []
+        for worker, step, weight in order.contributions:
+            self.leases.settle(worker, step)
+            place = self._shelf.place(Update(worker, step))
+            pushed.append((self._plan.area(place), weight * self._scales[worker, step]))
+            if step in (lacking := self._lacking.get(worker, {})):
+                lacking[step].version = order.version
+        return pushed
+
+    def lacking(self, worker: int, version: int) -> list[tuple[int, float]]:
+        """What the worker has pushed and that version lacks: (area, scale), in the order of the steps.
+
+        What the version has is forgotten, as a worker is released on no older one. What it lacks is still in its area,
+        even where its place is free: the worker writes into none until it has computed the next step.
+        """
+        pushed = self._lacking.get(worker, {})
+        for step, one in list(pushed.items()):
+            if one.version is not None and one.version <= version:
+                del pushed[step]
+        return [(one.area, one.scale) for one in pushed.values()]
+
+    def dropped(self, worker: int, step: int) -> None:
+        """The step's update is in a version by now, or will be in none: its place is free."""
+        self._on_the_way.get(worker, {}).pop(step, None)
+        self._shelf.release(("update", worker, step))
+        self._scales.pop((worker, step), None)
+        if (
+            step in (pushed := self._lacking.get(worker, {})) and pushed[step].version is None
+        ):  # no version will have it
+            del pushed[step]
+        if (awaiting := self._awaiting.pop(worker, None)) is not None:
+            awaiting()
+
+    def forget(self, worker: int) -> None:
+        """None of the worker's updates is needed any more."""
+        for step in self._laid(worker):
+            self._shelf.release(("update", worker, step))
+
+    def left(self, worker: int) -> None:
+        """The worker takes no part any more. What has arrived is still needed."""
+        self._awaiting.pop(worker, None)
+
+    def gone(self, worker: int) -> None:
+        """The worker's process has ended: no update of it is still to arrive."""
+        self._on_the_way.pop(worker, None)
+
+    def _laid(self, worker: int) -> list[int]:
+        there = [item for place in self._plan.of(worker) for item in self._shelf.at(place)]
+        return [item.step for item in there if isinstance(item, Update)]

@@ -1,0 +1,116 @@
+"""Workers that begin a step: what they compute on, and where their update is to go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from paceline.core.items import Item, Version
+from paceline.core.orders import Release
+from paceline.host.commits import Commits
+from paceline.host.pulls import Pulls, ahead
+from paceline.host.pushes import Pushes
+from paceline.host.shelf import Owner, Shelf
+from paceline.host.steps import Steps, shown
+from paceline.runtime import messages
+from paceline.runtime.member import Member
+
+
+def step_of(worker: int) -> Owner:
+    """Who claims the version that the worker computes its step on."""
+    return "step", worker
+
+
+def look_of(worker: int) -> Owner:
+    """Who claims the version that the worker copies for `state_dict`."""
+    return "look", worker
+
+
+class Releases:
+    """Carries out `Release`. A worker begins once it has its version, and a place for the step's update is free."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        pulls: Pulls,
+        pushes: Pushes,
+        commits: Commits,
+        steps: Steps,
+        members: Mapping[int, Member],
+        send: Callable[[Member, messages.Message], None],
+        now: Callable[[], float],
+    ) -> None:
+        """`now()` is seconds since the run's start."""
+        self._shelf = shelf
+        self._pulls = pulls
+        self._pushes = pushes
+        self._commits = commits
+        self._steps = steps
+        self._members = members
+        self._send = send
+        self._now = now
+
+    def carry_out(self, order: Release) -> None:
+        """Let the worker compute."""
+        worker = order.worker
+        member = self._members[worker]
+        if order.parameters == "own":
+            if member.trains:
+                member.step = order.step
+                own = self._steps.replica(worker)
+                self._shelf.claim(shown(worker), own)
+                self._pushes.forget(worker)  # its replica was stepped with them, or will never be
+                self._compute(order, own, [])
+            return
+        member.step = order.step
+        version = Version(order.version)
+        lacking = self._pushes.lacking(worker, order.version)
+        self._shelf.claim(step_of(worker), version)
+        if order.parameters == "pull":
+            self._shelf.release(ahead(worker))  # the step that it was pulled for did not come
+            if member.waits is None and order.version > self._commits.newest:
+                member.wait(f"version {order.version} is being made")
+            self._pulls.pull(worker, order.version, lambda: self._compute(order, version, []))
+            return
+        if version in self._shelf.claimed(ahead(worker)):
+            self._shelf.release(ahead(worker))
+        self._compute(order, version, lacking if order.parameters == "eager" else [])
+
+    def computed(self, worker: int) -> None:
+        """The worker's step is computed: it no longer reads its version.
+
+        An own replica is still shown to its script, until the next release.
+        """
+        self._shelf.release(step_of(worker))
+
+    def hold(self, worker: int) -> int:
+        """Keep the newest version for the worker, in the place of the one that it computed on. Return it."""
+        self._shelf.claim(step_of(worker), Version(self._commits.newest))
+        return self._commits.newest
+
+    def look(self, worker: int) -> int:
+        """Keep the newest version for the worker besides, until `looked`. Return it."""
+        self._shelf.claim(look_of(worker), Version(self._commits.newest))
+        return self._commits.newest
+
+    def looked(self, worker: int) -> None:
+        """The worker has copied the version that it looked at."""
+        self._shelf.release(look_of(worker))
+
+    def gone(self, worker: int) -> None:
+        """The worker's process has ended. Until then its script may go on with the model."""
+        for owner in (step_of(worker), look_of(worker), shown(worker)):
+            self._shelf.release(owner)
+
+    def _compute(self, order: Release, item: Item, ahead: list[tuple[int, float]]) -> None:
+        member = self._members[order.worker]
+        if not member.trains:
+            return
+        area = self._pushes.lay(order.worker, order.step)
+        if area is None:
+            member.wait("the store still needs its last updates")
+            self._pushes.when_free(order.worker, lambda: self._compute(order, item, ahead))
+            return
+        member.wait(None)
+        member.released_at = self._now()
+        place = self._shelf.place(item)
+        self._send(member, messages.Compute(order.step, order.version, place, area, ahead))

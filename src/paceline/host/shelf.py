@@ -1,0 +1,118 @@
+"""Which item lies in which place of the host's region, and who claims it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from paceline.core.items import Former, Item
+
+Owner = tuple[str | int, ...]
+"""Who claims: what for, and the numbers that tell apart those who claim for that. `("step", 2)` is worker 2's step."""
+
+
+class Shelf:
+    """The one table of items, places and claims.
+
+    An item is on the shelf as long as an owner claims it. Its place is free once no item lies there. Several items may
+    lie in one place: what a group averages to is the replica of each of its members. An item may be claimed before it
+    is made.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[Item, int] = {}
+        self._items: dict[int, dict[Item, None]] = {}
+        """By place. No place without an item."""
+        self._claims: dict[Owner, tuple[Item, ...]] = {}
+        self._owners: dict[Item, dict[Owner, None]] = {}
+        """By item, whether it is made or not. No item without an owner."""
+
+    def place(self, item: Item) -> int:
+        """Where the item lies. Raises KeyError if it is not on the shelf."""
+        return self._places[item]
+
+    def has(self, item: Item) -> bool:
+        """Whether the item lies in a place."""
+        return item in self._places
+
+    def at(self, place: int) -> tuple[Item, ...]:
+        """What lies in that place."""
+        return tuple(self._items.get(place, ()))
+
+    def free(self, among: Iterable[int]) -> int | None:
+        """The first of these places where nothing lies: places that are never needed cost nothing."""
+        return next((place for place in among if place not in self._items), None)
+
+    def put(self, item: Item, owner: Owner, among: Iterable[int]) -> int | None:
+        """Put the item into the first free one of these places, claimed by that owner. None: no place is free."""
+        place = self.free(among)
+        if place is not None:
+            self._lay(item, place)
+            self.claim(owner, item)
+        return place
+
+    def name(self, item: Item, there: Item, owner: Owner) -> None:
+        """Call what lies there by another name too, which that owner claims."""
+        self._lay(item, self._places[there])
+        self.claim(owner, item)
+
+    def rename(self, item: Item, new: Item) -> None:
+        """The item has become another one in its place: those who claim it claim the new one."""
+        place = self._places[item]
+        self._lay(new, place)
+        for owner in list(self._owners[item]):
+            self.claim(owner, *(new if one == item else one for one in self._claims[owner]))
+
+    def replace(self, item: Item, by: Item) -> None:
+        """The item's name is that of what lies there by now. Those who claim it claim what it was, too."""
+        former = Former(item)
+        self._lay(former, self._places[item])
+        for owner in list(self._owners[item]):
+            self.claim(owner, *self._claims[owner], former)
+        del self._items[self._places[item]][item]
+        self._lay(item, self._places[by])
+
+    def claim(self, owner: Owner, *items: Item) -> None:
+        """The owner needs these items from now on, and no longer those that it has claimed before."""
+        before = self._claims.pop(owner, ())
+        if items:
+            self._claims[owner] = items
+            for item in items:
+                self._owners.setdefault(item, {})[owner] = None
+        for item in before:
+            if item in items:
+                continue
+            owners = self._owners[item]
+            del owners[owner]
+            if not owners:
+                del self._owners[item]
+                self._forget(item)
+
+    def release(self, owner: Owner) -> None:
+        """The owner needs nothing any more."""
+        self.claim(owner)
+
+    def claimed(self, owner: Owner) -> tuple[Item, ...]:
+        """What the owner claims."""
+        return self._claims.get(owner, ())
+
+    def others(self, item: Item, owners: Iterable[Owner]) -> bool:
+        """Whether anybody besides these owners claims what lies in the item's place."""
+        own = set(owners)
+        return any(owner not in own for there in self._items[self._places[item]] for owner in self._owners[there])
+
+    def claims(self) -> Iterator[tuple[Owner, Item, int | None]]:
+        """Every claim: its owner, its item, and that one's place if it is made. At a run's end none is left."""
+        for owner, items in self._claims.items():
+            for item in items:
+                yield owner, item, self._places.get(item)
+
+    def _lay(self, item: Item, place: int) -> None:
+        self._places[item] = place
+        self._items.setdefault(place, {})[item] = None
+
+    def _forget(self, item: Item) -> None:
+        place = self._places.pop(item, None)
+        if place is not None:
+            del self._items[place][item]
+            if not self._items[place]:
+                del self._items[place]

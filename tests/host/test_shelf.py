@@ -1,0 +1,138 @@
+"""The shelf: what somebody needs keeps its place, and a place where nothing lies is free."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from paceline.core.items import Beginning, Former, Item, Mean, Replica, Version
+from paceline.host.shelf import Owner, Shelf
+
+PLACES = range(4)
+ANNA, BERT = ("anna",), ("bert", 1)
+
+
+def test_an_item_is_put_into_the_first_free_place_and_keeps_it_while_it_is_claimed() -> None:
+    shelf = Shelf()
+    assert shelf.put(Version(0), ANNA, PLACES) == 0
+    assert shelf.put(Version(1), BERT, PLACES) == 1
+    shelf.release(ANNA)
+    assert not shelf.has(Version(0))
+    assert (shelf.place(Version(1)), shelf.free(PLACES)) == (1, 0)
+
+
+def test_nothing_is_put_where_no_place_is_free() -> None:
+    shelf = Shelf()
+    shelf.put(Version(0), ANNA, range(1))
+    assert shelf.put(Version(1), BERT, range(1)) is None
+    assert (shelf.claimed(BERT), shelf.has(Version(1))) == ((), False)
+
+
+def test_an_item_is_kept_until_its_last_claim_ends() -> None:
+    shelf = Shelf()
+    shelf.put(Version(0), ANNA, PLACES)
+    shelf.claim(BERT, Version(0))
+    shelf.release(ANNA)
+    assert shelf.place(Version(0)) == 0
+    shelf.release(BERT)
+    assert not shelf.has(Version(0))
+
+
+def test_an_owner_that_claims_something_else_needs_what_it_claimed_before_no_longer() -> None:
+    shelf = Shelf()
+    shelf.put(Version(0), ANNA, PLACES)
+    shelf.put(Version(1), BERT, PLACES)
+    shelf.claim(ANNA, Version(1))
+    assert (shelf.has(Version(0)), shelf.claimed(ANNA)) == (False, (Version(1),))
+    shelf.claim(ANNA, Version(1))
+    assert shelf.has(Version(1))
+
+
+def test_an_item_can_be_claimed_before_it_is_made() -> None:
+    shelf = Shelf()
+    shelf.claim(ANNA, Version(1))
+    shelf.put(Version(1), BERT, PLACES)
+    shelf.release(BERT)
+    assert shelf.place(Version(1)) == 0
+
+
+def test_a_place_with_several_names_is_free_once_none_of_them_is_claimed() -> None:
+    shelf = Shelf()
+    shelf.put(Mean(7), ANNA, PLACES)
+    shelf.name(Replica(0, 1), Mean(7), BERT)
+    shelf.release(ANNA)
+    assert (shelf.place(Replica(0, 1)), shelf.free(PLACES)) == (0, 1)
+    shelf.release(BERT)
+    assert shelf.free(PLACES) == 0
+
+
+def test_those_who_claim_what_is_renamed_claim_it_by_its_new_name() -> None:
+    shelf = Shelf()
+    shelf.put(Replica(0, 0), ANNA, PLACES)
+    shelf.claim(BERT, Replica(0, 0), Version(3))
+    shelf.rename(Replica(0, 0), Replica(0, 1))
+    assert not shelf.has(Replica(0, 0))
+    assert (shelf.claimed(ANNA), shelf.claimed(BERT)) == ((Replica(0, 1),), (Replica(0, 1), Version(3)))
+
+
+def test_what_is_replaced_is_kept_for_those_who_claimed_it() -> None:
+    shelf = Shelf()
+    shelf.put(Version(0), ANNA, PLACES)
+    shelf.put(Beginning(2), BERT, PLACES)
+    shelf.replace(Version(0), Beginning(2))
+    shelf.release(BERT)
+    assert shelf.place(Version(0)) == 1
+    assert shelf.place(Former(Version(0))) == 0
+    shelf.claim(ANNA, Version(0))
+    assert (shelf.free(PLACES), shelf.place(Version(0))) == (0, 1)
+
+
+def test_whether_others_claim_a_place_counts_all_names_of_what_lies_there() -> None:
+    shelf = Shelf()
+    shelf.put(Replica(0, 0), ANNA, PLACES)
+    assert not shelf.others(Replica(0, 0), [ANNA])
+    shelf.name(Replica(1, 0), Replica(0, 0), BERT)
+    assert shelf.others(Replica(0, 0), [ANNA])
+    assert not shelf.others(Replica(0, 0), [ANNA, BERT])
+
+
+def test_a_claim_that_is_left_names_its_owner() -> None:
+    shelf = Shelf()
+    shelf.put(Version(3), ANNA, PLACES)
+    shelf.claim(BERT, Version(4))
+    assert list(shelf.claims()) == [(ANNA, Version(3), 0), (BERT, Version(4), None)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_in_any_order_of_claims_an_item_is_there_exactly_as_long_as_somebody_claims_it(seed: int) -> None:
+    chance = random.Random(seed)
+    shelf, claims, made = Shelf(), dict[Owner, tuple[Item, ...]](), set[Item]()
+    for number in range(300):
+        owner: Owner = ("owner", chance.randrange(5))
+        known = sorted(made, key=str)
+        match chance.choice(["put", "name", "claim", "release"]):
+            case "put":
+                item: Item = Version(number)
+                if shelf.put(item, owner, range(8)) is not None:
+                    claims[owner] = (item,)
+                    made.add(item)
+            case "name" if known:
+                item = Version(number)
+                shelf.name(item, chance.choice(known), owner)
+                claims[owner] = (item,)
+                made.add(item)
+            case "claim" if known:
+                claims[owner] = tuple(chance.sample(known, min(len(known), chance.randint(1, 2))))
+                shelf.claim(owner, *claims[owner])
+            case "release":
+                shelf.release(owner)
+                claims.pop(owner, None)
+        claimed = {item for items in claims.values() for item in items}
+        made &= claimed
+        assert {item for item in made if shelf.has(item)} == made
+        taken = {shelf.place(item) for item in made}
+        assert shelf.free(range(8)) == next((place for place in range(8) if place not in taken), None)
+        assert {(owner, item) for owner, item, _ in shelf.claims()} == {
+            (o, i) for o, items in claims.items() for i in items
+        }
