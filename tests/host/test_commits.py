@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,24 @@ def test_one_version_is_made_at_a_time_in_the_order_of_the_orders() -> None:
     assert [commit.version for commit in one.commits()] == [1]
     one.make()
     assert [(commit.version, commit.source, commit.target) for commit in one.commits()] == [(1, 0, 1), (2, 1, 0)]
+
+
+def test_a_version_that_is_not_finite_is_the_one_that_the_next_is_made_from_though_all_leave_at_once() -> None:
+    """Telling so ends the run, and what workers then no longer claim lets the next commit begin."""
+    one = company(1)
+
+    def leave(*_: object) -> bool:
+        one.members[0].stage = "closing"
+        one.host.left(one.members[0])
+        return False
+
+    one.host.commits._heard = replace(one.host.commits._heard, not_finite=leave)
+    for step in (0, 1):
+        one.host.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
+        finish(one, 0, step)
+        one.host.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
+    one.host.hear(messages.Committed(1, 0.0, 0, ("weight", 0)), 0.0)
+    assert [(commit.version, commit.source) for commit in one.commits()] == [(1, 0), (2, 1)]
 
 
 def test_a_worker_that_is_released_on_a_version_that_is_being_made_computes_once_it_is_whole() -> None:

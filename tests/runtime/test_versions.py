@@ -16,18 +16,22 @@ def test_a_version_has_the_buffers_of_those_whose_deaths_were_not_told_before_it
     journal: Any = None
     recordings = Recordings(tmp_path, 1, journal)
     recordings.epoch_opened(8)
-    exchange: Any = SimpleNamespace(samples=8, lost={})
     written: list[Any] = []
-    store: Any = SimpleNamespace(record=written.append, slots=SimpleNamespace(where={1: 0, 2: 1}))
+    host: Any = SimpleNamespace(
+        samples=8,
+        lost={},
+        shelf=SimpleNamespace(place=lambda item: item.version),
+        arithmetic=SimpleNamespace(write=lambda order, *items: written.append(order)),
+    )
     members: Any = {worker: SimpleNamespace(left=None) for worker in range(3)}
     offer: Any = SimpleNamespace(buffers=None, loads=True)
-    versions = StoredVersions(exchange, members, recordings)
-    versions.begin(store, offer)
+    versions = StoredVersions(host, members, recordings)
+    versions.begin(offer)
     versions.ordered(1)
     members[0].left = "died"
-    exchange.lost[0] = None
+    host.lost[0] = None
     versions.made(1, 1.0)
-    exchange.samples = 16
+    host.samples = 16
     versions.ordered(2)
     versions.made(2, 2.0)
     assert [order.workers for order in written] == [[0, 1, 2], [1, 2]]
@@ -39,19 +43,18 @@ def test_a_mean_that_a_replay_is_to_record_has_no_more_replicas_than_the_recorde
     recordings = Recordings(tmp_path, 4, journal)
     recordings.prescribed = deque([(72, 1)])
     cuts: list[tuple[int, list[int]]] = []
-    replicas: Any = SimpleNamespace(
+    host: Any = SimpleNamespace(
         samples=72,
         lost={},
-        replicas={0: 0, 1: 0},
-        steps=9,
-        averages=3,
-        cut=lambda workers, then: cuts.append((replicas.samples, workers)),
+        steps=SimpleNamespace(workers=[0, 1], steps=9),
+        averages=SimpleNamespace(made=3),
+        copies=SimpleNamespace(cut=lambda workers, version, ready: cuts.append((host.samples, workers))),
     )
     members: Any = {worker: SimpleNamespace(offer=True) for worker in range(2)}
-    means = Means(replicas, False, members, recordings, journal, lambda: 1.0)
+    means = Means(host, False, members, recordings, journal, lambda: 1.0)
     means.ordered(5)
-    replicas.samples, replicas.lost = 64, {1: None}
+    host.samples, host.lost = 64, {1: None}
     means.ordered(6)
-    replicas.samples = 72
+    host.samples = 72
     means.ordered(7)
     assert cuts == [(72, [0])]

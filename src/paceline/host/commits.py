@@ -145,14 +145,14 @@ class Commits:
 
     def committed(self, message: messages.Committed, at: float) -> None:
         """The store has made the version, heard at that moment."""
-        order, self._committing = self._committing, None
+        order = self._committing
         assert order is not None
-        self._heard.timed(order.version, at)
-        if message.not_finite is not None:
-            self._look = self._heard.not_finite(order, *message.not_finite)
         self.newest = order.version
         self._shelf.claim(NEWEST, Version(order.version))
         self._shelf.release(MAKING)
+        self._heard.timed(order.version, at)
+        if message.not_finite is not None:
+            self._look = self._heard.not_finite(order, *message.not_finite)
         self._heard.checked(order.version, message.checksum)
         for worker, step, _ in order.contributions:
             self.dropped(worker, step)
@@ -160,6 +160,7 @@ class Commits:
         for call in self._waiting.pop(order.version, ()):
             call()
         self._heard.made(order.version, at)
+        self._committing = None  # only now: what was told may ask to go on, and the next commit comes after all that
         self.go_on()
 
     def lost(self) -> None:
