@@ -14,7 +14,8 @@ ROOT = Path(paceline.__file__).parent
 MAY_IMPORT = {
     "errors": set(),
     "version": set(),
-    "api": {"core", "errors", "protocols", "records", "sim"},
+    "files": set(),
+    "api": {"cluster", "core", "errors", "protocols", "records", "sim"},
     "__init__": {"errors", "version", "training", "api", "programs"},
     "__main__": {"cli"},
 }

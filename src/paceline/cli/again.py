@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.scenario import Scenario
+from paceline.cluster.scenario_file import from_plain
 from paceline.core.choice import nearest
-from paceline.core.files import read_file
-from paceline.core.scenario import Scenario, from_plain
 from paceline.errors import ConfigError
+from paceline.files import read_file
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
 from paceline.records.reading import choice_of

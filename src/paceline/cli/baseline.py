@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from paceline.core.scenario import Kill, Scenario
+from paceline.cluster.scenario import Kill, Scenario
 from paceline.errors import ConfigError
 
 NAME = "ddp"

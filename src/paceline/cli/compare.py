@@ -35,8 +35,8 @@ from paceline.cli.series import (
     undo,
 )
 from paceline.cli.table import WIDE, brief
+from paceline.cluster.scenario_file import from_plain
 from paceline.core.choice import Choice, check_fit, choose, nearest
-from paceline.core.scenario import from_plain
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import summary as summaries

@@ -12,8 +12,8 @@ from typing import Any
 
 from paceline.cli.columns import as_text
 from paceline.cli.series import count
+from paceline.cluster.scenario import Scenario
 from paceline.core.choice import Choice
-from paceline.core.scenario import Scenario
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.reading import reading

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.again import changes
 from paceline.cli.run import CODES, STARTS, checked_script, new_folder, whole
+from paceline.cluster.scenario import Scenario
 from paceline.core.facts import (
     Fact,
     GradientReady,
@@ -29,7 +30,6 @@ from paceline.core.facts import (
 )
 from paceline.core.leases import Batch
 from paceline.core.orders import ApplyUpdate, Order
-from paceline.core.scenario import Scenario
 from paceline.errors import ConfigError, RunFailed
 from paceline.protocols import registry
 from paceline.records import kept

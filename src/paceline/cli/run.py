@@ -18,15 +18,16 @@ from paceline.cli import baseline
 from paceline.cli.again import changes, recorded, script_of, words
 from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
+from paceline.cluster.scenario import MOST_WORKERS, Scenario
+from paceline.cluster.scenario_file import load as load_scenario
 from paceline.core.choice import MOST_WHOLE, check_fit, choose
-from paceline.core.files import is_read, read_file
 from paceline.core.listed import cut
-from paceline.core.scenario import MOST_WORKERS, Scenario
-from paceline.core.scenario import load as load_scenario
 from paceline.errors import ConfigError
+from paceline.files import read_file
 from paceline.protocols import registry
 from paceline.records.kept import is_free
 from paceline.records.summary import Target
+from paceline.runtime.terminal import is_read
 
 MOST_THREADS = 1024
 LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.run import CODES, checked_script, say_whose
-from paceline.core.scenario import Scenario
-from paceline.core.scenario import load as load_scenario
+from paceline.cluster.scenario import Scenario
+from paceline.cluster.scenario_file import load as load_scenario
+from paceline.cluster.scenario_file import to_plain
 from paceline.errors import ConfigError, RunFailed
 from paceline.records import summary as summaries
 from paceline.records.kept import FILES, is_free
@@ -80,7 +81,7 @@ def scenario_of(options: argparse.Namespace) -> tuple[Scenario, int]:
 
 def common_settings(options: argparse.Namespace, scenario: Scenario, workers: int) -> dict[str, Any]:
     """What all runs of a series depend on, whatever it looks for, as plain values."""
-    slowness = scenario.to_plain()
+    slowness = to_plain(scenario)
     slowness["cluster"].pop("workers", None)  # which are a setting of their own
     return {
         "script": str(checked_script(options.script)),

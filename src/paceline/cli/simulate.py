@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.run import CODES, MOST_THREADS, STARTS, add_start, checked_script, new_folder, seconds, whole
+from paceline.cluster.scenario_file import load
 from paceline.core.choice import choose
-from paceline.core.scenario import load
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.reading import reading

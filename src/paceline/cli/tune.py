@@ -1,6 +1,6 @@
 """`paceline tune`: find the smallest switch point with which Sync-Switch is still accurate enough.
 
-The search is `core.search`; each of its trials is an ordinary `paceline run`, a process of its own, in a folder of the
+The search is `runs.search`; each of its trials is an ordinary `paceline run`, a process of its own, in a folder of the
 search's. After each, `tune.json` has everything that is needed to go on.
 """
 
@@ -33,11 +33,11 @@ from paceline.cli.series import (
     undo,
 )
 from paceline.core.choice import check_fit, choose, nearest
-from paceline.core.search import Finished, Result, Search, Trial, next_trial
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import summary as summaries
 from paceline.records.summary import Summary
+from paceline.runs.search import Finished, Result, Search, Trial, next_trial
 
 PROTOCOL, PARAMETER = "sync-switch", "switch_at"
 """Whose parameter is searched for."""

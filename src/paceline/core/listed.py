@@ -37,6 +37,11 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def printable(text: str) -> str:
+    """Return the text on one line: what no terminal shows is escaped, as in `\\n`."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _joined(shown: Sequence[str], others: int) -> str:
     rest = f" and {others} other{'' if others == 1 else 's'}" if others > 0 else ""
     return ", ".join(shown) + rest

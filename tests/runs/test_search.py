@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from paceline.core.search import Finished, Result, Search, Setting, Trial, next_trial
+from paceline.runs.search import Finished, Result, Search, Setting, Trial, next_trial
 from paceline.errors import RunFailed
 
 Job = Callable[[Trial], float | None]
