@@ -22,9 +22,9 @@ MAY_IMPORT = {
     "records": {"core", "cluster", "files"},
     "sim": {"core", "cluster", "records"},
     "runtime": {"core", "cluster", "fabric", "training", "records"},
-    "runs": {"core"},
-    "cli": {"core", "cluster", "protocols", "fabric", "training", "records", "sim", "runtime", "runs", "files"},
-    "programs": {"__main__", "core", "cluster", "protocols", "training", "records", "runtime", "cli", "files"},
+    "runs": {"core", "cluster", "protocols", "fabric", "training", "records", "sim", "runtime", "files"},
+    "cli": {"core", "cluster", "protocols", "records", "sim", "runtime", "runs", "files"},
+    "programs": {"__main__", "core", "cluster", "protocols", "training", "records", "runtime", "runs", "cli", "files"},
 }
 """Folder to the other folders that it may import (and, always, itself, `errors` and `version`)."""
 
@@ -76,6 +76,13 @@ def test_core_opens_no_file(file: Path) -> None:
     assert not OUTSIDE & {name.split(".")[0] for name in imports(file)}
     calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
     assert "open" not in [call.id for call in calls if isinstance(call, ast.Name)]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "runs").glob("*.py")), ids=lambda file: file.stem)
+def test_runs_neither_parse_nor_print(file: Path) -> None:
+    assert "argparse" not in imports(file)
+    calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    assert "print" not in [call.id for call in calls if isinstance(call, ast.Name)]
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "protocols").glob("*.py")), ids=lambda file: file.stem)

@@ -19,7 +19,7 @@ from paceline.runtime.terminal import is_read
 from paceline.version import __version__
 
 USAGE, FAILED, INTERRUPTED = 2, 3, 130
-"""Exit codes; a run that ended has those of `run.CODES`."""
+"""Exit codes; a run that ended has those of `runs.run.CODES`."""
 
 
 COMMANDS = (

@@ -13,8 +13,6 @@ from typing import Any
 
 import tomli_w
 
-from paceline.cli.run import checked_folder, new_folder
-from paceline.cli.series import check_free
 from paceline.cluster.scenario_file import from_plain, to_plain
 from paceline.core.choice import choose
 from paceline.errors import ConfigError, RunFailed
@@ -28,6 +26,7 @@ from paceline.records import kept
 from paceline.records.comparison import COMPARISON
 from paceline.records.reading import LEDGER, SUMMARY
 from paceline.records.summary import read
+from paceline.runs.folders import check_free, checked_folder, new_folder
 
 Script = Callable[..., object] | str | os.PathLike[str]
 Scenario = str | os.PathLike[str] | Mapping[str, Any]
