@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact
 from paceline.core.leases import Leases
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate
-from paceline.core.scenario import Network
 from paceline.host.commits import Heard
 from paceline.host.host import Host
 from paceline.host.plan import plan

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 
+from paceline.cluster.network import Direction, SharedLink
+from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, WorkerLeft
 from paceline.core.items import Beginning, Version
 from paceline.core.leases import Leases
-from paceline.core.link import Direction, SharedLink
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
@@ -19,7 +20,6 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.core.scenario import Network
 from paceline.fabric.channel import Channel
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.averages import Averages

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline.cluster.network import Direction, SharedLink
 from paceline.core.facts import Fact
 from paceline.core.items import Update, Version
-from paceline.core.link import Direction, SharedLink
 from paceline.host.fetch import Then
 from paceline.records.times import TransferTimes
 
