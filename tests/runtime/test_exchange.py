@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from paceline.core.facts import Fact
@@ -31,9 +30,7 @@ class Store:
 
 
 def member(worker: int) -> Member:
-    one = Member(worker=worker, process=0, watch=0, channel=None, log=Path("log"), printed=None)  # type: ignore[arg-type]
-    one.stage = "training"
-    return one
+    return Member(worker=worker, stage="training")
 
 
 def test_a_version_is_made_with_the_hyperparameters_of_the_lowest_worker_s_very_step() -> None:

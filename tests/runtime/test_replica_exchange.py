@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,16 +55,10 @@ def unused(*_: Any) -> Any:
 
 @contextmanager
 def company_of_three(stepped: bool) -> Iterator[Company]:
-    ends = [pair() for _ in range(4)]
-    channels = [Channel(ours, messages.FromWorker, "a worker") for ours, _ in ends[:3]]
-    members = {
-        worker: Member(
-            worker=worker, process=0, watch=0, channel=channel, log=Path("log"), printed=None, stage="training"
-        )
-        for worker, channel in enumerate(channels)
-    }
+    members = {worker: Member(worker=worker, stage="training") for worker in range(3)}
     loop, facts = Loop(), list[Fact]()
-    to_store = Channel(ends[3][0], messages.FromStore, "the store")
+    ours, theirs = pair()
+    to_store = Channel(ours, messages.FromStore, "the store")
     exchange = ReplicaExchange(members, loop, Journal(NoLedger()), lambda *_: None, facts.append, lambda: 0.0, unused)
     company = Company(exchange, members, loop, facts)
     leases = Leases("queue", list(members))
@@ -98,7 +91,7 @@ def company_of_three(stepped: bool) -> Iterator[Company]:
         if member.here:
             exchange.gone(member)
         company.averagers[member.worker].close()
-    for end in (end for both in ends for end in both):
+    for end in (ours, theirs):
         end.close()
     loop.close()
 

@@ -40,7 +40,8 @@ from paceline.records.replayed import Compared, compare
 from paceline.records.summary import Summary
 
 if TYPE_CHECKING:
-    from paceline.runtime.directed import Directed, Prescribed
+    from paceline.runtime.course import Prescribed
+    from paceline.runtime.director import Director
 
 DIFFERS = 3
 """Exit code."""
@@ -168,11 +169,11 @@ def replay(
 
     config = recorded.config
 
-    def direct(workers: Directed, journal: Journal) -> None:
+    def direct(workers: Director, journal: Journal) -> None:
         journal.ledger.note("replay_of", str(recorded.folder))
         if until is not None:
             journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
-        workers.prescribed = _leases(recorded)
+        workers.prescribe(_leases(recorded))
         workers.recordings.prescribed = _recordings(recorded)
         workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
         began = workers.begin()
@@ -223,7 +224,7 @@ def replay(
     return run(settings, Interrupts(), direct)
 
 
-def _reenact(fact: Fact, workers: Directed) -> None:
+def _reenact(fact: Fact, workers: Director) -> None:
     """Have it happen. Raises RunFailed if it can't, or something else does."""
     match fact:
         case GradientReady(worker=worker, step=step):
@@ -252,7 +253,7 @@ def _expect_beginning(recorded: TrainingBegan, began: TrainingBegan) -> None:
         raise RunFailed("the script begins with other workers or another amount of work than in the recording")
 
 
-def _reached(until: int, orders: tuple[Order, ...], workers: Directed) -> bool:
+def _reached(until: int, orders: tuple[Order, ...], workers: Director) -> bool:
     made = max((order.version for order in orders if isinstance(order, ApplyUpdate)), default=0)
     return max(made, workers.recordings.newest.version) >= until
 
