@@ -4,107 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from paceline.core.choice import choose
-from paceline.core.scenario import Scenario
-from paceline.protocols import registry
-from paceline.records.journal import Journal
-from paceline.records.ledger import NoLedger
-from paceline.runtime import messages
-from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.rooms import Rooms
-from paceline.runtime.settings import Settings
-from paceline.runtime.terms import of_a_run
 from support.launch import Launch
+from support.rooms import Stage
 from support.scripts import ENDLESS, training
 
 
-class Quiet:
-    """Stands in for the run's output."""
-
-    def say(self, line: str) -> None:
-        pass
-
-
-class Timers:
-    """Stands in for the loop: a test says when time has passed."""
-
-    def __init__(self) -> None:
-        self.calls: list[Callable[[], None]] = []
-
-    def now(self) -> float:
-        return 0.0
-
-    def after(self, seconds: float, call: Callable[[], None]) -> None:
-        self.calls.append(call)
-
-
-class Processes:
-    """Stands in for one worker's process, which never ends."""
-
-    numbers = (0,)
-
-    def __init__(self) -> None:
-        self.killed: list[int] = []
-
-    def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...]) -> None:
-        pass
-
-    def end(self, worker: int) -> None:
-        self.killed.append(worker)
-
-    def died(self, worker: int, how: str, at: str) -> None:
-        pass
-
-
-class Ended:
+class Ended(Stage):
     """A run whose worker's script has ended, and whose process never does: a thread waits for ever."""
 
     def __init__(self, folder: Path) -> None:
-        settings = Settings(
-            script=Path("train.py"),
-            source=b"",
-            arguments=(),
-            choice=choose("asp", registry()),
-            workers=1,
-            scenario=Scenario(),
-            seed=0,
-            threads=1,
-            folder=folder,
-            shards=None,
-            epochs=None,
-            record=0,
-            targets=(),
-            on_loss="auto",
-            on_divergence="stop",
-            tee="none",
-            max_steps=None,
-            max_seconds=None,
-            report_waits=5.0,
-            json=False,
-            quiet=True,
-        )
-        self.timers, self.processes = Timers(), Processes()
-        workers: Any = self.processes
-        loop: Any = self.timers
-        output: Any = Quiet()
-        terms = of_a_run(settings, loop.now)
-        self.rooms = Rooms(settings, workers, Journal(NoLedger()), output, loop, terms)
+        super().__init__(folder)
         self.rooms.membership.ends(0)
-        self.coordinator = Coordinator(self.rooms, lambda _: None)
 
     @property
     def killed(self) -> list[int]:
-        return self.processes.killed
+        return self.crew.killed
 
     def pass_time(self) -> None:
         """Let the workers' processes go, and wait for longer than any grace."""
         self.coordinator.ended()
-        while self.timers.calls:
-            self.timers.calls.pop(0)()
+        self.loop.pass_time()
 
 
 @pytest.fixture

@@ -83,10 +83,11 @@ class Workers:
     def give_up(self, worker: int, why: str) -> None:
         """The worker can't go on, through no fault of the others: end it, and say why."""
         one = self._processes[worker]
+        if not one.here:
+            return
         if self._loop.watches(one.channel):  # what else it may say means nothing
             self._loop.unwatch(one.channel)
-        if one.here:
-            self._output.say(f"worker {worker} is ended: {why}")
+        self._output.say(f"worker {worker} is ended: {why}")
         self.end(worker)
 
     def died(self, worker: int, how: str, at: str) -> None:

@@ -217,7 +217,7 @@ class Coordinator:
 
     def _begin(self) -> None:
         """The store is there: training begins."""
-        assert isinstance(self.phase, Gathering)
+        assert isinstance(self.phase, Gathering)  # the store of a worker that has gone is heard no more
         self.phase = begin(self.phase, self._on_begin) or self.phase
 
     def _step_finished(self, member: Member, done: messages.StepFinished) -> None:
