@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
-from paceline.core.scenario import Scenario
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
