@@ -115,3 +115,18 @@ def test_the_public_names_are_exactly_these() -> None:
     of_programs = ["Comparison", "Run", "compare", "run", "simulate"]
     assert sorted(paceline.__all__) == sorted(["__version__", *of_scripts, *of_programs])
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)
+
+
+FROM_THE_LOOP = {"time", "datetime", "socket", "select", "selectors", "subprocess", "threading"}
+"""Modules with clocks and sockets, which the loop hands out."""
+ROOMS = (
+    *("accounts", "adoption", "clock", "coordinator", "course", "data", "director", "display", "ending", "evaluations"),
+    *("leaving", "lifecycle", "limits", "losses", "member", "recordings", "rooms", "scores", "store_link", "terms"),
+)
+
+
+@pytest.mark.parametrize("file", ["core/membership", "host/workers", *(f"runtime/{name}" for name in ROOMS)])
+def test_a_coordinator_and_its_rooms_read_no_clock_and_open_no_socket(file: str) -> None:
+    names = imports(ROOT / f"{file}.py")
+    assert not {name.split(".")[0] for name in names} & FROM_THE_LOOP
+    assert not {name for name in names if name.startswith("paceline.fabric") and name.endswith(".pair")}

@@ -68,7 +68,7 @@ def test_a_version_that_is_not_finite_is_the_one_that_the_next_is_made_from_thou
         one.host.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         finish(one, 0, step)
         one.host.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
-    one.host.hear(messages.Committed(1, 0.0, 0, ("weight", 0)), 0.0)
+    one.host.made(messages.Committed(1, 0.0, 0, ("weight", 0)), 0.0)
     assert [(commit.version, commit.source) for commit in one.commits()] == [(1, 0), (2, 1)]
 
 
@@ -159,7 +159,7 @@ def test_a_commit_waits_for_the_disk_when_more_versions_are_on_their_way_there_t
         version = one.made[-1]
         one.host.arithmetic.write(messages.Record(version, 0, "", [], "mean"), Version(version))
     assert len(one.made) == places
-    one.host.hear(messages.Recorded(1, ""), 0.0)
+    one.host.written(1)
     assert one.commits()[-1].version == places + 1
 
 
@@ -204,7 +204,7 @@ def test_a_commit_never_waits_for_a_worker_and_never_writes_over_what_anybody_ne
                 writing = newest
                 arithmetic.write(messages.Record(newest, 0, "", [], "mean"), Version(newest))
             case "written" if writing is not None:
-                host.hear(messages.Recorded(writing, ""), 0.0)
+                host.written(writing)
                 writing = None
         for _, item, place in host.shelf.claims():
             assert not isinstance(item, Version) or place is None or contents[place] == item.version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,8 @@ from paceline.core.orders import Order, Release
 from paceline.errors import RunFailed
 from paceline.protocols import registry
 from paceline.runtime.adoption import Adoption
-from paceline.runtime.directed import Directed, PrescribedLeases
+from paceline.runtime.course import Course, PrescribedLeases
+from paceline.runtime.director import Director
 from paceline.runtime.member import Member
 
 
@@ -48,21 +48,49 @@ def test_a_worker_that_is_to_get_a_batch_of_an_epoch_which_no_worker_has_opened_
     assert leases.take(0, 0, "first") == batch
 
 
-class Full(Directed):
-    """One worker, for whose next step there is no push area."""
+class Full:
+    """Stands in for a coordinator: one worker, for whose next step there is no push area."""
 
     def __init__(self) -> None:
-        choice: Any = choose("asp", registry())
-        self._spec, self.settings = choice.spec, SimpleNamespace(choice=choice)  # type: ignore[assignment]
-        one = Member(worker=0, process=0, watch=0, channel=None, log=Path("log"), printed=None)  # type: ignore[arg-type]
-        self.members = {0: one}
-        self._host = SimpleNamespace(pushes=SimpleNamespace(awaited=lambda worker: [3, 4]))  # type: ignore[assignment]
-        self._adoption = Adoption()
+        host = SimpleNamespace(pushes=SimpleNamespace(awaited=lambda worker: [3, 4]))
+        settings = SimpleNamespace(choice=choose("asp", registry()))
+        adopting = SimpleNamespace(book=Adoption())
+        self.rooms = SimpleNamespace(settings=settings, members={0: Member(worker=0)}, adopting=adopting, host=host)
 
     def carry_out(self, order: Order) -> None:
         pass
 
 
 def test_a_release_that_waits_for_an_update_which_can_not_be_applied_before_it_fails_at_once() -> None:
+    coordinator: Any = Full()
     with pytest.raises(RunFailed, match="step 5 while its steps 3, 4 are not applied, and declares at most 2 at once"):
-        Full().direct(Release(worker=0, step=5, version=3, parameters="held"), 1.0)
+        Director(coordinator, Course()).direct(Release(worker=0, step=5, version=3, parameters="held"), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("asks", "answered", "astray"),
+    [
+        ([(0, 0)], True, None),
+        ([(0, 3)], False, "worker 0 asks for a batch in epoch 3, and the table leases has its next one in epoch 0"),
+        ([(1, 1)], False, "worker 1 is to get a batch of epoch 7 by the table leases, and no worker opened that epoch"),
+    ],
+)
+def test_a_worker_that_asks_for_other_data_than_it_is_to_get_waits(
+    asks: list[tuple[int, int]], answered: bool, astray: str | None
+) -> None:
+    course = Course(prescribed={0: deque([(0, Batch(0, 0))]), 1: deque([(1, Batch(7, 0))])})
+    terms = course.terms()
+    terms.leases("queue", [0, 1])
+    for worker, epoch in asks:
+        assert terms.answers(worker, epoch) == answered
+        assert course.astray.get(worker) == astray
+
+
+def test_a_worker_that_asks_once_more_than_it_is_to_waits() -> None:
+    course = Course(prescribed={0: deque()})
+    assert not course.terms().answers(0, 0)
+    assert list(course.asks_in_vain) == [0]
+
+
+def test_where_no_data_is_prescribed_every_worker_is_answered() -> None:
+    assert Course().terms().answers(0, 0)

@@ -9,16 +9,13 @@ from typing import Any
 import pytest
 
 from paceline.core.listed import MOST
-from paceline.fabric.channel import Channel
 from paceline.runtime.member import Member
 from paceline.runtime.output import Output
 from paceline.runtime.waits import WaitReports
 
 
-def member(worker: int, folder: Path = Path(), **known: Any) -> Member:
-    none: Channel = None  # type: ignore[assignment]
-    log = folder / f"worker-{worker}.log"
-    found = Member(worker=worker, process=0, watch=0, channel=none, log=log, printed=None, stage="training", step=1)
+def member(worker: int, **known: Any) -> Member:
+    found = Member(worker=worker, stage="training", step=1)
     for name, value in known.items():
         setattr(found, name, value)
     return found
@@ -42,9 +39,9 @@ def test_of_hundreds_that_die_at_once_the_first_are_told_one_by_one_and_the_othe
     output: Output, later: list[Callable[[], None]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for worker in range(200):
-        doomed = member(worker, tmp_path)
-        doomed.log.write_text(f"the last word of worker {worker}\n")
-        output.died(doomed, "killed by SIGKILL", f" in step {worker}; the others go on")
+        log = tmp_path / f"worker-{worker}.log"
+        log.write_text(f"the last word of worker {worker}\n")
+        output.died(worker, log, "killed by SIGKILL", f" in step {worker}; the others go on", shown=False)
     said = capsys.readouterr().err.splitlines()
     assert said[-3:] == [
         "paceline: worker 7 died (killed by SIGKILL) in step 7; the others go on",
@@ -56,9 +53,9 @@ def test_of_hundreds_that_die_at_once_the_first_are_told_one_by_one_and_the_othe
     tell()
     rest = f"paceline: workers 8-199 died, too (killed by SIGKILL); what was printed there is in {tmp_path}\n"
     assert capsys.readouterr().err == rest
-    output.died(member(200, tmp_path), "killed by SIGKILL", "")
+    output.died(200, tmp_path / "none", "killed by SIGKILL", "", shown=False)
     assert len(later) == 2, "the next ones are told as soon"
-    output.died(member(201, tmp_path), "exit code 1", "")
+    output.died(201, tmp_path / "none", "exit code 1", "", shown=False)
     assert capsys.readouterr().err == "paceline: worker 201 died (exit code 1)\n", "another kind is told at once"
     output.close()
     assert capsys.readouterr().err == rest.replace("workers 8-199", "worker 200")

@@ -46,8 +46,7 @@ class Asked:
 
 
 def member(worker: int = 0, **known: Any) -> Member:
-    none: Any = None
-    found = Member(worker=worker, process=0, watch=0, channel=none, log=Path(), printed=None)
+    found = Member(worker=worker)
     for name, value in {"stage": "training", **known}.items():
         setattr(found, name, value)
     return found
@@ -75,7 +74,7 @@ def tally() -> Tally:
 
 
 def test_a_view_has_each_workers_steps_lead_staleness_and_what_it_logged_last(tally: Tally) -> None:
-    watch = Watch(Asked(), {0: member(0, logged={"accuracy": 0.5, "loss": 2.0}), 1: member(1)}, tally)  # type: ignore[arg-type]
+    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, {0: {"accuracy": 0.5, "loss": 2.0}})  # type: ignore[arg-type]
     for step in range(3):
         stepped(tally, 0, step, 1.0)
     stepped(tally, 1, 0, 1.0)
@@ -88,7 +87,7 @@ def test_a_view_has_each_workers_steps_lead_staleness_and_what_it_logged_last(ta
 
 
 def test_a_speed_is_of_the_last_seconds(tally: Tally) -> None:
-    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally)  # type: ignore[arg-type]
+    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, {})  # type: ignore[arg-type]
     step = 0
     for at in range(1, 11):
         for _ in range(1 if at > 5 else 100):
@@ -99,7 +98,7 @@ def test_a_speed_is_of_the_last_seconds(tally: Tally) -> None:
 
 
 def test_time_that_begins_anew_with_training_leaves_no_speed_behind(tally: Tally) -> None:
-    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally)  # type: ignore[arg-type]
+    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, {})  # type: ignore[arg-type]
     watch.look(30.0)
     stepped(tally, 0, 0, 0.5)
     assert watch.look(1.0).speed == 1.0
@@ -121,7 +120,7 @@ def test_time_that_begins_anew_with_training_leaves_no_speed_behind(tally: Tally
 def test_what_is_done_is_the_share_of_whatever_ends_the_run_first(
     given: dict[str, Any], epoch: tuple[int, int | None] | None, done: float | None, until: str, tally: Tally
 ) -> None:
-    watch = Watch(Asked(**given), {0: member(0), 1: member(1)}, tally)  # type: ignore[arg-type]
+    watch = Watch(Asked(**given), {0: member(0), 1: member(1)}, tally, {})  # type: ignore[arg-type]
     if epoch is not None:
         watch.epoch_opened(*epoch)
     stepped(tally, 0, 0, 1.0)
@@ -186,10 +185,10 @@ def test_a_curve_keeps_its_course_and_its_mean_in_a_few_points_however_long_it_i
 
 
 def test_a_view_has_the_course_of_what_workers_that_train_log(tally: Tally) -> None:
-    known = {0: member(0, logged={"loss": 2.0}), 1: member(1, logged={"loss": 4.0})}
-    watch = Watch(Asked(), known, tally)  # type: ignore[arg-type]
+    logged = {0: {"loss": 2.0}, 1: {"loss": 4.0}}
+    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, logged)  # type: ignore[arg-type]
     watch.look(1.0)
-    known[1].logged["loss"] = 1.0
+    logged[1]["loss"] = 1.0
     assert watch.look(2.0).curve == (3.0, 1.5)
     assert watch.look(2.0).logged == ("loss", 1.5)
     for worker in (0, 1):
@@ -199,7 +198,7 @@ def test_a_view_has_the_course_of_what_workers_that_train_log(tally: Tally) -> N
 
 def test_a_target_has_the_best_value_so_far_and_the_moment_at_which_it_was_met(tally: Tally) -> None:
     targets = (Target.parse("accuracy>=0.9"), Target.parse("loss<=0.1"))
-    watch = Watch(Asked(targets=targets), {0: member(0)}, tally)  # type: ignore[arg-type]
+    watch = Watch(Asked(targets=targets), {0: member(0)}, tally, {})  # type: ignore[arg-type]
     assert watch.look(1.0).scores == (
         Score("accuracy", None, "accuracy>=0.9", None),
         Score("loss", None, "loss<=0.1", None),
@@ -211,7 +210,7 @@ def test_a_target_has_the_best_value_so_far_and_the_moment_at_which_it_was_met(t
         Score("accuracy", 0.95, "accuracy>=0.9", 20.0),
         Score("loss", 0.2, "loss<=0.1", None),
     )
-    without = Watch(Asked(), {0: member(0)}, tally)  # type: ignore[arg-type]
+    without = Watch(Asked(), {0: member(0)}, tally, {})  # type: ignore[arg-type]
     tally.evaluated(4, {"accuracy": 0.7, "loss": 0.3})
     assert without.look(1.0).scores == (Score("accuracy", 0.7), Score("loss", 0.3))
 
@@ -219,7 +218,7 @@ def test_a_target_has_the_best_value_so_far_and_the_moment_at_which_it_was_met(t
 def test_a_view_counts_the_versions_that_are_evaluated(tally: Tally) -> None:
     known = {0: member(0, stage="ended")}
     evaluations = Evaluations(lambda one, message: None)
-    watch = Watch(Asked(), known, tally, evaluations)  # type: ignore[arg-type]
+    watch = Watch(Asked(), known, tally, {}, evaluations)  # type: ignore[arg-type]
     assert (watch.look(1.0).evaluated, watch.look(1.0).evaluates) == (None, False)
     evaluations.begin([(1, "one"), (2, "two")])
     evaluations.go_on([known[0]])
@@ -260,7 +259,7 @@ def test_where_seconds_are_virtual_what_is_left_is_in_real_ones() -> None:
 
 @pytest.mark.parametrize(("share", "done"), [(0.4, 0.4), (0.1, 0.25), (0.0, 0.25)])
 def test_whatever_else_may_end_a_run_counts_if_it_is_nearer(share: float, done: float) -> None:
-    watch = Watch(Asked(max_seconds=40.0), {0: member(0)}, Tally())  # type: ignore[arg-type]
+    watch = Watch(Asked(max_seconds=40.0), {0: member(0)}, Tally(), {})  # type: ignore[arg-type]
     watch.share, watch.passed = lambda: share, lambda: 3.0
     view = watch.look(10.0)
     assert (view.done, view.passed) == (done, 3.0)

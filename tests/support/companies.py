@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from paceline.cluster.scenario import Network
@@ -42,9 +41,7 @@ class Outbox:
 
 
 def member(worker: int) -> Member:
-    one = Member(worker=worker, process=0, watch=0, channel=None, log=Path("log"), printed=None)  # type: ignore[arg-type]
-    one.stage = "training"
-    return one
+    return Member(worker=worker, stage="training")
 
 
 @dataclass
@@ -67,7 +64,7 @@ class Company:
     def make(self) -> None:
         """The version that was told last is made."""
         version = self.commits()[-1].version
-        self.host.hear(messages.Committed(version, 0.0, 0, None), 0.0)
+        self.host.made(messages.Committed(version, 0.0, 0, None), 0.0)
 
     def apply(self, version: int, *contributions: tuple[int, int]) -> None:
         """Order that version of these (worker, step), and make it."""

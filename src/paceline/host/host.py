@@ -262,14 +262,15 @@ class Host:
         self.releases.gone(worker)
         self.commits.go_on()
 
-    def hear(self, message: messages.Committed | messages.Recorded | messages.MeanRecorded, at: float) -> None:
-        """The arithmetic process has made or written a version, heard at that moment."""
+    def made(self, message: messages.Committed, at: float) -> None:
+        """The arithmetic process has made a version, heard at that moment."""
+        self.commits.committed(message, at)
+
+    def written(self, version: int) -> None:
+        """The arithmetic process has written a version."""
         assert self.arithmetic is not None
-        if isinstance(message, messages.Committed):
-            self.commits.committed(message, at)
-        else:
-            self.arithmetic.written(message.version)
-            self.commits.go_on()
+        self.arithmetic.written(version)
+        self.commits.go_on()
 
     def lose(self) -> None:
         """The arithmetic process has gone: its orders will not be done."""

@@ -17,7 +17,7 @@ from paceline.core.orders import Order
 from paceline.errors import ConfigError
 from paceline.records.journal import Journal
 from paceline.records.summary import Summary, Target
-from paceline.runtime.directed import Directed
+from paceline.runtime.director import Director
 from paceline.runtime.run import Interrupts, run
 from paceline.runtime.settings import Settings
 from paceline.sim.simulate import Say, Simulation, never_came, noted, noted_limits, world_of
@@ -42,7 +42,7 @@ class Script:
 class Steps:
     """Real ones, as `sim.world.Training` has them."""
 
-    workers: Directed
+    workers: Director
     work: int | None
 
     def carry_out(self, order: Order, at: float) -> None:
@@ -74,7 +74,7 @@ def train(simulation: Simulation, script: Script, folder: Path, interrupts: Inte
     Raises ConfigError for what can't be trained.
     """
 
-    def direct(workers: Directed, journal: Journal) -> None:
+    def direct(workers: Director, journal: Journal) -> None:
         steps = Steps(workers, workers.begin().work)
         message = simulation.message or workers.model_bytes
         asked = replace(simulation, message=message)

@@ -37,7 +37,8 @@ from paceline.runs.run import STARTS
 from paceline.runs.script import changes
 
 if TYPE_CHECKING:
-    from paceline.runtime.directed import Directed, Prescribed
+    from paceline.runtime.course import Prescribed
+    from paceline.runtime.director import Director
 
 
 def script_of(recorded: RecordedRun) -> Path:
@@ -80,11 +81,11 @@ def replay(
 
     config = recorded.config
 
-    def direct(workers: Directed, journal: Journal) -> None:
+    def direct(workers: Director, journal: Journal) -> None:
         journal.ledger.note("replay_of", str(recorded.folder))
         if until is not None:
             journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
-        workers.prescribed = _leases(recorded)
+        workers.prescribe(_leases(recorded))
         workers.recordings.prescribed = _recordings(recorded)
         workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
         began = workers.begin()
@@ -156,7 +157,7 @@ def _failed_alike(recorded: Summary | None, again: Summary) -> bool:
     return len(ends) == 2 and ends[0] == ends[1] and again["outcome"] == "failed"
 
 
-def _reenact(fact: Fact, workers: Directed) -> None:
+def _reenact(fact: Fact, workers: Director) -> None:
     """Have it happen. Raises RunFailed if it can't, or something else does."""
     match fact:
         case GradientReady(worker=worker, step=step):
@@ -185,7 +186,7 @@ def _expect_beginning(recorded: TrainingBegan, began: TrainingBegan) -> None:
         raise RunFailed("the script begins with other workers or another amount of work than in the recording")
 
 
-def _reached(until: int, orders: tuple[Order, ...], workers: Directed) -> bool:
+def _reached(until: int, orders: tuple[Order, ...], workers: Director) -> bool:
     made = max((order.version for order in orders if isinstance(order, ApplyUpdate)), default=0)
     return max(made, workers.recordings.newest.version) >= until
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+from paceline.host.host import Host
+from paceline.records.ledger import Ledger
+from paceline.runtime import messages
+from paceline.runtime.member import Member
 
 
 @dataclass(slots=True)
@@ -66,6 +72,11 @@ class Adoption:
         own = self.adopted if worker in self.shown else None
         return self._writing is None and self.digests.get(worker, own) == self.adopted
 
+    def shows(self, worker: int) -> None:
+        """The worker is released on what is adopted now, if anything is: it had asked for nothing before."""
+        if self.adopted is not None:
+            self.shown.add(worker)
+
     def disagreement(self, worker: int) -> str:
         """Why the worker did not begin with what all begin with, in one line."""
         return self._differ(self._author, worker)
@@ -80,3 +91,65 @@ class Adoption:
             f"worker {one} changed the parameters or the optimizer's state between prepare() and its first "
             f"step, and worker {other} changed {how}; do the same in every worker, or do it before prepare()"
         )
+
+
+class Adopting:
+    """Tells workers what follows from the book: which of them writes, and which may go on."""
+
+    def __init__(
+        self,
+        host: Host,
+        members: Mapping[int, Member],
+        ledger: Ledger,
+        send: Callable[[Member, messages.Message], None],
+        refuse: Callable[[str], None],
+    ) -> None:
+        """`refuse(why)` ends the run."""
+        self.book = Adoption()
+        self._host = host
+        self._members = members
+        self._ledger = ledger
+        self._send = send
+        self._refuse = refuse
+
+    def wanted(self, member: Member, digest: str) -> None:
+        """The worker's script changed the parameters or the optimizer before its first step."""
+        if member.trains:
+            self.book.wanted(member.worker, digest)
+            self._go_on()
+
+    def written(self, member: Member, descriptors: list[int]) -> None:
+        """The worker has written what it was told to. The optimizer's state may come along."""
+        self.book.done(member.worker)
+        self._ledger.note("beginning", self.book.adopted)
+        self._host.adopt(member.worker, descriptors)
+        self._go_on()
+
+    def pushed(self, worker: int) -> bool:
+        """The worker has made a step. Return whether it began with what all begin with: else no worker goes on."""
+        self.book.pushed.add(worker)
+        if self.book.agrees(worker):
+            return True
+        self._refuse(self.book.disagreement(worker))
+        return False
+
+    def gone(self, worker: int) -> None:
+        """The worker's process has ended: what it was writing is void, and another one writes."""
+        if self.book.lost(worker):
+            self._host.unreserve(worker)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        worker = self.book.to_write()
+        if worker is not None:
+            if self.book.pushed:
+                self._refuse(self.book.too_late(worker))
+                return
+            slot = self._host.reserve(worker)
+            self.book.writes(worker)
+            self._send(self._members[worker], messages.AdoptInto(slot))
+        for worker in self.book.to_let_on():
+            if not self.book.agrees(worker):
+                self._refuse(self.book.disagreement(worker))
+                return
+            self._send(self._members[worker], messages.AdoptedAlready())

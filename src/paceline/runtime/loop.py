@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import os
 import selectors
+import socket
 import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any
+
+from paceline.fabric.channel import Channel, pair
 
 LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts no more than some weeks
 
@@ -19,6 +23,10 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
+
+    def now(self) -> float:
+        """Return the time in seconds: the clock that timers go by, and the workers' steps."""
+        return time.monotonic()
 
     def watch(self, source: Any, call: Callable[[], object]) -> None:
         """Call whenever there is something to read (or its end)."""
@@ -56,6 +64,22 @@ class Loop:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
+
+    def connect(self, kinds: Any, peer: str) -> tuple[Channel, socket.socket]:
+        """Return a channel to a process that is to be forked, and the end that it gets. `kinds`: see `Channel`."""
+        ours, theirs = pair()
+        return Channel(ours, kinds, peer), theirs
+
+    def await_end(self, process: int, call: Callable[[], object]) -> None:
+        """Call once, when that process has ended."""
+        watch = os.pidfd_open(process)
+
+        def ended() -> None:
+            self.unwatch(watch)
+            os.close(watch)
+            call()
+
+        self.watch(watch, ended)
 
     def close(self) -> None:
         """Watch nothing any more."""

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Literal
 
+from paceline.core.membership import Membership
+from paceline.records.ledger import Ledger
+from paceline.runtime.ending import Ending
+from paceline.runtime.member import Member
+from paceline.runtime.processes import exit_phrase
 
-def loss_is_borne(on_loss: Literal["auto", "continue", "stop"], status: int) -> bool:
+OnLoss = Literal["auto", "continue", "stop"]
+
+
+def loss_is_borne(on_loss: OnLoss, status: int) -> bool:
     """Whether the run goes on after a worker whose process ended with this status, as waitpid returned it.
 
     A script that fails in one worker fails for a reason that the others may share, or because it runs beside
@@ -15,8 +24,43 @@ def loss_is_borne(on_loss: Literal["auto", "continue", "stop"], status: int) -> 
     return on_loss == "continue" or (on_loss == "auto" and os.WIFSIGNALED(status))
 
 
-def why_it_ends(on_loss: Literal["auto", "continue", "stop"], others: bool) -> str:
+def why_it_ends(on_loss: OnLoss, others: bool) -> str:
     """The end of the sentence that a worker died, if that fails the run. `others`: whether any could go on."""
     if on_loss == "stop":
         return ", and --on-loss is stop"
     return ": its script failed" + (" (--on-loss continue goes on without such a worker)" if others else "")
+
+
+class Losses:
+    """Tells of each death, and ends the run if it does not bear that."""
+
+    def __init__(
+        self,
+        on_loss: OnLoss,
+        membership: Membership[Member],
+        ledger: Ledger,
+        ending: Ending,
+        *,
+        goes_on_without: Callable[[int, int], bool],
+        died: Callable[[int, str, str], None],
+    ) -> None:
+        """`goes_on_without(worker, status)`: see `Terms`. `died(worker, how, at)` tells of a death."""
+        self._on_loss = on_loss
+        self._membership = membership
+        self._ledger = ledger
+        self._ending = ending
+        self._goes_on_without = goes_on_without
+        self._died = died
+        self._deaths: dict[str, str] = {}
+        """By worker: how it died."""
+
+    def died(self, member: Member, status: int, step: int | None) -> None:
+        """The worker's process has ended with this status, before its script had: in that step, if in any."""
+        member.failed, how = True, exit_phrase(status)
+        self._deaths[str(member.worker)] = how
+        self._ledger.note("deaths", self._deaths)
+        others, at = bool(self._membership.running()), "" if step is None else f" in step {step}"
+        goes_on = others and self._goes_on_without(member.worker, status)
+        self._died(member.worker, how, at + ("; the others go on" if goes_on else ""))
+        if not loss_is_borne(self._on_loss, status):
+            self._ending.fail(f"worker {member.worker} died ({how}){at}{why_it_ends(self._on_loss, others)}")

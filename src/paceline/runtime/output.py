@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from paceline.core.listed import MOST, workers_named
-from paceline.runtime.member import Member
 from paceline.runtime.terminal import is_read
 
 LAST_LINES = 10  # of a dead worker's log
@@ -70,21 +69,21 @@ class Output:
         self._show(worker, lines if data else rest + b"\n" if rest else b"")
         return len(data)
 
-    def died(self, member: Member, how: str, at: str) -> None:
-        """A worker has died: tell how, and its last words unless they are on the screen already."""
-        others = f" died, too ({how}); what was printed there is in {member.log.parent}"
-        if not self._say_of(member.worker, f"worker {member.worker} died ({how}){at}", ("", others)):
+    def died(self, worker: int, log: Path, how: str, at: str, shown: bool) -> None:
+        """A worker has died: tell how, and its last words unless they are on the screen already, as `shown` says."""
+        others = f" died, too ({how}); what was printed there is in {log.parent}"
+        if not self._say_of(worker, f"worker {worker} died ({how}){at}", ("", others)):
             return
-        if member.shown:
-            self.say(f"  what it printed is above, and in {member.log}")
+        if shown:
+            self.say(f"  what it printed is above, and in {log}")
             return
         with contextlib.suppress(OSError):
-            tail = tuple(member.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+            tail = tuple(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
             if tail and tail in self._tails:
-                self.say(f"  its last lines are the same as worker {self._tails[tail]}'s; all of it: {member.log}")
+                self.say(f"  its last lines are the same as worker {self._tails[tail]}'s; all of it: {log}")
             elif tail:
-                self._tails[tail] = member.worker
-                self.say(f"  its last lines, of {member.log}:")
+                self._tails[tail] = worker
+                self.say(f"  its last lines, of {log}:")
                 for line in tail:
                     self._print(f"  | {line}\n", sys.stderr)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import tomli_w
 
@@ -22,6 +22,7 @@ from paceline.core.drive import drive
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed, unforeseen
 from paceline.fabric.channel import Channel, pair
 from paceline.fabric.memory import available_bytes
+from paceline.host.workers import Process, Workers
 from paceline.records import summary as summaries
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
@@ -29,11 +30,11 @@ from paceline.records.summary import Summary
 from paceline.records.whole import MODE, write_whole
 from paceline.runtime import messages
 from paceline.runtime.coordinator import Coordinator
-from paceline.runtime.directed import Directed
+from paceline.runtime.course import Course
+from paceline.runtime.director import Director
 from paceline.runtime.folders import notes
 from paceline.runtime.imports import import_torch
 from paceline.runtime.loop import Loop
-from paceline.runtime.member import Member
 from paceline.runtime.offers import too_many
 from paceline.runtime.output import Output, Unread
 from paceline.runtime.processes import (
@@ -43,10 +44,11 @@ from paceline.runtime.processes import (
     asking_to_end,
     children,
     end_adopted,
-    end_group,
     fork_child,
 )
+from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
+from paceline.runtime.terms import of_a_run
 from paceline.version import __version__
 
 DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
@@ -87,7 +89,7 @@ class Interrupts:
             raise Unread
 
 
-Direct = Callable[[Directed, Journal], None]
+Direct = Callable[[Director, Journal], None]
 """Carries out all of a run's orders, and records what it tells the machine."""
 
 
@@ -111,20 +113,21 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
         try:
             with _journal(settings.folder) as journal:
                 coordinator = _coordinate(settings, interrupts, journal, direct)
-                journal.ended(coordinator.outcome, coordinator.error)
+                journal.ended(coordinator.rooms.ending.outcome, coordinator.rooms.ending.error)
         except RunFailed as error:  # the ledger lacks something, and the summary must say so
             if coordinator is None:
                 raise
-            coordinator.outcome, coordinator.error = "failed", str(error)
+            coordinator.rooms.ending.break_off(str(error))
         if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
             if settings.tee == "none":
                 sys.stderr.write((settings.folder / "worker-0.log").read_text(errors="replace"))
             undo(settings.folder, made)
             raise SystemExit(coordinator.parser_ended)
-        keep = coordinator.usage_error is None or coordinator.recordings.newest.version > 0
-        summary = _conclude(settings, coordinator) if keep else None
-        if coordinator.usage_error is not None:
-            raise ConfigError(coordinator.usage_error)
+        rooms = coordinator.rooms
+        keep = rooms.ending.usage_error is None or rooms.recordings.newest.version > 0
+        summary = _conclude(rooms) if keep else None
+        if rooms.ending.usage_error is not None:
+            raise ConfigError(rooms.ending.usage_error)
         assert summary is not None
         return summary
     except ConfigError:
@@ -170,52 +173,53 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
     output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
     interrupts.output = output
     loop = Loop()
+    output.after = loop.after
     _write_config(settings, None, journal)
-    members: list[Member] = []
+    processes: dict[int, Process] = {}
+    workers = Workers(processes, loop, output)
     folders = notes()
-    coordinator, failure = None, ""
+    rooms, failure = None, ""
     try:
         for worker in range(settings.workers):
             if interrupts.pending or failure:  # forking hundreds takes a while
                 break
             try:
                 with journal.ledger.still():
-                    members.append(_fork(worker, settings, members, folders, journal.ledger))
+                    processes[worker] = _fork(worker, settings, list(processes.values()), folders, journal.ledger)
             except NoProcess as error:
                 failure = f"worker {worker} can't be started: {error}"
 
         def on_begin(offer: messages.Offered) -> None:
             _write_config(settings, offer, journal)
 
-        directed = Directed(settings, members, journal, output, loop, on_begin) if direct is not None else None
-        coordinator = directed or Coordinator(settings, members, journal, output, loop, on_begin)
-        loop.watch(interrupts, lambda: coordinator.interrupt(interrupts.take(), interrupts.keyboard))
-        coordinator.interrupt(interrupts.take())  # signals that came while the workers were forked
+        course = Course()
+        terms = of_a_run(settings, loop.now) if direct is None else course.terms()
+        rooms = Rooms(settings, workers, journal, output, loop, terms)
+        coordinator, ending, limits = Coordinator(rooms, on_begin), rooms.ending, rooms.limits
+        loop.watch(interrupts, lambda: limits.interrupt(interrupts.take(), interrupts.keyboard))
+        limits.interrupt(interrupts.take(), keyboard=False)  # signals that came while the workers were forked
         if failure:
-            coordinator.fail(failure)
+            ending.fail(failure)
         try:
-            if direct is not None and directed is not None:
-                direct(directed, journal)
-                directed.end()
+            if direct is not None:
+                director = Director(coordinator, course)
+                direct(director, journal)
+                director.end()
             else:
                 drive(settings.choice.machine(), coordinator.facts(), coordinator.carry_out, journal.record)
         except (ProtocolViolation, RunFailed) as error:
-            if isinstance(error, ProtocolViolation) or coordinator.outcome != "interrupted":  # otherwise it was to end
-                coordinator.outcome, coordinator.error = "failed", str(error)
+            if isinstance(error, ProtocolViolation) or ending.outcome != "interrupted":  # otherwise it was to end
+                ending.break_off(str(error))
         except Exception as error:
-            coordinator.outcome, coordinator.error = "failed", unforeseen(error)
+            ending.break_off(unforeseen(error))
         return coordinator
     finally:
-        for member in members:
-            if member.here:  # otherwise its number may be another process's; what it started was ended with it
-                end_group(member.process)
-        if coordinator is not None:
-            coordinator.close()
-            if coordinator.store_process is not None:
-                _await_store(coordinator.store_process)
-        for member in members:
-            if member.here:
-                os.waitpid(member.process, 0)
+        workers.end_all()
+        if rooms is not None:
+            rooms.close()
+            if rooms.store.process is not None:
+                _await_store(rooms.store.process)
+        workers.await_all()
         end_adopted(strangers)  # programs in sessions of their own, which the end of a process group does not reach
         for unfinished in (settings.folder / "versions").glob("*"):
             if unfinished.suffix != ".safetensors":  # the store was writing it when it was ended
@@ -226,7 +230,7 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
         loop.close()
 
 
-def _fork(worker: int, settings: Settings, before: list[Member], folders: int, ledger: Ledger) -> Member:
+def _fork(worker: int, settings: Settings, before: list[Process], folders: int, ledger: Ledger) -> Process:
     from paceline.runtime.worker import work
 
     ours, theirs = pair()
@@ -244,11 +248,8 @@ def _fork(worker: int, settings: Settings, before: list[Member], folders: int, l
     def body() -> int:
         ours.close()
         ledger.let_go_of_lock()  # a launcher that is killed may end some moments before its workers
-        for member in before:  # otherwise the end of the launcher would not show
-            member.channel.close()
-            os.close(member.watch)
-            if member.printed is not None:
-                os.close(member.printed)
+        for other in before:
+            other.forget()
         if printed is not None:
             os.close(printed)
         return work(worker, settings, theirs, output, folders, launcher)
@@ -257,14 +258,8 @@ def _fork(worker: int, settings: Settings, before: list[Member], folders: int, l
     theirs.close()
     os.close(output)
     channel = Channel(ours, messages.FromWorker, f"worker {worker}")
-    return Member(
-        worker=worker,
-        process=process,
-        watch=os.pidfd_open(process),
-        channel=channel,
-        log=log,
-        printed=printed,
-    )
+    watch = os.pidfd_open(process)
+    return Process(worker=worker, process=process, watch=watch, channel=channel, log=log, printed=printed)
 
 
 def _await_store(process: int) -> None:
@@ -334,16 +329,16 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
     journal.ledger.note_all(config)
 
 
-def _conclude(settings: Settings, coordinator: Coordinator) -> Summary:
-    recordings = coordinator.recordings
-    summary = coordinator.journal.tally.summary(
+def _conclude(rooms: Rooms) -> Summary:
+    settings, recordings = rooms.settings, rooms.recordings
+    summary = rooms.journal.tally.summary(
         protocol=settings.choice,
         workers=settings.workers,
         threads=settings.threads,
         seed=settings.seed,
-        outcome=cast(summaries.Outcome, coordinator.outcome),
-        error=coordinator.error,
-        samples_missed=coordinator.leases.left_over(),
+        outcome=rooms.ending.outcome,
+        error=rooms.ending.error,
+        samples_missed=rooms.data.leases.left_over(),
         final_parameters_sha256=recordings.hashes.get(recordings.newest.version),
         targets=settings.targets,
     )

@@ -145,8 +145,10 @@ class Watch:
         settings: Settings,
         members: Mapping[int, Member],
         tally: Tally,
+        logged: Mapping[int, Mapping[str, float]],
         evaluations: Evaluations | None = None,
     ) -> None:
+        """`logged` has the last values that each worker's script logged, by name."""
         self.work: int | None = None
         """Samples in the whole run, or steps where none are counted; None if nobody knows."""
         self.epochs: int | None = None
@@ -160,6 +162,7 @@ class Watch:
         self._settings = settings
         self._members = members
         self._tally = tally
+        self._logged = logged
         self._evaluations = evaluations
         self._before: deque[tuple[float, dict[int, int]]] = deque()
         self._curve = Curve()
@@ -194,10 +197,10 @@ class Watch:
                 state=states[worker],
                 lead=leads[worker],
                 stale=shares[worker].stale if worker in shares else None,
-                logged=_first(member.logged),
+                logged=_first(self._logged.get(worker, {})),
                 awaited_by=awaited_by[worker],
             )
-            for worker, member in self._members.items()
+            for worker in self._members
         )
         if (logged := _mean(rows)) is not None and counts.finished:
             self._curve.add(logged[1])

@@ -1,0 +1,148 @@
+"""Which workers there are, how far each has come, and how it left. Pure: it is told what happens, and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+Stage = Literal["starting", "offered", "training", "closing", "ended", "gone"]
+"""`offered`: has called `prepare`; `closing`: makes no more steps, its script goes on; `ended`: its script is through;
+`gone`: its process is."""
+Left = Literal["finished", "died", "stopped"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Standing:
+    """How far one worker has come."""
+
+    worker: int
+    begun: bool = False
+    """Whether its script may begin."""
+    came: bool = False
+    """Whether its script has come to `prepare`."""
+    stage: Stage = "starting"
+    left: Left | None = None
+    """How it left training."""
+    failed: bool = False
+    """Its process ended before its script had ended, and was not stopped."""
+
+    @property
+    def here(self) -> bool:
+        """Whether its process runs."""
+        return self.stage != "gone"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the machine counts it as a member."""
+        return self.stage == "training"
+
+    @property
+    def runs(self) -> bool:
+        """Whether its script runs."""
+        return self.stage not in ("ended", "gone")
+
+
+One = TypeVar("One", bound=Standing)
+
+
+class Membership(Generic[One]):
+    """The workers of a run, from the lowest to the highest."""
+
+    def __init__(self, members: Mapping[int, One]) -> None:
+        self._members = members
+
+    # --- what happens -------------------------------------------------------------------------------
+
+    def begins(self, worker: int) -> None:
+        """The worker's script begins."""
+        self._members[worker].begun = True
+
+    def comes(self, worker: int) -> None:
+        """The worker's script has come to `prepare`."""
+        self._members[worker].came = True
+        self._members[worker].stage = "offered"
+
+    def trains(self, worker: int) -> None:
+        """The worker takes part from now on."""
+        self._members[worker].stage = "training"
+
+    def leaves(self, worker: int, how: Left) -> bool:
+        """The worker takes no part any more. Return whether it did until now. How it left first is what counts."""
+        one = self._members[worker]
+        one.left = one.left or how
+        if not one.trains:
+            return False
+        one.stage = "closing"
+        return True
+
+    def ends(self, worker: int) -> bool:
+        """The worker's script has ended. Return whether it had come to `prepare`."""
+        one = self._members[worker]
+        prepared, one.stage = one.stage != "starting", "ended"
+        return prepared
+
+    def goes(self, worker: int) -> None:
+        """The worker's process has ended."""
+        self._members[worker].stage = "gone"
+
+    def finish(self) -> None:
+        """Count every worker that is here as finished: the run ends as it was asked to."""
+        for one in self._members.values():
+            if one.here:
+                one.left = "finished"
+
+    # --- who is where -------------------------------------------------------------------------------
+
+    def to_begin(self) -> list[One]:
+        """Return the workers whose scripts are to begin now: the lowest; the others once it has come to `prepare`.
+
+        A script that downloads data, or makes a folder, looks first whether that is there. Workers that begin at once
+        all find that it is not, and all make it. So one of them goes ahead. If it ends before it comes to `prepare`,
+        and the run goes on, the lowest of the others goes ahead.
+        """
+        starting = self._at("starting")
+        if any(one.begun for one in starting):
+            return []
+        return starting if any(one.came for one in self._members.values()) else starting[:1]
+
+    def gathered(self) -> list[One]:
+        """Return the workers that have come to `prepare`, once no other is still on its way; until then nobody."""
+        return [] if self._at("starting") else self._at("offered")
+
+    def absent(self) -> list[int]:
+        """Return the workers that do not train."""
+        return [one.worker for one in self._members.values() if not one.trains]
+
+    def here(self) -> list[One]:
+        """Return the workers whose processes run."""
+        return [one for one in self._members.values() if one.here]
+
+    def running(self) -> list[One]:
+        """Return the workers whose scripts run."""
+        return [one for one in self._members.values() if one.runs]
+
+    def ended(self) -> list[One]:
+        """Return the workers whose scripts have ended, and whose processes have not."""
+        return self._at("ended")
+
+    @property
+    def any_trains(self) -> bool:
+        """Whether any worker takes part."""
+        return any(one.trains for one in self._members.values())
+
+    @property
+    def through(self) -> bool:
+        """Whether no worker trains, nor will any more."""
+        return not self._at("starting", "offered", "training")
+
+    @property
+    def why_none_finished(self) -> str | None:
+        """Why a run that was to be completed has failed, in a few words; None if a worker finished in good order."""
+        finished = [one for one in self._members.values() if one.left == "finished"]
+        if not all(one.failed for one in finished):
+            return None
+        return "all workers died" + (" after training" if len(finished) == len(self._members) else "")
+
+    def _at(self, *stages: Stage) -> list[One]:
+        return [one for one in self._members.values() if one.stage in stages]

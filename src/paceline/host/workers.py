@@ -1,0 +1,147 @@
+"""The workers' processes: what they say and print, how they end, and how they are ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import MessageUnreadable, PeerLost
+from paceline.fabric.channel import Channel
+from paceline.runtime import messages
+from paceline.runtime.loop import Loop
+from paceline.runtime.output import Output
+from paceline.runtime.processes import end_group
+
+Hear = Callable[[int, messages.Message, list[int]], None]
+"""Told what a worker says: the worker, the message, the descriptors that came along."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Process:
+    """One worker's process, from its fork to its end."""
+
+    worker: int
+    process: int
+    watch: int
+    """A descriptor that becomes readable when the process has ended."""
+    channel: Channel
+    log: Path
+    printed: int | None
+    """The pipe with what it prints, if that is shown as it comes."""
+    here: bool = True
+    """Whether it has not ended. Its number may be another process's after that."""
+
+    def forget(self) -> None:
+        """Close what a process forked later inherits of this one: else the launcher's end would not show there."""
+        self.channel.close()
+        os.close(self.watch)
+        if self.printed is not None:
+            os.close(self.printed)
+
+
+class Workers:
+    """Listens to the workers' processes, tells them what others want said, and ends them on order."""
+
+    def __init__(self, processes: Mapping[int, Process], loop: Loop, output: Output) -> None:
+        """`output` takes what they print."""
+        self._processes = processes
+        self._loop = loop
+        self._output = output
+        self._hear: Hear = _unheard
+        self._gone: Callable[[int, int], None] = _unheard
+
+    @property
+    def numbers(self) -> list[int]:
+        """The workers, ascending."""
+        return list(self._processes)
+
+    def open(self, hear: Hear, gone: Callable[[int, int], None]) -> None:
+        """Listen to all of them. `gone(worker, status)` is called when a process has ended, as waitpid returned it."""
+        self._hear, self._gone = hear, gone
+        for one in self._processes.values():
+            self._loop.watch(one.channel, lambda one=one: self._receive(one))  # type: ignore[misc]
+            self._loop.watch(one.watch, lambda one=one: self._ended(one))  # type: ignore[misc]
+            if one.printed is not None:
+                self._loop.watch(one.printed, lambda one=one: self._pass_on(one))  # type: ignore[misc]
+
+    def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Tell the worker. The descriptors may be closed at once."""
+        try:
+            self._processes[worker].channel.send(message, descriptors, block=False)
+        except PeerLost:  # it has died, or has not read hundreds of messages that it needs to go on
+            self.end(worker)
+
+    def end(self, worker: int) -> None:
+        """Kill the worker's process, if it has not ended."""
+        one = self._processes[worker]
+        if one.here:
+            os.kill(one.process, signal.SIGKILL)
+
+    def give_up(self, worker: int, why: str) -> None:
+        """The worker can't go on, through no fault of the others: end it, and say why."""
+        one = self._processes[worker]
+        if not one.here:
+            return
+        if self._loop.watches(one.channel):  # what else it may say means nothing
+            self._loop.unwatch(one.channel)
+        self._output.say(f"worker {worker} is ended: {why}")
+        self.end(worker)
+
+    def died(self, worker: int, how: str, at: str) -> None:
+        """Say that the worker has died, and its last words."""
+        one = self._processes[worker]
+        self._output.died(worker, one.log, how, at, shown=one.printed is not None)
+
+    def end_all(self) -> None:
+        """Kill all of them, and whatever they have started."""
+        for one in self._processes.values():
+            if one.here:  # otherwise what it started was ended with it
+                end_group(one.process)
+
+    def await_all(self) -> None:
+        """Wait until all of them have ended."""
+        for one in self._processes.values():
+            if one.here:
+                os.waitpid(one.process, 0)
+
+    def _receive(self, one: Process) -> None:
+        try:
+            message, descriptors = one.channel.receive()
+        except PeerLost:
+            self._loop.unwatch(one.channel)
+            return
+        except MessageUnreadable as why:
+            self.give_up(one.worker, f"it sent a message that can't be read ({why})")
+            return
+        self._hear(one.worker, message, descriptors)
+
+    def _ended(self, one: Process) -> None:
+        """The process has ended: hear what it had still said, then see how it ended."""
+        end_group(one.process)  # and whatever it had started and left behind
+        while self._loop.watches(one.channel) and one.channel.ready():
+            self._receive(one)
+        while one.printed is not None and self._loop.watches(one.printed) and self._pass_on(one):
+            pass
+        for source in (one.channel, one.printed, one.watch):  # a stranger may hold their other ends open
+            if source is not None and self._loop.watches(source):
+                self._loop.unwatch(source)
+        os.close(one.watch)
+        one.channel.close()
+        _, status = os.waitpid(one.process, 0)
+        one.here = False
+        self._gone(one.worker, status)
+
+    def _pass_on(self, one: Process) -> bool:
+        """Pass on what is there. Return whether there was anything."""
+        assert one.printed is not None
+        size = self._output.pass_on(one.worker, one.log, one.printed)
+        if size == 0:
+            self._loop.unwatch(one.printed)
+        return bool(size)
+
+
+def _unheard(*_: object) -> None:
+    raise AssertionError("nothing is heard before `open`")

@@ -1,0 +1,28 @@
+"""The run's time: seconds since training began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Clock:
+    """Counts from the moment at which training began, so that imports and loading data do not count."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """`now()` is seconds since any moment."""
+        self._now = now
+        self._origin = now()
+        self.began = False
+        """Whether training has begun."""
+
+    def begin(self) -> None:
+        """Training begins now."""
+        self._origin, self.began = self._now(), True
+
+    def at(self) -> float:
+        """Return the run's time. Before training begins it counts from when this was made."""
+        return self._now() - self._origin
+
+    def of(self, moment: float) -> float:
+        """Return the run's time at that moment, which `now()` returned."""
+        return moment - self._origin

@@ -1,0 +1,116 @@
+"""What is to come about in a run that is directed: the moment, which worker gets which data, and who is to die."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.core.leases import Batch, Dealing, Leases
+from paceline.errors import ConfigError
+from paceline.runtime.terms import Terms
+
+Prescribed = dict[int, deque[tuple[int, Batch | None]]]
+"""By worker: the epoch in which it asks for a batch, and what it gets."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PrescribedLeases(Leases):
+    """A book of leases that says beforehand which worker gets what."""
+
+    prescribed: Prescribed
+    """See `Course.prescribed`."""
+    accounted: set[Batch] = field(default_factory=set)
+    """Batches applied, skipped or missed. One may be taken here before it has returned, so the pool doesn't tell."""
+
+    def undrawn(self, worker: int, epoch: int) -> tuple[int, int] | None:
+        """See `Leases`."""
+        if epoch not in self.epochs:
+            return epoch, 0
+        _, batch = self.prescribed[worker][0]
+        if batch is not None and batch.epoch not in self.epochs:  # in the run, another worker was there first
+            return batch.epoch, 0
+        if batch is None or batch.index < len(self.epochs[batch.epoch].sizes):
+            return None
+        return batch.epoch, len(self.epochs[batch.epoch].digests)
+
+    def take(self, worker: int, epoch: int, digest: str, blocks: int = 1) -> Batch | None:
+        """See `Leases`."""
+        if self.epochs[epoch].differs(digest, blocks):
+            raise ConfigError(f"worker {worker} draws another order of samples for epoch {epoch} than in the recording")
+        _, batch = self.prescribed[worker].popleft()
+        return None if batch is None else self._lease(worker, batch)
+
+    def skip(self, worker: int, batches: tuple[Batch, ...]) -> None:
+        """See `Leases`."""
+        self.accounted.update(batches)
+        Leases.skip(self, worker, batches)
+
+    def settle(self, worker: int, step: int) -> int:
+        """See `Leases`."""
+        self.accounted.update(self.bound.get((worker, step), ()))
+        return Leases.settle(self, worker, step)
+
+    def drop(self, worker: int, step: int, samples: Literal["return", "missed"]) -> None:
+        """See `Leases`."""
+        if samples == "missed":
+            self.accounted.update(self.bound.get((worker, step), ()))
+        Leases.drop(self, worker, step, samples)
+
+    def left_over(self) -> int:
+        """See `Leases`."""
+        waiting = {*self.pool, *(batch for held in self.held.values() for batch in held)}
+        waiting |= {batch for batches in self.bound.values() for batch in batches}
+        return self.missed + sum(map(self.size, waiting - self.accounted))
+
+
+@dataclass(slots=True)
+class Course:
+    """What a director knows beforehand, and answers a coordinator with; see `terms`."""
+
+    moment: float = 0.0
+    """The run's time."""
+    prescribed: Prescribed | None = None
+    """What each worker gets when it asks for a batch; None at an epoch's end. A worker that asks again waits. None:
+    batches are dealt as in any run."""
+    opened: set[int] = field(default_factory=set)
+    """Epochs in which some worker is to ask for a batch."""
+    asks_in_vain: dict[int, None] = field(default_factory=dict)
+    """Workers that asked for a batch once more than they were to."""
+    astray: dict[int, str] = field(default_factory=dict)
+    """Workers that can't get what they were to get when they asked for a batch, and the line that says so."""
+    lost: dict[int, None] = field(default_factory=dict)
+    """Workers that were to be killed."""
+
+    def terms(self) -> Terms:
+        """Return the terms of a run that goes this course."""
+        return Terms(
+            now=lambda: self.moment,
+            measures=False,  # the director knows all times
+            leases=self._leases,
+            answers=self._answers,
+            goes_on_without=lambda worker, _: worker in self.lost,  # otherwise its script has failed, and so will all
+            deaths_are_told=True,
+        )
+
+    def _leases(self, dealing: Dealing, workers: list[int]) -> Leases:
+        if self.prescribed is None:
+            return Leases(dealing, workers)
+        self.opened = {during for leases in self.prescribed.values() for during, _ in leases}
+        return PrescribedLeases(dealing, workers, prescribed=self.prescribed)
+
+    def _answers(self, worker: int, epoch: int) -> bool:
+        if self.prescribed is None:
+            return True
+        if not self.prescribed[worker]:
+            self.asks_in_vain[worker] = None
+            return False
+        during, batch = self.prescribed[worker][0]
+        if during != epoch:
+            what = f"asks for a batch in epoch {epoch}, and the table leases has its next one in epoch {during}"
+        elif batch is not None and batch.epoch not in self.opened:
+            what = f"is to get a batch of epoch {batch.epoch} by the table leases, and no worker opened that epoch"
+        else:
+            return True
+        self.astray[worker] = f"worker {worker} {what}"
+        return False

@@ -1,0 +1,111 @@
+"""Which worker gets which batch of data: what loaders ask for, use, give back, and only look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.core.leases import Batch, Leases
+from paceline.errors import ConfigError
+from paceline.records.ledger import Ledger
+from paceline.runtime import messages
+from paceline.runtime.member import Member
+from paceline.runtime.terms import Terms
+
+
+class Data:
+    """Answers the workers' loaders from the book of leases, and writes down what comes of each batch."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        terms: Terms,
+        *,
+        send: Callable[[Member, messages.Message], None],
+        refuse: Callable[[str], None],
+        give_up: Callable[[Member, str], None],
+        opened: Callable[[int], None],
+    ) -> None:
+        """`refuse(why)` ends the run, and `give_up(member, why)` a worker that says what is false.
+
+        `opened(samples)` is called when an epoch of so many samples begins.
+        """
+        self.leases = Leases("queue", [])
+        self._ledger = ledger
+        self._terms = terms
+        self._send = send
+        self._refuse = refuse
+        self._give_up = give_up
+        self._opened = opened
+
+    def wanted(self, member: Member, wanted: messages.LeaseWanted) -> None:
+        """The worker's loader wants its next batch: lease it one, or have the order drawn that it comes from."""
+        if not member.trains:
+            self._send(member, messages.EpochOver())
+            return
+        if not self._terms.answers(member.worker, wanted.epoch):
+            return
+        if (undrawn := self.leases.undrawn(member.worker, wanted.epoch)) is not None:
+            self._send(member, messages.OrderWanted(*undrawn))
+            return
+        try:
+            batch = self.leases.take(member.worker, wanted.epoch, wanted.digest, wanted.blocks)
+        except ConfigError as error:
+            self._refuse(str(error))
+            return
+        leased = None if batch is None else (batch.epoch, batch.index)
+        self._ledger.leased(member.worker, wanted.epoch, leased)
+        self._send(member, messages.EpochOver() if batch is None else messages.Leased(batch.epoch, batch.index))
+
+    def drawn(self, drawn: messages.OrderDrawn) -> None:
+        """The worker asks for its batch once more. Another worker may have drawn the same block meanwhile."""
+        opened = self.leases.epochs.get(drawn.epoch)
+        if drawn.block != (0 if opened is None else len(opened.digests)):
+            return
+        first = 0 if opened is None else len(opened.sizes)
+        self.leases.open(drawn.epoch, [len(batch) for batch in drawn.order], drawn.digest, drawn.last)
+        self._ledger.epoch_opened(drawn.epoch, drawn.order, drawn.digest, first, drawn.samples)
+        if drawn.block == 0 and drawn.samples is not None:
+            self._opened(drawn.samples)
+
+    def given_back(self, member: Member, batches: list[tuple[int, int]]) -> None:
+        """The worker will not use these batches."""
+        if member.trains and self.holds(member, batches):
+            self.leases.give_back(member.worker, _batches(batches))
+
+    def looked_at(self, member: Member, looked: messages.LookedAt) -> None:
+        """The worker only looked at these batches: they are as if never leased."""
+        if not member.trains:
+            return
+        if looked.ran_out:
+            self._ledger.looked_at(member.worker, looked.epoch, None)
+        for batch in self.leases.put_back(member.worker, looked.epoch, _batches(looked.batches)):
+            self._ledger.looked_at(member.worker, batch.epoch, batch.index)
+
+    def used(self, worker: int, done: messages.StepFinished) -> int | None:
+        """Note which batches went into that step, and which the script skipped. Return the samples in the step.
+
+        Return None if samples are not counted.
+        """
+        self.leases.skip(worker, _batches(done.skipped))
+        for epoch, index in done.skipped:
+            self._ledger.batch_used(worker, done.step, epoch, index, "skipped")
+        if done.batches is None:
+            return None
+        samples = self.leases.bind(worker, done.step, _batches(done.batches))
+        for epoch, index in done.batches:
+            self._ledger.batch_used(worker, done.step, epoch, index, "step")
+        return samples
+
+    def holds(self, member: Member, batches: list[tuple[int, int]]) -> bool:
+        """Return whether these batches were leased to the worker, each once. If not, give the worker up."""
+        held = self.leases.held.get(member.worker, {})
+        strange = [pair for pair in batches if Batch(*pair) not in held]
+        if not strange and len(set(batches)) == len(batches):
+            return True
+        epoch, index = (strange or batches)[0]
+        self._give_up(member, f"it used batch {index} of epoch {epoch}, which it was not leased")
+        return False
+
+
+def _batches(pairs: list[tuple[int, int]]) -> tuple[Batch, ...]:
+    return tuple(Batch(epoch, index) for epoch, index in pairs)

@@ -1,0 +1,199 @@
+"""Real workers and a real store, whose facts come from elsewhere: a clock of its own, or a recording.
+
+Each order is carried out to its end before the next one, and its results are kept until they are asked for. So
+what a run comes to depends only on the sequence of the orders, and not on how fast any worker was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from paceline.core.facts import (
+    GradientReady,
+    ReduceFailed,
+    ReduceFinished,
+    StepDeclined,
+    TrainingBegan,
+    WorkerLeft,
+)
+from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
+from paceline.errors import RunFailed
+from paceline.records.summary import Outcome
+from paceline.runtime.coordinator import Coordinator
+from paceline.runtime.course import Course, Prescribed
+from paceline.runtime.lifecycle import Training
+from paceline.runtime.member import Member
+from paceline.runtime.recordings import Recordings
+
+Result = GradientReady | StepDeclined | WorkerLeft
+"""The result of a released step."""
+
+
+class Director:
+    """Has a coordinator carry out each order at a given moment, and tells no machine when it was done.
+
+    `begin`, then `direct` for each order, `result` for each release, `tell` for each group. `lose` is for workers to
+    be killed, and `see_off` for workers without data left. Then `end`.
+    """
+
+    def __init__(self, coordinator: Coordinator, course: Course) -> None:
+        """The coordinator runs on the terms of that course."""
+        self._coordinator = coordinator
+        self._rooms = coordinator.rooms
+        self._course = course
+        self._results: dict[tuple[int, int], Result] = {}
+        """By (worker, step), the releases that no `result` has asked about yet."""
+        self._gone: dict[int, WorkerLeft] = {}
+        self._began: TrainingBegan | None = None
+
+    @property
+    def model_bytes(self) -> int:
+        """The size of what a push or a pull transfers."""
+        assert isinstance(self._coordinator.phase, Training)
+        return self._coordinator.phase.offer.model_bytes
+
+    @property
+    def recordings(self) -> Recordings:
+        """The versions that are written to disk."""
+        return self._rooms.recordings
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the run comes to, as far as is known."""
+        return self._rooms.ending.outcome
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the end was asked for: the results of orders mean nothing from then on."""
+        return self._rooms.limits.interrupted
+
+    def prescribe(self, leases: Prescribed) -> None:
+        """Give each worker these batches, in this order."""
+        self._course.prescribed = leases
+
+    def leave_undone(self, steps: Iterable[tuple[int, int]]) -> None:
+        """Do not make these (worker, step) when replicas are ordered to."""
+        self._rooms.host.steps.undone = frozenset(steps)
+
+    def begin(self) -> TrainingBegan:
+        """Wait until training begins. Raises RunFailed if it doesn't, or not with all workers."""
+        self._coordinator.open()
+        self._await(lambda: self._began is not None or not self._rooms.membership.here())
+        if self._began is None:
+            raise RunFailed(self._rooms.ending.error or "all workers ended before training began")
+        missing = self._rooms.members.keys() - {worker for worker, _, _ in self._began.members}
+        if missing:
+            raise RunFailed(f"worker {min(missing)} ended before training began")
+        return self._began
+
+    def show(self, share: Callable[[], float]) -> None:
+        """From now on show how the run goes. `share` says how much is done, 0 to 1, apart from the script's data."""
+        self._rooms.display.show_share(share)
+
+    def direct(self, order: Order, at: float) -> None:
+        """Carry the order out at that moment, to its end."""
+        rooms, self._course.moment = self._rooms, at
+        if isinstance(order, Release):  # in a run the release comes before that
+            rooms.adopting.book.shows(order.worker)
+        self._coordinator.carry_out(order)
+        match order:
+            case Release(worker=worker, step=step):
+                self._expect_area(rooms.members[worker], step)
+                self._await(lambda: self._has_come_of(rooms.members[worker], step))
+            case ApplyUpdate():
+                self._await(lambda: rooms.host.idle)
+            case StepReplica() | Reduce():
+                # a mean that is being recorded, too, is of replicas that have made their steps
+                self._await(lambda: rooms.host.settled and rooms.host.idle)
+
+    def _expect_area(self, member: Member, step: int) -> None:
+        """Raise RunFailed if that step waits for a push area that none of the orders to come could free."""
+        steps = self._rooms.host.pushes.awaited(member.worker)
+        if not steps:
+            return
+        choice, waiting = self._rooms.settings.choice, ", ".join(map(str, steps))
+        raise RunFailed(
+            f"{choice.spec.name} releases worker {member.worker} for step {step} while its steps {waiting} are not "
+            f"applied, and declares at most {choice.unapplied} at once; declare more (Spec.unapplied)"
+        )
+
+    def result(self, worker: int, step: int) -> Result:
+        """Return the result of that released step. Raises RunFailed if its script has failed or asks for other data."""
+        if worker in self._course.astray:
+            raise RunFailed(self._course.astray[worker])
+        left = self._gone.get(worker)
+        if left is not None and left.reason == "died":
+            raise RunFailed(f"worker {worker} died in step {step}: its script failed")
+        made = self._results.pop((worker, step), None)
+        return made or left or StepDeclined(worker=worker, step=step, at=self._course.moment)
+
+    def tell(self, fact: ReduceFinished | ReduceFailed) -> None:
+        """That group's average is made, or has failed."""
+        self._rooms.host.tell(fact)
+
+    def lose(self, worker: int, untold: int | None = None) -> None:
+        """Kill the worker. `untold`: a step of it that came to a gradient of which the machine won't hear."""
+        member = self._rooms.members[worker]
+        self._course.lost[worker] = None
+        self._rooms.workers.end(worker)
+        self._await(lambda: not member.here)
+        member.left = "died"  # also if its script had ended by itself
+        self._rooms.host.tell(WorkerLeft(worker=worker, reason="died", at=self._course.moment))
+        if untold is not None:
+            self._rooms.data.leases.drop(worker, untold, "return")
+
+    def see_off(self, worker: int) -> None:
+        """The worker has no data left: its script goes on to its end, or to `finish()`.
+
+        Raises RunFailed if it asks for another batch than it was to get.
+        """
+        self._await(
+            lambda: worker in self._gone or worker in self._course.asks_in_vain or worker in self._course.astray
+        )
+        if worker in self._course.astray:
+            raise RunFailed(self._course.astray[worker])
+        if worker in self._course.asks_in_vain and worker not in self._gone and not self._rooms.ending.stopping:
+            raise RunFailed(f"worker {worker} asks for a batch once more than the table leases has it")
+
+    def stop(self) -> None:
+        """No worker makes a step any more."""
+        self._rooms.limits.stop()
+
+    def end(self) -> None:
+        """No more orders will come: record the last version, have versions evaluated, and let all processes go."""
+        if self._rooms.membership.any_trains:
+            self.stop()
+        while True:
+            self._take()
+            self._rooms.host.averages.conclude()
+            if self._coordinator.ended():
+                break
+            self._rooms.loop.wait()
+
+    def _has_come_of(self, member: Member, step: int) -> bool:
+        """Whether that step's gradient is there, or there will be none."""
+        worker = member.worker
+        leaving = worker in self._course.asks_in_vain or self._rooms.leaving.awaits(member)
+        return (worker, step) in self._results or worker in self._gone or leaving or worker in self._course.astray
+
+    def _await(self, done: Callable[[], bool]) -> None:
+        """Listen until that is true, or the run is to stop."""
+        while True:
+            self._take()
+            if done() or self._rooms.ending.stopping:
+                return
+            self._rooms.loop.wait()
+
+    def _take(self) -> None:
+        """Keep what will be asked for of what has happened."""
+        self._rooms.leaving.go_on()
+        while self._rooms.happened:
+            match fact := self._rooms.happened.popleft():
+                case TrainingBegan():
+                    self._began = fact
+                case GradientReady(worker=worker, step=step) | StepDeclined(worker=worker, step=step):
+                    self._results[worker, step] = fact
+                case WorkerLeft(worker=worker):
+                    self._gone[worker] = fact
+                case _:  # the caller says when
+                    pass

@@ -1,0 +1,102 @@
+"""Everything that shows how a run goes, while it goes: progress, reports of long waits, and TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from paceline.records.summary import Tally
+from paceline.runtime.board import Board
+from paceline.runtime.clock import Clock
+from paceline.runtime.evaluations import Evaluations
+from paceline.runtime.loop import Loop
+from paceline.runtime.member import Member
+from paceline.runtime.output import Output
+from paceline.runtime.progress import Shower, shower
+from paceline.runtime.settings import Settings
+from paceline.runtime.view import Watch
+from paceline.runtime.waits import WaitReports
+
+
+class Display:
+    """Looks at the run from time to time, and shows what it sees. Make it after the workers are forked."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        members: Mapping[int, Member],
+        tally: Tally,
+        logged: Mapping[int, Mapping[str, float]],
+        evaluations: Evaluations,
+        output: Output,
+        loop: Loop,
+        clock: Clock,
+        pushing: Callable[[int], bool],
+    ) -> None:
+        """`logged` has what each worker's script logged last. `pushing(worker)`: whether an update is on its way."""
+        self._settings = settings
+        self._members = members
+        self._tally = tally
+        self._output = output
+        self._loop = loop
+        self._clock = clock
+        self._watch = Watch(settings, members, tally, logged, evaluations)
+        self._watch.pushing = pushing
+        self._waits = WaitReports(settings.report_waits)
+        self._board = Board(settings.folder) if settings.tensorboard else None
+        self._shower: Shower | None = None
+        self._epochs: int | None = None
+
+    def report_waits(self, busy_with: Callable[[], str | None]) -> None:
+        """From now on report long waits. `busy_with()` is what the run itself is doing, if anything."""
+
+        def report() -> None:
+            for line in self._waits.lines(self._members.values(), busy_with(), self._loop.now()):
+                self._output.say(line)
+            self._loop.after(self._settings.report_waits, report)
+
+        self._loop.after(self._settings.report_waits, report)
+
+    def show(self) -> None:
+        """From now on show how the run goes."""
+        self._shower = shower(self._settings, self._output)
+        self._show_progress()
+
+    def show_share(self, share: Callable[[], float]) -> None:
+        """Do the same where time is virtual. `share` says how much is done, 0 to 1, apart from the script's data."""
+        began = self._loop.now()
+        self._watch.share, self._watch.passed = share, lambda: self._loop.now() - began
+        self.show()
+
+    def begin(self, work: int | None, epochs: int | None) -> None:
+        """Training begins. `work`: samples in the whole run, or steps where none are counted; None if nobody knows.
+
+        `epochs`: as the script says.
+        """
+        self._watch.work, self._epochs = work, epochs
+
+    def epoch_opened(self, samples: int) -> None:
+        """An epoch of so many samples begins."""
+        self._watch.epoch_opened(samples, self._epochs)
+
+    def logs(self, worker: int, step: int, scalars: Mapping[str, float]) -> None:
+        """The worker's script has logged these values in that step."""
+        if self._board is not None:
+            self._board.logged(worker, step, scalars)
+
+    def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
+        """The script's `evaluate` said this of a recorded version."""
+        if self._board is not None:
+            made, _ = self._tally.recorded_versions[version]
+            self._board.evaluated(version, self._clock.at() - made, metrics)
+
+    def close(self) -> None:
+        """Show no more."""
+        if self._shower is not None:
+            self._shower.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _show_progress(self) -> None:
+        if self._shower is not None:
+            self._shower.show(self._watch.look(self._clock.at()))
+            self._loop.after(self._shower.every, self._show_progress)

@@ -1,0 +1,114 @@
+"""How a run ends: what it comes to, and the time that scripts have for their own end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.core.listed import workers_named
+from paceline.core.membership import Membership
+from paceline.records.summary import Outcome
+from paceline.runtime.loop import Loop
+from paceline.runtime.member import Member
+
+GRACE = 2.0  # seconds that scripts have to end after SIGTERM or a failure: all must be gone within 5
+
+
+class Ending:
+    """Stops the workers once, gives their scripts a grace, and ends the processes that outlast it."""
+
+    def __init__(
+        self,
+        membership: Membership[Member],
+        loop: Loop,
+        *,
+        say: Callable[[str], None],
+        stop: Callable[[Member, bool, bool], None],
+        kill: Callable[[Member], None],
+    ) -> None:
+        """`stop(member, at_once, interrupted)` tells a worker that nothing is left to do; see `messages.Stop`."""
+        self.outcome: Outcome = "completed"
+        self.error: str | None = None
+        self.usage_error: str | None = None
+        """What the script asked for and can't have, in one line."""
+        self.stopping = False
+        self.at_once = False
+        """Whether the run is to end without its last version, if that is not written yet."""
+        self._membership = membership
+        self._loop = loop
+        self._say = say
+        self._stop = stop
+        self._kill = kill
+        self._grace = GRACE
+        """Seconds that a script has to end once the run is stopped, and then what it has started."""
+        self._late: dict[int, None] = {}
+        """Workers that were ended after their grace."""
+
+    def failed(self, message: str) -> None:
+        """The run has failed, unless it came to something else before. What is under way goes on."""
+        if self.outcome == "completed":
+            self.outcome, self.error = "failed", message
+
+    def fail(self, message: str, grace: float = GRACE) -> None:
+        """End the run: it can't go on."""
+        self.failed(message)
+        self.stop(grace)
+
+    def break_off(self, error: str) -> None:
+        """The run has failed, whatever it came to before, and nothing of it goes on."""
+        self.outcome, self.error = "failed", error
+
+    def refuse(self, message: str) -> None:
+        """End the run: its script asks for what can't be done."""
+        self.usage_error = self.usage_error or message
+        self.fail(message)
+
+    def diverge(self, what: str) -> None:
+        """End the run: a number is NaN or infinite."""
+        if self.outcome == "completed":
+            self.outcome, self.error = "diverged", what
+            self.stop(GRACE)
+
+    def stop(self, grace: float, at_once: bool = True, interrupted: bool = False) -> None:
+        """Nothing is left to do: tell every worker, and give its script so long to end."""
+        if self.stopping:
+            return
+        self.stopping, self._grace = True, grace
+        for member in self._membership.running():
+            self._stop(member, at_once, interrupted)
+        self.end_stragglers_after(grace)
+
+    def kill_all(self) -> None:
+        """End every process now, and write nothing any more."""
+        self.at_once = True
+        self.stop(0.0)
+        for member in self._membership.here():
+            self._kill(member)
+
+    def end_stragglers_after(self, grace: float) -> None:
+        """Give the scripts so long, from now on, to end."""
+        self._loop.after(grace, self._end_stragglers)
+
+    def let_go(self) -> None:
+        """Processes are told to exit. A completed run's scripts may take their time."""
+        if self.stopping or self.outcome != "completed":
+            self._loop.after(self._grace, self._end_leftovers)
+
+    def _end_stragglers(self) -> None:
+        """Kill the workers whose scripts run on; of a run that is not to be completed, all others too."""
+        if running := self._membership.running():
+            said = "has not ended its script" if len(running) == 1 else "have not ended their scripts"
+            self._end_late(running, f"{said} in time")
+        if self.outcome != "completed":  # else workers whose scripts have ended may evaluate versions
+            self._end_leftovers()
+
+    def _end_leftovers(self) -> None:
+        """Kill the workers whose scripts have ended, but not what a script started: a thread that waits, say."""
+        if ended := [member for member in self._membership.ended() if member.worker not in self._late]:
+            self._end_late(ended, "still runs after its script" if len(ended) == 1 else "still run after their scripts")
+
+    def _end_late(self, members: list[Member], why: str) -> None:
+        self._late.update((member.worker, None) for member in members)
+        is_ended = "is ended" if len(members) == 1 else "are ended"
+        self._say(f"{workers_named(member.worker for member in members)} {why} and {is_ended}")
+        for member in members:
+            self._kill(member)

@@ -1,0 +1,104 @@
+"""How workers leave: their last update arrives first, and what they held goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.core.facts import Fact, WorkerLeft
+from paceline.core.membership import Left, Membership
+from paceline.host.host import Host
+from paceline.runtime.accounts import Accounts
+from paceline.runtime.clock import Clock
+from paceline.runtime.data import Data
+from paceline.runtime.member import Member
+
+
+class Leaving:
+    """Takes workers out of training, at once or when their last update has arrived."""
+
+    def __init__(
+        self,
+        membership: Membership[Member],
+        host: Host,
+        accounts: Accounts,
+        data: Data,
+        clock: Clock,
+        *,
+        happened: Callable[[Fact], None],
+        unprepared: Callable[[], None],
+    ) -> None:
+        """`happened` takes the fact that a worker has left. `unprepared()`: a script ended without `prepare`."""
+        self._membership = membership
+        self._host = host
+        self._accounts = accounts
+        self._data = data
+        self._clock = clock
+        self._happened = happened
+        self._unprepared = unprepared
+        self._finishing: dict[int, Member] = {}
+        """Workers that wait in `finish()`."""
+        self._postponed: list[tuple[Member, Callable[[Member], None]]] = []
+        """Workers that leave when their last update has arrived, and how."""
+
+    def leave(self, member: Member, how: Left) -> None:
+        """The worker trains no more: tell the machine if it did, and return what the worker held."""
+        if not self._membership.leaves(member.worker, how):
+            return
+        member.step = None
+        member.wait(None)
+        self._host.left(member)
+        self._accounts.left(member)
+        self._data.leases.leave(member.worker, died=how == "died")
+        self._happened(WorkerLeft(worker=member.worker, reason=how, at=self._clock.at()))
+
+    def finish(self, member: Member) -> None:
+        """The worker's script waits in `finish()`."""
+        if self._has_to_wait(member, self.finish):
+            return
+        self._finishing[member.worker] = member
+        self.leave(member, "finished")
+        member.wait("finish() waits until the other workers end")
+
+    def end(self, member: Member) -> None:
+        """The worker's script has ended."""
+        if self._has_to_wait(member, self.end):
+            return
+        self.leave(member, "finished")
+        prepared = self._membership.ends(member.worker)
+        if not prepared:
+            self._unprepared()
+        member.wait("the script has ended, and the run goes on")
+
+    def let_finish(self) -> list[Member]:
+        """Return the workers that waited in `finish()` until now."""
+        finishing, self._finishing = self._finishing, {}
+        return list(finishing.values())
+
+    def gone(self, member: Member, how: Left) -> bool:
+        """The worker's process has ended. Return whether its script had not. `how` it left training is then this."""
+        died = member.stage != "ended"
+        if died:
+            self.leave(member, how)
+        self._membership.goes(member.worker)
+        self._finishing.pop(member.worker, None)
+        return died
+
+    def go_on(self) -> None:
+        """Workers that only waited for their last update leave now."""
+        postponed, self._postponed = self._postponed, []
+        for member, end in postponed:
+            if member.here:
+                end(member)  # or is put off once more
+
+    def awaits(self, member: Member) -> bool:
+        """Return whether the worker waits for its last update."""
+        return any(one is member for one, _ in self._postponed)
+
+    def _has_to_wait(self, member: Member, end: Callable[[Member], None]) -> bool:
+        """Whether the worker may not leave yet, as its last update is still on its way. It leaves after that."""
+        if not (member.trains and member.here and self._host.pushes.on_the_way(member.worker)):
+            return False
+        member.wait("the last update is on its way to the store")
+        member.step = None  # it was released for this step, and has no data for it
+        self._postponed.append((member, end))
+        return True

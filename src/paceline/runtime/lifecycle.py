@@ -1,0 +1,194 @@
+"""The phases of a run: gathering, training, closing. Each has what it needs, and what the one before it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.core.facts import TrainingBegan
+from paceline.fabric.memory import Region, available_bytes
+from paceline.runtime import messages
+from paceline.runtime.member import Member
+from paceline.runtime.offers import (
+    dealing,
+    difference,
+    lack_of_memory,
+    lack_of_metrics,
+    lack_of_work,
+    remarks,
+    unfit,
+    work,
+)
+from paceline.runtime.rooms import Rooms
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Scripts begin and come to `prepare`. Once all have, the lowest worker forks the store."""
+
+    rooms: Rooms
+    store_is_there: Callable[[], None]
+    offers: dict[int, messages.Offered] = field(default_factory=dict)
+    """By worker: what its script brought to `prepare`."""
+    region: Region | None = None
+    forker: Member | None = None
+    """The worker that was asked to fork the store."""
+
+    def offered(self, member: Member, offer: messages.Offered) -> None:
+        """The worker's script has called `prepare`."""
+        self.offers[member.worker], member.scalars = offer, offer.scalars
+        self.rooms.membership.comes(member.worker)
+        member.wait("the start waits for the other workers")
+        self.go_on()
+
+    def gone(self, member: Member) -> None:
+        """The worker's process has ended. If it was to fork the store, another worker does."""
+        if self.forker is member and self.rooms.store.process is None:
+            self.rooms.store.abandon()
+            self.forker = None
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Let scripts begin, and have the store forked once no worker is still on its way to `prepare`."""
+        self._let_scripts_begin()
+        offered = self.rooms.membership.gathered()
+        if offered and self.forker is None and not self.rooms.ending.stopping and self._fit(offered):
+            self._fork_store(offered[0])
+
+    def _let_scripts_begin(self) -> None:
+        """Tell workers whose scripts are to begin. Note what the others wait for."""
+        rooms = self.rooms
+        if rooms.ending.stopping or rooms.settings.start == "together":
+            return
+        if begin := rooms.membership.to_begin():
+            for member in begin:
+                rooms.membership.begins(member.worker)
+                member.wait(None)
+                rooms.send(member, messages.Start())
+            for member in rooms.members.values():
+                if not member.begun and member.stage == "starting":
+                    member.wait(f"the start waits until worker {begin[0].worker} calls prepare()")
+
+    def _fit(self, offered: list[Member]) -> bool:
+        """Whether they fit together, into memory, and to the protocol. If not, the run ends and says why."""
+        rooms, first = self.rooms, self.offers[offered[0].worker]
+        for member in offered:
+            if why := difference(first, self.offers[member.worker]):
+                rooms.ending.refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
+                return False
+        if self.region is not None:
+            return True
+        why = lack_of_work(first, rooms.settings) or lack_of_metrics(first, rooms.settings)
+        why = why or unfit(first, rooms.settings)
+        why = why or lack_of_memory(first, rooms.settings.choice.spec, rooms.settings.workers, available_bytes())
+        if why:
+            rooms.ending.refuse(why)
+        return not why
+
+    def _fork_store(self, member: Member) -> None:
+        rooms, first = self.rooms, self.offers[member.worker]
+        plan = rooms.host.plan
+        if self.region is None:
+            self.region = Region.create(plan.region_bytes(first))
+        channel, end = rooms.loop.connect(messages.FromStore, "the store")
+        rooms.store.listen(channel, self.store_is_there, lambda: rooms.workers.end(member.worker))
+        self.forker, ends = member, [end]
+        member.wait("the store is being set up")
+        if rooms.settings.stop_at_target:
+            channel, end = rooms.loop.connect(messages.FromEvaluator, "the process that evaluates")
+            rooms.scores.listen(channel)
+            ends.append(end)
+        descriptors = (self.region.descriptor, *(end.fileno() for end in ends))
+        rooms.send(member, messages.ForkStore(plan.slots, plan.areas), descriptors)
+        for end in ends:
+            end.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Workers train on what they brought to `prepare`, which is the same in all of them."""
+
+    offer: messages.Offered
+
+
+def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) -> Training | None:
+    """The store is there: let all workers in that have come to `prepare`. Return None if none is left, or may go on.
+
+    `on_begin` is called when the script's part of the configuration is known.
+    """
+    rooms, settings = gathering.rooms, gathering.rooms.settings
+    offered = rooms.membership.gathered()
+    if rooms.ending.stopping or not offered:
+        return None
+    offer = gathering.offers[offered[0].worker]
+    rooms.data.leases = rooms.terms.leases(dealing(offer, settings), [member.worker for member in offered])
+    assert gathering.region is not None
+    for member in offered:
+        rooms.membership.trains(member.worker)
+        ends = rooms.host.connect(member)
+        sockets = (end.fileno() for end in ends)
+        message = messages.Begin(rooms.host.plan.slots, rooms.host.plan.areas)
+        rooms.send(member, message, (gathering.region.descriptor, *sockets))
+        for end in ends:
+            end.close()
+    for seconds, worker in settings.scenario.kills_by_time():
+        rooms.loop.after(seconds, lambda w=worker: rooms.workers.end(w))  # type: ignore[misc]
+    for line in remarks(offer, settings):
+        rooms.output.say(line)
+    on_begin(offer)
+    if absent := rooms.membership.absent():
+        rooms.journal.ledger.note("absent", absent)
+    rooms.host.begin(rooms.data.leases, offer.model_bytes)
+    rooms.versions.begin(offer)
+    rooms.clock.begin()
+    hosts, amount = settings.scenario.hosts(settings.workers), work(offer, settings)
+    members = tuple((member.worker, hosts[member.worker], 0) for member in offered)
+    rooms.display.begin(amount, offer.epochs)
+    began = TrainingBegan(members=members, version=0, at=rooms.clock.at(), work=amount, seed=settings.seed)
+    rooms.happened.append(began)
+    return Training(offer)
+
+
+@dataclass(slots=True)
+class Closing:
+    """No worker trains any more: the last version is recorded, versions are evaluated, and processes exit."""
+
+    rooms: Rooms
+    training: Training | None
+    """What there was to close; None if no worker came so far."""
+    let_go: bool = False
+    """Whether the workers were told to exit."""
+
+    def go_on(self) -> bool:
+        """Do what is due. Return whether there is something to wait for, though all workers may have gone."""
+        rooms, evaluates = self.rooms, False
+        if rooms.happened:
+            return False
+        if self.training is not None:
+            if self._writing():
+                return True
+            evaluates = self.training.offer.evaluates and rooms.ending.outcome == "completed"
+        for member in rooms.leaving.let_finish():
+            member.wait(None)
+            rooms.send(member, messages.FinalRecorded(rooms.recordings.final))
+        if rooms.membership.running():
+            return False
+        if rooms.scores.after_training(evaluates):
+            return True
+        if not self.let_go:
+            self.let_go = True
+            for member in rooms.membership.ended():
+                rooms.send(member, messages.Exit())
+            rooms.ending.let_go()
+        return False
+
+    def _writing(self) -> bool:
+        """Whether the last version is still to be written."""
+        rooms = self.rooms
+        if rooms.store.arithmetic.lost or rooms.recordings.final is not None:
+            return False
+        if not rooms.host.idle or rooms.versions.record_last():
+            return True
+        if rooms.recordings.newest.version in rooms.recordings.hashes:
+            rooms.recordings.conclude()
+        return False

@@ -1,0 +1,190 @@
+"""The rooms of a coordinator: what each of them is for, and how they are put together."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from paceline.core.facts import Fact
+from paceline.core.membership import Membership
+from paceline.host.commits import Heard
+from paceline.host.host import Host
+from paceline.host.plan import plan
+from paceline.host.workers import Workers
+from paceline.records.journal import Journal
+from paceline.runtime import messages
+from paceline.runtime.accounts import Accounts
+from paceline.runtime.adoption import Adopting
+from paceline.runtime.clock import Clock
+from paceline.runtime.data import Data
+from paceline.runtime.display import Display
+from paceline.runtime.ending import Ending
+from paceline.runtime.evaluations import Evaluations
+from paceline.runtime.leaving import Leaving
+from paceline.runtime.limits import Limits
+from paceline.runtime.loop import Loop
+from paceline.runtime.losses import Losses
+from paceline.runtime.member import Member
+from paceline.runtime.output import Output
+from paceline.runtime.recordings import Recordings
+from paceline.runtime.scores import Scores
+from paceline.runtime.settings import Settings
+from paceline.runtime.store_link import StoreLink
+from paceline.runtime.terms import Terms
+from paceline.runtime.versions import Means, StoredVersions
+
+
+class Rooms:
+    """Everything that the parts of a run know, each thing in one place. The phases of a run go from room to room."""
+
+    def __init__(
+        self, settings: Settings, workers: Workers, journal: Journal, output: Output, loop: Loop, terms: Terms
+    ) -> None:
+        say, ledger = output.say, journal.ledger
+        self.settings = settings
+        self.workers = workers
+        self.journal = journal
+        self.output = output
+        self.loop = loop
+        self.terms = terms
+        self.clock = Clock(terms.now)
+        self.happened = deque[Fact]()
+        """Facts that the machine was not told yet."""
+        self.members = {worker: Member(worker=worker, now=loop.now) for worker in workers.numbers}
+        self.membership = Membership(self.members)
+        self.recordings = Recordings(settings.folder, settings.record, journal)
+        self.host = self._made_host()
+        self.versions = self._made_versions()
+        self.accounts = Accounts(journal, self.clock, terms.measures)
+        self.ending = Ending(self.membership, loop, say=say, stop=self._stop, kill=self._kill)
+        self.limits = Limits(settings, self.membership, self.ending, loop, say=say, began=lambda: self.clock.began)
+        self.data = Data(
+            ledger, terms, send=self.send, refuse=self.ending.refuse, give_up=self.give_up, opened=self._epoch_opened
+        )
+        self.adopting = Adopting(self.host, self.members, ledger, self.send, self.ending.refuse)
+        self.leaving = Leaving(
+            self.membership,
+            self.host,
+            self.accounts,
+            self.data,
+            self.clock,
+            happened=self.happened.append,
+            unprepared=self._unprepared,
+        )
+        self.losses = Losses(
+            settings.on_loss,
+            self.membership,
+            ledger,
+            self.ending,
+            goes_on_without=terms.goes_on_without,
+            died=workers.died,
+        )
+        self.evaluations = Evaluations(self.send)
+        self.display = Display(
+            settings,
+            self.members,
+            journal.tally,
+            self.accounts.logged,
+            self.evaluations,
+            output,
+            loop,
+            self.clock,
+            self.host.pushes.on_the_way,
+        )
+        self.scores = Scores(
+            self.membership,
+            self.evaluations,
+            self.recordings,
+            journal,
+            self.ending,
+            self.limits,
+            self.display,
+            loop,
+            say=say,
+            died=workers.died,
+        )
+        self.store = StoreLink(
+            settings,
+            self.members,
+            self.host,
+            self.versions,
+            self.accounts,
+            self.scores,
+            journal,
+            self.ending,
+            self.clock,
+            loop,
+            send=self.send,
+            diverged=self.diverged,
+        )
+
+    def send(self, member: Member, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Tell the worker. The descriptors may be closed at once."""
+        self.workers.send(member.worker, message, descriptors)
+
+    def give_up(self, member: Member, why: str) -> None:
+        """End a worker that can't go on, through no fault of the others."""
+        self.workers.give_up(member.worker, why)
+
+    def diverged(self, what: str) -> None:
+        """A number is NaN or infinite: end the run, or only say so."""
+        if self.settings.on_divergence == "continue":
+            self.output.say(f"{what}; going on (--on-divergence continue)")
+        else:
+            self.ending.diverge(what)
+
+    def close(self) -> None:
+        """Show no more of how it goes, and tell the processes beside the workers to end."""
+        self.display.close()
+        self.scores.close()
+        self.store.close()
+
+    def _made_host(self) -> Host:
+        settings, spec = self.settings, self.settings.choice.spec
+        owns_replicas = spec.family == "decentralized"
+        host = Host(
+            plan(spec, settings.choice.unapplied, settings.workers),
+            self.members,
+            self.journal,
+            self.loop,
+            Heard(
+                timed=lambda version, at: self.accounts.committed(version, at),
+                checked=self.journal.ledger.checked,
+                made=lambda version, at: self.versions.made(version, at),
+                not_finite=lambda order, parameter, worker: self.store.not_finite(order, parameter, worker),
+            ),
+            network=None if owns_replicas else settings.scenario.network,
+            owns_replicas=owns_replicas,
+            steps_in_store=spec.optimizer == "store",
+            rate_scale=settings.learning_rate_scale,
+            send=self.send,
+            happened=self.happened.append,
+            now=self.clock.at,
+            give_up=self.give_up,
+            idle_cores=lambda: self.store.idle_cores(),
+        )
+        host.averages.deaths_are_told = self.terms.deaths_are_told
+        return host
+
+    def _made_versions(self) -> StoredVersions | Means:
+        spec = self.settings.choice.spec
+        if spec.family == "decentralized":
+            averages_gradients = spec.averages == "gradients"
+            return Means(self.host, averages_gradients, self.members, self.recordings, self.journal, self.clock.at)
+        return StoredVersions(self.host, self.members, self.recordings)
+
+    def _stop(self, member: Member, at_once: bool, interrupted: bool) -> None:
+        self.leaving.leave(member, "stopped")
+        self.send(member, messages.Stop(at_once, interrupted))
+
+    def _kill(self, member: Member) -> None:
+        self.workers.end(member.worker)
+
+    def _epoch_opened(self, samples: int) -> None:
+        self.recordings.epoch_opened(samples)
+        self.display.epoch_opened(samples)
+
+    def _unprepared(self) -> None:
+        self.ending.fail(
+            f"{self.settings.script} ended without calling paceline.prepare(); add the line "
+            "model, optimizer, loader = paceline.prepare(model, optimizer, loader) before its loop"
+        )

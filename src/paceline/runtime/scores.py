@@ -1,0 +1,120 @@
+"""What the script's `evaluate` says of recorded versions: while workers train, and after that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.core.membership import Membership
+from paceline.fabric.channel import Channel
+from paceline.records.journal import Journal
+from paceline.runtime.display import Display
+from paceline.runtime.ending import Ending
+from paceline.runtime.evaluations import Evaluations
+from paceline.runtime.evaluator import Evaluator
+from paceline.runtime.limits import Limits
+from paceline.runtime.loop import Loop
+from paceline.runtime.member import Member
+from paceline.runtime.recordings import Recordings
+
+
+class Scores:
+    """Has versions evaluated, by a process beside the workers or by workers after training, and takes the results."""
+
+    def __init__(
+        self,
+        membership: Membership[Member],
+        evaluations: Evaluations,
+        recordings: Recordings,
+        journal: Journal,
+        ending: Ending,
+        limits: Limits,
+        display: Display,
+        loop: Loop,
+        *,
+        say: Callable[[str], None],
+        died: Callable[[int, str, str], None],
+    ) -> None:
+        """`evaluations` are those after training. `died(worker, how, at)` tells of a death."""
+        self._membership = membership
+        self._evaluations = evaluations
+        self._recordings = recordings
+        self._journal = journal
+        self._ending = ending
+        self._limits = limits
+        self._display = display
+        self._loop = loop
+        self._say = say
+        self._died = died
+        self._evaluator: Evaluator | None = None
+
+    # --- while workers train ------------------------------------------------------------------------
+
+    def listen(self, channel: Channel) -> None:
+        """A process is to be forked at the other end of this channel that evaluates while workers train."""
+        self.close()  # of a worker that died before it had forked the store
+        self._evaluator = Evaluator(channel, self._loop, self.evaluated, self._could_not, self._lost)
+
+    def recorded(self) -> None:
+        """Another version is on disk."""
+        if self._evaluator is not None and self._ending.outcome == "completed":
+            self._evaluator.recorded(*self._recordings.files()[-1])
+
+    def evaluated(self, version: int, metrics: dict[str, float]) -> None:
+        """This version has these metrics."""
+        self._journal.evaluated(version, metrics)
+        self._display.evaluated(version, metrics)
+        self._limits.evaluated(metrics)
+
+    def _could_not(self, version: int, error: str) -> None:
+        self._ending.fail(
+            f"evaluate() raised, on version {version}: {error}; with --stop-at-target it has what the script had made "
+            "when it called prepare()"
+        )
+
+    def _lost(self) -> None:
+        if self._ending.outcome == "completed":
+            what = "the run does not stop at its target, and the other versions are evaluated after training"
+            self._say(f"the process that evaluates has died: {what}")
+
+    # --- after training -----------------------------------------------------------------------------
+
+    def after_training(self, wanted: bool) -> bool:
+        """Have versions evaluated by workers whose scripts have ended, one at a time, if that is wanted.
+
+        Return whether that goes on.
+        """
+        if self._evaluations.present:
+            return True
+        if wanted and self._evaluator is not None and not self._evaluator.idle:
+            return True
+        done, ended = self._journal.tally.metrics, self._membership.ended()
+        self._evaluations.begin([one for one in self._recordings.files() if one[0] not in done] if wanted else [])
+        if self._evaluations.pending and not ended:
+            if why := self._membership.why_none_finished:  # this is the better message
+                self._ending.failed(why)
+            self.give_up("no worker is left to evaluate the recorded versions: all processes have ended")
+        return self._evaluations.go_on(ended)
+
+    def worker_evaluated(self, version: int, metrics: dict[str, float]) -> None:
+        """The worker that was asked to has evaluated this version."""
+        self.evaluated(version, metrics)
+        self._evaluations.done()
+
+    def give_up(self, message: str) -> None:
+        """The run fails, and no further version is evaluated."""
+        self._evaluations.give_up()
+        self._ending.failed(message)
+
+    def gone(self, member: Member, how: str) -> None:
+        """The worker's process has ended so. If it evaluated a version, another worker does."""
+        if not self._evaluations.lost(member):
+            return
+        goes_on, at = self._membership.ended() and self._ending.outcome == "completed", " while it evaluated a version"
+        self._died(member.worker, how, at + ("; another worker does" if goes_on else ""))
+        if not goes_on:
+            self.give_up(f"worker {member.worker} died ({how}){at}, and no other worker is left to do so")
+
+    def close(self) -> None:
+        """Evaluate no more beside the workers."""
+        if self._evaluator is not None:
+            self._evaluator.end()

@@ -1,0 +1,40 @@
+"""What a run settles by itself, and a director settles in its place: time, data, and the deaths that it bears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.core.leases import Dealing, Leases
+from paceline.runtime.losses import loss_is_borne
+from paceline.runtime.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a coordinator runs. It asks these, and knows nothing of who answers."""
+
+    now: Callable[[], float]
+    """The clock of the run's time."""
+    measures: bool
+    """Whether times of steps and commits are kept as they were measured here."""
+    leases: Callable[[Dealing, list[int]], Leases]
+    """Makes the book of leases for these workers."""
+    answers: Callable[[int, int], bool]
+    """Whether this worker, which asks for a batch in that epoch, is answered. Otherwise it waits."""
+    goes_on_without: Callable[[int, int], bool]
+    """Whether the others go on without this worker, whose process ended with that status."""
+    deaths_are_told: bool
+    """Whether someone else says which groups fail. Otherwise a member's death fails its group."""
+
+
+def of_a_run(settings: Settings, now: Callable[[], float]) -> Terms:
+    """Return the terms of a run that nobody directs. `now` is a clock of real time."""
+    return Terms(
+        now=now,
+        measures=True,
+        leases=Leases,
+        answers=lambda worker, epoch: True,
+        goes_on_without=lambda worker, status: loss_is_borne(settings.on_loss, status),
+        deaths_are_told=False,
+    )

@@ -1,0 +1,174 @@
+"""Workers' processes with scripted faults: what they said is heard, and each end is told once and for what it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.fabric.channel import Channel, pair
+from paceline.host.workers import Process, Workers
+from paceline.runtime import messages
+from paceline.runtime.loop import Loop
+from paceline.runtime.output import Output
+from paceline.runtime.processes import exit_phrase, fork_child
+from support.events import LONG
+
+Body = Callable[[Channel], int]
+"""What a worker's process does. Returns its exit code."""
+
+
+class Company:
+    """Workers whose processes do what a test says, and what is heard of them."""
+
+    def __init__(self, folder: Path, *bodies: Body) -> None:
+        self.loop = Loop()
+        self.output = Output(shown_on=sys.stdout, prefix=True)
+        self.processes: dict[int, Process] = {}
+        self.heard: list[tuple[int, object]] = []
+        for worker, body in enumerate(bodies):
+            self.processes[worker] = self._fork(worker, body, folder)
+        self.workers = Workers(self.processes, self.loop, self.output)
+        self.workers.open(lambda worker, message, _: self.heard.append((worker, message)), self._gone)
+
+    def _fork(self, worker: int, body: Body, folder: Path) -> Process:
+        ours, theirs = pair()
+        printed, output = os.pipe()
+        os.set_blocking(printed, False)
+
+        def run() -> int:
+            ours.close()
+            for other in self.processes.values():
+                other.forget()
+            os.dup2(output, 1)
+            return body(Channel(theirs, messages.ToWorker, "the coordinator"))
+
+        process = fork_child(run)
+        theirs.close()
+        os.close(output)
+        return Process(
+            worker=worker,
+            process=process,
+            watch=os.pidfd_open(process),
+            channel=Channel(ours, messages.FromWorker, f"worker {worker}"),
+            log=folder / f"worker-{worker}.log",
+            printed=printed,
+        )
+
+    def _gone(self, worker: int, status: int) -> None:
+        self.heard.append((worker, exit_phrase(status)))
+
+    def until_all_have_gone(self) -> list[tuple[int, object]]:
+        deadline = time.monotonic() + LONG
+        while any(one.here for one in self.processes.values()):
+            assert time.monotonic() < deadline
+            self.loop.wait(0.1)
+        return self.heard
+
+    def close(self) -> None:
+        self.workers.end_all()
+        self.workers.await_all()
+        self.output.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def company(tmp_path: Path) -> Iterator[Callable[..., Company]]:
+    made: list[Company] = []
+
+    def make(*bodies: Body) -> Company:
+        made.append(Company(tmp_path, *bodies))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def waits(channel: Channel) -> int:
+    signal.pause()
+    return 0
+
+
+def says(*said: messages.Message, code: int = 0) -> Body:
+    def body(channel: Channel) -> int:
+        for message in said:
+            channel.send(message)
+        return code
+
+    return body
+
+
+def prints_and_ends(channel: Channel) -> int:
+    os.write(1, b"a word\n" * 10)
+    return 3
+
+
+def sends_rubbish_and_waits(channel: Channel) -> int:
+    channel.end.send(b"\0rubbish")
+    channel.send(messages.ScriptEnded())
+    return waits(channel)
+
+
+def answers(channel: Channel) -> int:
+    order, _ = channel.receive()
+    assert isinstance(order, messages.Leased)
+    channel.send(messages.GivenBack([(order.epoch, order.index)]))
+    return 0
+
+
+def test_all_that_a_worker_had_said_is_heard_before_its_end(company: Callable[..., Company]) -> None:
+    said = [messages.Remarked(str(number)) for number in range(5)]
+    heard = company(says(*said, code=7)).until_all_have_gone()
+    assert heard == [*((0, message) for message in said), (0, "exit code 7")]
+
+
+def test_what_a_worker_had_printed_is_passed_on_before_its_end(
+    company: Callable[..., Company], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = company(prints_and_ends)
+    assert made.until_all_have_gone() == [(0, "exit code 3")]
+    assert capsys.readouterr().out == "[worker 0] a word\n" * 10
+    assert made.processes[0].log.read_text() == "a word\n" * 10
+
+
+def test_a_worker_that_says_what_can_t_be_read_is_ended_and_no_more_of_it_is_heard(
+    company: Callable[..., Company], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = company(sends_rubbish_and_waits, says(messages.ScriptEnded()))
+    heard = made.until_all_have_gone()
+    assert [what for worker, what in heard if worker == 0] == ["killed by SIGKILL"]
+    assert [what for worker, what in heard if worker == 1] == [messages.ScriptEnded(), "exit code 0"]
+    assert capsys.readouterr().err.startswith("paceline: worker 0 is ended: it sent a message that can't be read (")
+
+
+def test_a_worker_is_told_what_it_is_sent(company: Callable[..., Company]) -> None:
+    made = company(answers)
+    made.workers.send(0, messages.Leased(2, 5))
+    assert made.until_all_have_gone() == [(0, messages.GivenBack([(2, 5)])), (0, "exit code 0")]
+
+
+def test_an_end_that_is_ordered_is_told_as_any_other(company: Callable[..., Company]) -> None:
+    made = company(waits, waits)
+    made.workers.end(1)
+    made.workers.end(0)
+    assert sorted(made.until_all_have_gone()) == [(0, "killed by SIGKILL"), (1, "killed by SIGKILL")]
+
+
+def test_a_process_that_has_ended_is_ended_no_more(
+    company: Callable[..., Company], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another process's by now."""
+    made = company(says())
+    made.until_all_have_gone()
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda process, _: killed.append(process))
+    made.workers.end(0)
+    made.workers.give_up(0, "it is too late")
+    made.workers.end_all()
+    assert killed == []

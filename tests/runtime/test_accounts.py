@@ -1,0 +1,126 @@
+"""Where a step's time went: what the worker says of it, and what only the coordinator knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.records.times import StepTimes
+from paceline.runtime import messages
+from paceline.runtime.accounts import Accounts
+from paceline.runtime.clock import Clock
+from paceline.runtime.member import Member
+
+
+class Books:
+    """Stands in for the journal and its ledger: keeps what is written down."""
+
+    def __init__(self) -> None:
+        self.ledger = self
+        self.times: list[tuple[int, int, StepTimes]] = []
+        self.values: list[tuple[int, int, float, str, float]] = []
+        self.rates: list[tuple[int, int, list[float], int | None]] = []
+        self.commits: list[tuple[int, float]] = []
+
+    def step_times(self, worker: int, step: int, times: StepTimes) -> None:
+        self.times.append((worker, step, times))
+
+    def logged(self, *row: Any) -> None:
+        self.values.append(row)
+
+    def pushed(self, *row: Any) -> None:
+        self.rates.append(row)
+
+    def committed(self, *row: Any) -> None:
+        self.commits.append(row)
+
+
+class Watch:
+    """A clock that a test sets. Training began at 100."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+        self.clock = Clock(lambda: self.time)
+
+
+def step(number: int, waited: float = 0.0, pulled: float = 0.0) -> messages.StepFinished:
+    """It began half a second after training, computed for one, pushed for a quarter, did other things for an eighth.
+
+    `waited` and `pulled` are of the time before it.
+    """
+    return messages.StepFinished(number, 0, None, [], None, 100.5, 1.0, 0.25, 0.125, waited, pulled)
+
+
+def accounts(measures: bool = True) -> tuple[Accounts, Books, Watch]:
+    books, watch = Books(), Watch()
+    journal: Any = books
+    return Accounts(journal, watch.clock, measures), books, watch
+
+
+def test_a_step_s_times_are_complete_when_the_next_one_says_how_long_the_worker_had_waited() -> None:
+    found, books, watch = accounts()
+    one = Member(worker=3)
+    watch.time = 102.0
+    found.step_finished(one, step(0))
+    assert books.times == []
+    one.released_at, watch.time = 4.0, 105.0
+    found.step_finished(one, step(1, waited=2.0, pulled=0.5))
+    assert books.times == [(3, 0, StepTimes(0.5, 1.0, 0.25, 2.0, 0.5, 0.125))]
+
+
+def test_what_a_worker_waited_for_its_transfers_is_no_wait_for_others() -> None:
+    found, books, watch = accounts()
+    one = Member(worker=0)
+    watch.time = 102.0
+    found.step_finished(one, step(0))
+    one.transfers = [("push", 1.0, 3.0), ("pull", 3.0, 3.5)]  # the first second beside the computation
+    one.released_at, watch.time = 4.0, 105.0
+    found.step_finished(one, step(1, waited=2.0))
+    assert books.times == [(0, 0, StepTimes(0.5, 1.0, 1.25, 0.5, 0.5, 0.125))]
+    assert one.transfers == [], "each counts once"
+
+
+@pytest.mark.parametrize(("released", "wait"), [(1.0, 5.0), (4.0, 2.0)])
+def test_a_worker_that_leaves_had_waited_until_then_or_until_its_last_release(released: float, wait: float) -> None:
+    found, books, watch = accounts()
+    one = Member(worker=0)
+    watch.time = 102.0
+    found.step_finished(one, step(0))
+    one.released_at, watch.time = released, 107.0
+    found.left(one)
+    found.left(one)
+    assert books.times == [(0, 0, StepTimes(0.5, 1.0, 0.25, wait, 0.0, 0.125))]
+
+
+def test_where_a_director_knows_the_times_none_are_written_down() -> None:
+    found, books, _ = accounts(measures=False)
+    one = Member(worker=0)
+    found.step_finished(one, step(0))
+    found.left(one)
+    found.committed(1, 2.0)
+    assert (books.times, books.commits) == ([], [])
+
+
+def test_what_scripts_log_is_kept_by_name_and_written_down_with_its_moment() -> None:
+    found, books, watch = accounts()
+    watch.time = 101.5
+    found.logs(1, 7, {"loss": 2.0, "accuracy": 0.5})
+    found.logs(1, 8, {"loss": 1.0})
+    assert found.logged == {1: {"loss": 1.0, "accuracy": 0.5}}
+    assert books.values[-1] == (1, 8, 1.5, "loss", 1.0)
+
+
+def test_a_group_of_parameters_without_a_learning_rate_counts_as_zero() -> None:
+    found, books, _ = accounts()
+    found.pushed(0, 4, [{"lr": 0.5}, {"rate": 1.0}], 32)
+    assert books.rates == [(0, 4, [0.5, 0.0], 32)]
+
+
+def test_the_run_s_time_counts_from_the_moment_at_which_training_began() -> None:
+    watch = Watch()
+    watch.time = 103.0
+    assert (watch.clock.at(), watch.clock.began) == (3.0, False)
+    watch.clock.begin()
+    watch.time = 104.5
+    assert (watch.clock.at(), watch.clock.of(103.25), watch.clock.began) == (1.5, 0.25, True)

@@ -1,0 +1,241 @@
+"""A run's phases, one after the other, without any process: who is told what, and when."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from paceline.core.facts import StepDeclined, TrainingBegan, WorkerLeft
+from paceline.core.orders import Release
+from paceline.runtime import messages
+from paceline.runtime.lifecycle import Closing, Gathering, Training
+from support.rooms import OFFER, Stage
+
+READY = messages.StoreReady(99, "digest")
+KILLED, FAILED = int(signal.SIGKILL), 1 << 8
+"""Statuses, as waitpid returns them."""
+
+
+def gathered(stage: Stage) -> Stage:
+    """All workers have come to `prepare`, and the lowest is told to fork the store."""
+    stage.coordinator.open()
+    for worker in stage.crew.numbers:
+        stage.crew.hear(worker, OFFER)
+    stage.crew.take()
+    return stage
+
+
+def training(stage: Stage) -> Stage:
+    """Training has begun."""
+    gathered(stage)
+    stage.loop.hear("the store", READY)
+    stage.crew.take()
+    stage.rooms.happened.clear()
+    return stage
+
+
+# --- gathering
+
+
+def test_scripts_begin_one_after_the_other_and_the_lowest_worker_forks_the_store(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, workers=3)
+    stage.coordinator.open()
+    assert stage.crew.take() == [(0, "Start")]
+    assert stage.rooms.members[2].waits == "the start waits until worker 0 calls prepare()"
+    stage.crew.hear(0, OFFER)
+    assert stage.crew.take() == [(1, "Start"), (2, "Start")]
+    stage.crew.hear(2, OFFER)
+    assert stage.crew.take() == []
+    stage.crew.hear(1, OFFER)
+    assert stage.crew.take() == [(0, "ForkStore")]
+    assert isinstance(stage.coordinator.phase, Gathering)
+
+
+def test_where_scripts_start_together_no_worker_is_told_to(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, workers=2, start="together")
+    stage.coordinator.open()
+    assert stage.crew.take() == []
+
+
+def test_a_worker_that_differs_from_the_lowest_ends_the_run(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, workers=2)
+    stage.coordinator.open()
+    stage.crew.hear(0, OFFER)
+    stage.crew.hear(1, msgspec.structs.replace(OFFER, loads=True))
+    assert stage.rooms.ending.usage_error is not None
+    assert stage.rooms.ending.usage_error.startswith("worker 1 differs from worker 0: one of them has a loader")
+    assert stage.crew.take()[-2:] == [(0, "Stop"), (1, "Stop")]
+
+
+def test_if_the_worker_that_forks_the_store_dies_another_one_does(tmp_path: Path) -> None:
+    stage = gathered(Stage(tmp_path, workers=2))
+    stage.crew.gone(0, KILLED)
+    assert stage.crew.take() == [(1, "ForkStore")]
+    stage.loop.hear("the store", READY)
+    assert stage.crew.take() == [(1, "Begin")]
+
+
+def test_a_script_that_ends_without_prepare_fails_the_run(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, workers=2)
+    stage.coordinator.open()
+    stage.crew.hear(0, messages.ScriptEnded())
+    assert stage.rooms.ending.error is not None
+    assert stage.rooms.ending.error.startswith("train.py ended without calling paceline.prepare()")
+
+
+def test_a_store_that_is_there_after_the_run_was_stopped_begins_nothing(tmp_path: Path) -> None:
+    stage = gathered(Stage(tmp_path))
+    stage.rooms.limits.interrupt(1, keyboard=False)
+    stage.loop.hear("the store", READY)
+    assert list(stage.rooms.happened) == []
+    assert isinstance(stage.coordinator.phase, Gathering)
+
+
+def test_a_store_whose_worker_died_before_it_was_there_is_heard_no_more(tmp_path: Path) -> None:
+    stage = gathered(Stage(tmp_path))
+    stage.crew.gone(0, KILLED)
+    assert not stage.loop.watches(stage.loop.lines["the store"])
+    assert stage.coordinator.ended()
+    assert stage.rooms.ending.error == "all workers died"
+
+
+# --- training
+
+
+def test_training_begins_with_all_workers_that_are_there_at_time_zero(tmp_path: Path) -> None:
+    stage = gathered(Stage(tmp_path, workers=2))
+    stage.loop.pass_time(30.0)
+    stage.loop.hear("the store", READY)
+    assert stage.crew.take() == [(0, "Begin"), (1, "Begin")]
+    members = ((0, "worker-0", 0), (1, "worker-1", 0))
+    (began,) = stage.rooms.happened
+    assert isinstance(began, TrainingBegan)
+    assert [worker for worker, _, _ in began.members] == [worker for worker, _, _ in members]
+    assert (began.at, stage.rooms.clock.at()) == (0.0, 0.0)
+    assert isinstance(stage.coordinator.phase, Training)
+
+
+def test_a_worker_that_declines_its_step_waits_for_no_other(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path))
+    stage.coordinator.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+    assert stage.crew.take() == [(0, "Compute")]
+    stage.loop.pass_time(2.0)
+    stage.crew.hear(0, messages.Declined())
+    stage.crew.hear(0, messages.Declined())
+    assert list(stage.rooms.happened) == [StepDeclined(worker=0, step=0, at=2.0)]
+
+
+def test_a_worker_whose_last_update_is_on_its_way_leaves_after_that(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path))
+    member = stage.rooms.members[0]
+    stage.rooms.host.pushes.ready(0, 4)
+    stage.crew.hear(0, messages.ScriptEnded())
+    assert (member.stage, member.waits) == ("training", "the last update is on its way to the store")
+    stage.rooms.leaving.go_on()
+    assert stage.rooms.leaving.awaits(member)
+    stage.rooms.host.dropped(0, 4)
+    stage.rooms.leaving.go_on()
+    assert member.stage == "ended"
+    assert list(stage.rooms.happened) == [WorkerLeft(worker=0, reason="finished", at=0.0)]
+
+
+@pytest.mark.parametrize(
+    ("on_loss", "status", "error"),
+    [
+        ("auto", KILLED, None),
+        ("auto", FAILED, "worker 1 died (exit code 1) in step 3: its script failed"),
+        ("continue", FAILED, None),
+        ("stop", KILLED, "worker 1 died (killed by SIGKILL) in step 3, and --on-loss is stop"),
+    ],
+)
+def test_a_death_is_told_and_borne_or_ends_the_run(
+    on_loss: Any, status: int, error: str | None, tmp_path: Path
+) -> None:
+    stage = training(Stage(tmp_path, workers=2, on_loss=on_loss))
+    stage.rooms.members[1].step = 3
+    stage.crew.gone(1, status)
+    ((worker, _, at),) = stage.crew.died_of
+    assert (worker, at) == (1, " in step 3" + ("" if error else "; the others go on"))
+    assert (stage.rooms.ending.error or "").startswith(error or "")
+    assert stage.rooms.ending.stopping == (error is not None)
+
+
+def test_a_process_that_exits_well_though_its_script_could_not_tell_has_finished(tmp_path: Path) -> None:
+    """By `os._exit(0)`, say."""
+    stage = training(Stage(tmp_path))
+    stage.rooms.host.pushes.ready(0, 4)
+    stage.crew.gone(0, 0)
+    assert stage.crew.died_of == []
+    assert list(stage.rooms.happened) == [WorkerLeft(worker=0, reason="finished", at=0.0)]
+
+
+@pytest.mark.parametrize(("on_divergence", "outcome"), [("stop", "diverged"), ("continue", "completed")])
+def test_a_number_that_is_not_finite_ends_the_run_or_is_only_said(
+    on_divergence: Any, outcome: str, tmp_path: Path
+) -> None:
+    stage = training(Stage(tmp_path, on_divergence=on_divergence))
+    stage.rooms.diverged("a gradient is NaN")
+    assert stage.rooms.ending.outcome == outcome
+    said = "a gradient is NaN; going on (--on-divergence continue)"
+    assert (said in stage.output.lines) == (outcome == "completed")
+
+
+def test_a_store_that_fails_fails_the_run(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path))
+    stage.loop.ends[99]()
+    assert stage.rooms.ending.error == "the parameter store's process died; the files in versions/ are whole"
+    assert stage.crew.take() == [(0, "Stop")]
+
+
+# --- closing
+
+
+def test_processes_exit_once_all_scripts_have_ended_and_the_last_version_is_on_disk(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path, workers=2))
+    stage.crew.hear(0, messages.ScriptEnded())
+    assert not stage.coordinator.ended()
+    assert isinstance(stage.coordinator.phase, Training), "the other one trains"
+    stage.crew.hear(1, messages.FinishWanted())
+    stage.rooms.happened.clear()
+    assert not stage.coordinator.ended()
+    assert isinstance(stage.coordinator.phase, Closing)
+    assert stage.crew.take() == [], "the last version is being written"
+    record = stage.loop.lines["the store"].sent[-1]
+    assert isinstance(record, messages.Record)
+    Path(record.file).write_bytes(b"")
+    stage.loop.hear("the store", messages.Recorded(0, "sha"))
+    assert not stage.coordinator.ended()
+    assert stage.crew.take() == [(1, "FinalRecorded")]
+    stage.crew.hear(1, messages.ScriptEnded())
+    assert not stage.coordinator.ended()
+    assert stage.crew.take() == [(0, "Exit"), (1, "Exit")]
+    for worker in range(2):
+        stage.crew.gone(worker, 0)
+    assert stage.coordinator.ended()
+    assert stage.rooms.ending.outcome == "completed"
+
+
+def test_a_run_whose_workers_have_all_died_has_failed(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path, workers=2))
+    for worker in range(2):
+        stage.crew.gone(worker, KILLED)
+    stage.rooms.happened.clear()
+    assert not stage.coordinator.ended(), "its last version is being written"
+    record = stage.loop.lines["the store"].sent[-1]
+    assert isinstance(record, messages.Record)
+    Path(record.file).write_bytes(b"")
+    stage.loop.hear("the store", messages.Recorded(0, "sha"))
+    assert stage.coordinator.ended()
+    assert stage.rooms.ending.error == "all workers died"
+
+
+def test_a_run_that_is_to_end_at_once_waits_for_no_version(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path))
+    stage.rooms.limits.interrupt(2, keyboard=True)
+    stage.crew.gone(0, KILLED)
+    stage.rooms.happened.clear()
+    assert stage.coordinator.ended()

@@ -1,0 +1,189 @@
+"""What ends a run, and how gently: limits, targets and signals, without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.core.membership import Membership
+from paceline.records.summary import Target
+from paceline.runtime.ending import GRACE, Ending
+from paceline.runtime.limits import GRACE_AT_CTRL_C, GRACE_AT_LIMIT, Limits
+from paceline.runtime.member import Member
+
+Stopped = tuple[int, bool, bool]
+"""A worker that was told to stop: itself, whether at once, whether as Ctrl-C does it."""
+
+
+class Run:
+    """Two workers that train. A test says when time has passed."""
+
+    def __init__(self, **given: Any) -> None:
+        limits = {"max_steps": None, "max_seconds": None, "targets": (), "stop_at_target": False, **given}
+        settings: Any = SimpleNamespace(**limits)
+        self.members = {worker: Member(worker=worker, stage="training") for worker in range(2)}
+        self.membership = Membership(self.members)
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.said: list[str] = []
+        self.stopped: list[Stopped] = []
+        self.killed: list[int] = []
+        self.began = True
+        loop: Any = SimpleNamespace(after=lambda seconds, call: self.timers.append((seconds, call)))
+        self.ending = Ending(
+            self.membership,
+            loop,
+            say=self.said.append,
+            stop=lambda member, at_once, interrupted: self.stopped.append((member.worker, at_once, interrupted)),
+            kill=lambda member: self.killed.append(member.worker),
+        )
+        self.limits = Limits(
+            settings, self.membership, self.ending, loop, say=self.said.append, began=lambda: self.began
+        )
+
+    def pass_time(self) -> list[float]:
+        """Let all that is due come about. Return after how many seconds each was."""
+        due, self.timers = self.timers, []
+        for _, call in due:
+            call()
+        return [seconds for seconds, _ in due]
+
+
+GENTLY, AT_ONCE, LIKE_CTRL_C = (False, False), (True, False), (False, True)
+
+
+def told(how: tuple[bool, bool]) -> list[Stopped]:
+    return [(worker, *how) for worker in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("given", "happens", "line"),
+    [
+        ({"max_steps": 4}, lambda run: run.limits.stepped(4), "--max-steps is reached: ending the run"),
+        ({"max_seconds": 1.0}, lambda run: run.limits.begin(), "--max-seconds is reached: ending the run"),
+        (
+            {"targets": (Target.parse("accuracy>=0.9"),), "stop_at_target": True},
+            lambda run: run.limits.evaluated({"accuracy": 0.95}),
+            "--stop-at-target: accuracy>=0.9 is reached: ending the run",
+        ),
+    ],
+)
+def test_a_limit_ends_a_run_gently_and_completes_it(
+    given: dict[str, Any], happens: Callable[[Run], None], line: str
+) -> None:
+    run = Run(**given)
+    happens(run)
+    run.pass_time()
+    assert run.stopped == told(GENTLY)
+    assert run.said[0] == line
+    assert run.ending.outcome == "completed"
+    assert [member.left for member in run.members.values()] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("given", "happens"),
+    [
+        ({"max_steps": 4}, lambda run: run.limits.stepped(3)),
+        ({}, lambda run: run.limits.stepped(1_000_000)),
+        ({}, lambda run: run.limits.begin()),
+        ({"targets": (Target.parse("accuracy>=0.9"),)}, lambda run: run.limits.evaluated({"accuracy": 1.0})),
+        (
+            {"targets": (Target.parse("accuracy>=0.9"), Target.parse("loss<=1")), "stop_at_target": True},
+            lambda run: run.limits.evaluated({"accuracy": 1.0, "loss": 2.0}),
+        ),
+    ],
+)
+def test_a_limit_that_is_not_reached_or_not_set_ends_nothing(
+    given: dict[str, Any], happens: Callable[[Run], None]
+) -> None:
+    run = Run(**given)
+    happens(run)
+    assert run.timers == []
+    assert run.stopped == []
+
+
+def test_targets_may_be_met_by_different_versions() -> None:
+    run = Run(targets=(Target.parse("accuracy>=0.9"), Target.parse("loss<=1")), stop_at_target=True)
+    run.limits.evaluated({"accuracy": 0.95, "loss": 2.0})
+    assert run.stopped == []
+    run.limits.evaluated({"accuracy": 0.5, "loss": 0.5})
+    assert run.stopped == told(GENTLY)
+
+
+def test_a_limit_before_training_fails_the_run() -> None:
+    run = Run(max_seconds=1.0)
+    run.began = False
+    run.limits.begin()
+    run.pass_time()
+    assert (run.ending.outcome, run.ending.error) == ("failed", "--max-seconds was reached before training began")
+
+
+@pytest.mark.parametrize(
+    ("keyboard", "trains", "how", "grace"),
+    [
+        (True, True, LIKE_CTRL_C, GRACE_AT_CTRL_C),
+        (True, False, AT_ONCE, GRACE),
+        (False, True, AT_ONCE, GRACE),
+    ],
+)
+def test_the_first_signal_ends_a_run_as_gently_as_its_sender_may_expect(
+    keyboard: bool, trains: bool, how: tuple[bool, bool], grace: float
+) -> None:
+    run = Run()
+    for member in run.members.values():
+        member.stage = "training" if trains else "closing"
+    run.limits.interrupt(1, keyboard)
+    assert run.stopped == told(how)
+    assert run.pass_time() == [grace]
+    assert run.ending.outcome == "interrupted"
+    assert run.killed == [0, 1], "they have had their time"
+
+
+def test_the_second_signal_ends_every_process_at_once() -> None:
+    run = Run()
+    run.limits.interrupt(1, keyboard=True)
+    assert (run.killed, run.ending.at_once) == ([], False)
+    run.limits.interrupt(1, keyboard=True)
+    assert (run.killed, run.ending.at_once) == ([0, 1], True)
+
+
+def test_two_signals_that_come_together_end_every_process_at_once() -> None:
+    run = Run()
+    run.limits.interrupt(2, keyboard=True)
+    assert run.killed == [0, 1]
+
+
+def test_a_signal_after_a_limit_shortens_the_time_that_scripts_have() -> None:
+    run = Run(max_steps=1)
+    run.limits.stop()
+    run.limits.interrupt(1, keyboard=True)
+    assert [seconds for seconds, _ in run.timers] == [GRACE_AT_LIMIT, GRACE]
+    assert run.stopped == told(GENTLY), "they are told once"
+
+
+def test_no_signal_changes_nothing() -> None:
+    run = Run()
+    run.limits.interrupt(0, keyboard=False)
+    assert (run.ending.outcome, run.said) == ("completed", [])
+
+
+def test_what_a_run_failed_of_first_is_its_error() -> None:
+    run = Run()
+    run.ending.refuse("it can't be done")
+    run.ending.fail("a worker died")
+    run.ending.diverge("a gradient is NaN")
+    assert (run.ending.outcome, run.ending.error) == ("failed", "it can't be done")
+    assert run.ending.usage_error == "it can't be done"
+    run.ending.break_off("the ledger can't be written")
+    assert run.ending.error == "the ledger can't be written"
+
+
+def test_only_scripts_that_run_on_after_their_grace_are_ended_in_a_run_that_is_completed() -> None:
+    run = Run()
+    run.limits.stop()
+    run.members[0].stage = "ended"
+    run.pass_time()
+    assert run.killed == [1]
+    assert run.said == ["worker 1 has not ended its script in time and is ended"]

@@ -1,0 +1,194 @@
+"""A coordinator and its rooms without any process: a test says what workers and the store say, and when time passes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.scenario import Scenario
+from paceline.core.choice import choose
+from paceline.protocols import registry
+from paceline.records.journal import Journal
+from paceline.records.ledger import NoLedger
+from paceline.runtime import messages
+from paceline.runtime.coordinator import Coordinator
+from paceline.runtime.rooms import Rooms
+from paceline.runtime.settings import Settings
+from paceline.runtime.terms import of_a_run
+
+
+class Line:
+    """Stands in for a channel, and for the end that is passed on."""
+
+    def __init__(self) -> None:
+        self.sent: list[messages.Message] = []
+        self.coming: deque[messages.Message] = deque()
+
+    def try_to_send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> bool:
+        self.sent.append(message)
+        return True
+
+    def receive(self) -> tuple[messages.Message, list[int]]:
+        return self.coming.popleft(), []
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        pass
+
+
+class Clockwork:
+    """Stands in for the loop. Time passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.lines: dict[str, Line] = {}
+        """By the process at the other end."""
+        self.watched: dict[Any, Callable[[], object]] = {}
+        self.ends: dict[int, Callable[[], object]] = {}
+        """By process: called when it has ended."""
+
+    def now(self) -> float:
+        return self.time
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self.timers.append((self.time + seconds, call))
+
+    def connect(self, kinds: Any, peer: str) -> tuple[Any, Any]:
+        self.lines[peer] = Line()
+        return self.lines[peer], Line()
+
+    def watch(self, source: Any, call: Callable[[], object]) -> None:
+        self.watched[source] = call
+
+    def unwatch(self, source: Any) -> None:
+        del self.watched[source]
+
+    def watches(self, source: Any) -> bool:
+        return source in self.watched
+
+    def await_end(self, process: int, call: Callable[[], object]) -> None:
+        self.ends[process] = call
+
+    def hear(self, peer: str, message: messages.Message) -> None:
+        """That process says this."""
+        self.lines[peer].coming.append(message)
+        self.watched[self.lines[peer]]()
+
+    def pass_time(self, seconds: float = 3600.0) -> None:
+        """Let so much time pass, and whatever is due in it come about."""
+        until = self.time + seconds
+        while due := [timer for timer in self.timers if timer[0] <= until]:
+            first = min(due, key=lambda timer: timer[0])
+            self.timers.remove(first)
+            self.time = first[0]
+            first[1]()
+        self.time = until
+
+
+class Crew:
+    """Stands in for the workers' processes."""
+
+    def __init__(self, workers: int) -> None:
+        self.numbers = range(workers)
+        self.told: list[tuple[int, messages.Message]] = []
+        self.killed: list[int] = []
+        self.died_of: list[tuple[int, str, str]] = []
+        self.given_up: list[tuple[int, str]] = []
+
+    def open(self, hear: Callable[[int, Any, list[int]], None], gone: Callable[[int, int], None]) -> None:
+        self._hear, self.gone = hear, gone
+
+    def hear(self, worker: int, message: messages.Message) -> None:
+        self._hear(worker, message, [])
+
+    def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
+        self.told.append((worker, message))
+
+    def take(self) -> list[tuple[int, str]]:
+        """What workers were told since the last call: the worker, and the kind of message."""
+        told, self.told = self.told, []
+        return [(worker, type(message).__name__) for worker, message in told]
+
+    def end(self, worker: int) -> None:
+        self.killed.append(worker)
+
+    def give_up(self, worker: int, why: str) -> None:
+        self.given_up.append((worker, why))
+
+    def died(self, worker: int, how: str, at: str) -> None:
+        self.died_of.append((worker, how, at))
+
+
+class Said:
+    """Stands in for the run's output."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+class Stage:
+    """A coordinator with all its rooms, and stand-ins around them."""
+
+    def __init__(self, folder: Path, workers: int = 1, **given: Any) -> None:
+        (folder / "versions").mkdir()
+        self.settings = replace(SETTINGS, workers=workers, folder=folder, **given)
+        self.loop, self.crew, self.output = Clockwork(), Crew(workers), Said()
+        stand_ins: Any = self.crew, self.output, self.loop
+        crew, output, loop = stand_ins
+        terms = of_a_run(self.settings, loop.now)
+        self.rooms = Rooms(self.settings, crew, Journal(NoLedger()), output, loop, terms)
+        self.coordinator = Coordinator(self.rooms, lambda _: None)
+
+
+SETTINGS = Settings(
+    script=Path("train.py"),
+    source=b"",
+    arguments=(),
+    choice=choose("asp", registry()),
+    workers=1,
+    scenario=Scenario(),
+    seed=0,
+    threads=1,
+    folder=Path(),
+    shards=None,
+    epochs=None,
+    record=0,
+    targets=(),
+    on_loss="auto",
+    on_divergence="stop",
+    tee="none",
+    max_steps=None,
+    max_seconds=None,
+    report_waits=5.0,
+    json=False,
+    quiet=True,
+)
+
+OFFER = messages.Offered(
+    forms=["float32 (2,)"],
+    fixed_bytes=4096,
+    slot_bytes=4096,
+    push_bytes=4096,
+    state_bytes=0,
+    model_bytes=8,
+    optimizer="SGD",
+    scalars=[{"lr": 0.5}],
+    loads=False,
+    epoch_samples=None,
+    streams=False,
+    epochs=None,
+    buffers=None,
+    shards=None,
+    evaluates=False,
+    metrics=None,
+)
+"""What a worker brings to `prepare`."""
