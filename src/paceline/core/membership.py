@@ -134,7 +134,7 @@ class Membership(Generic[One]):
     @property
     def through(self) -> bool:
         """Whether no worker trains, nor will any more."""
-        return not self._at("starting", "offered", "training")
+        return not any(one.stage in ("starting", "offered", "training") for one in self._members.values())
 
     @property
     def why_none_finished(self) -> str | None:
@@ -144,5 +144,5 @@ class Membership(Generic[One]):
             return None
         return "all workers died" + (" after training" if len(finished) == len(self._members) else "")
 
-    def _at(self, *stages: Stage) -> list[One]:
-        return [one for one in self._members.values() if one.stage in stages]
+    def _at(self, stage: Stage) -> list[One]:
+        return [one for one in self._members.values() if one.stage == stage]

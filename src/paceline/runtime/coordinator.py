@@ -102,9 +102,11 @@ class Coordinator:
     def ended(self) -> bool:
         """Do what is due once no worker trains any more. Return whether all is done, and every process has ended."""
         rooms = self.rooms
-        if rooms.membership.through and not isinstance(self.phase, Closing):
+        if not rooms.membership.through:
+            return False
+        if not isinstance(self.phase, Closing):
             self.phase = Closing(rooms, self._training)
-        waits = isinstance(self.phase, Closing) and self.phase.go_on() and not rooms.ending.at_once
+        waits = self.phase.go_on() and not rooms.ending.at_once
         if waits or rooms.membership.here():
             return False
         if why := rooms.membership.why_none_finished:
