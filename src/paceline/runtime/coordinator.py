@@ -350,9 +350,8 @@ class Coordinator:
         self._host = offered[0]
         self._host.wait("the store is being set up")
         ends = [theirs, *([self._listen_to_evaluator()] if self.settings.stop_at_target else [])]
-        self._send(
-            self._host, messages.ForkStore(slots, areas), (self._region.descriptor, *(end.fileno() for end in ends))
-        )
+        fork = messages.ForkStore(slots, areas, steps=self._spec.optimizer == "store")
+        self._send(self._host, fork, (self._region.descriptor, *(end.fileno() for end in ends)))
         for end in ends:
             end.close()
 
@@ -390,7 +389,7 @@ class Coordinator:
         """Let the worker in: with the region, and what sockets it needs."""
         assert self._region is not None
         ends = self._exchange.connect(member)
-        begin = messages.Begin(self._exchange.slots, self._exchange.areas)
+        begin = messages.Begin(self._exchange.slots, self._exchange.areas, self._spec.holder, self._spec.pushes)
         self._send(member, begin, (self._region.descriptor, *(end.fileno() for end in ends)))
         for end in ends:
             end.close()
