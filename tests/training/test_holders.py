@@ -428,21 +428,21 @@ def test_what_a_worker_holds_and_pushes_follows_from_the_protocol(protocol: str)
 
 
 @pytest.mark.parametrize(
-    ("kind", "pushes", "made", "averages"),
+    ("kind", "pushes", "made", "through"),
     [
-        ("window", "gradients", Window, 0),
-        ("own-step", "updates", OwnStep, 0),
-        ("replica", "gradients", Replica, 1),
-        ("replica", "nothing", Replica, 1),
+        ("window", "gradients", Window, AreaPush),
+        ("own-step", "updates", OwnStep, AreaPush),
+        ("replica", "gradients", Replica, AreaPush),
+        ("replica", "nothing", Replica, NoPush),
     ],
 )
-def test_the_holder_is_what_the_run_says(kind: Any, pushes: Any, made: type[Holder], averages: int) -> None:
+def test_the_holder_is_what_the_run_says(kind: Any, pushes: Any, made: type[Holder], through: type[Any]) -> None:
     case = Case("replica" if made is Replica else "window")
     before = case.link.averages
-    holder = holder_of(kind, pushes, case.joined)
-    assert type(holder) is made
+    holder: Any = holder_of(kind, pushes, case.joined)
+    assert (type(holder), type(holder._push)) == (made, through)
     assert holder.keeps_state is (kind != "window")
-    assert case.link.averages - before == averages
+    assert case.link.averages - before == (made is Replica)
 
 
 @pytest.mark.parametrize("kind", ["own-step", "replica"])
