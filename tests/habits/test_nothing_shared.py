@@ -88,8 +88,6 @@ def test_only_the_first_two_workers_that_are_alike_are_told_of() -> None:
 class Ends:
     """As much of a link as a session's first gradient asks for."""
 
-    replicas = steps_here = False
-    pushes = True
     worker, workers = 0, 2
 
 

@@ -9,6 +9,12 @@ from typing import Any, Literal, Protocol
 from paceline.core.facts import Fact
 from paceline.core.orders import Order, Why
 
+HolderKind = Literal["window", "own-step", "replica"]
+"""What shows parameters to a worker's script: versions in a window, parameters that the worker steps itself between
+versions, or a replica of its own. See `training.holders`."""
+Pushes = Literal["gradients", "updates", "nothing"]
+"""What a worker puts into its push areas. An update is what its optimizer has subtracted."""
+
 
 class Machine(Protocol):
     """A protocol: one way in, values out.
@@ -80,6 +86,20 @@ class Spec:
     """A note for the user at start-up on these hosts; empty if there is none."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Code of a `why` to its sentence, with {0}, {1}, … for the arguments."""
+
+    @property
+    def holder(self) -> HolderKind:
+        """What shows parameters to each worker's script."""
+        if self.family == "decentralized":
+            return "replica"
+        return "window" if self.optimizer == "store" else "own-step"
+
+    @property
+    def pushes(self) -> Pushes:
+        """What each worker pushes."""
+        if self.family == "decentralized":
+            return "gradients" if self.averages == "gradients" else "nothing"
+        return "gradients" if self.optimizer == "store" else "updates"
 
     def sentence(self, why: Why) -> str:
         """Write `why` out as a sentence."""

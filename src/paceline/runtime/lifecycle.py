@@ -99,7 +99,11 @@ class Gathering:
             rooms.scores.listen(channel)
             ends.append(end)
         descriptors = (self.region.descriptor, *(end.fileno() for end in ends))
-        rooms.send(member, messages.ForkStore(plan.slots, plan.areas), descriptors)
+        rooms.send(
+            member,
+            messages.ForkStore(plan.slots, plan.areas, steps=rooms.settings.choice.spec.optimizer == "store"),
+            descriptors,
+        )
         for end in ends:
             end.close()
 
@@ -122,12 +126,13 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
         return None
     offer = gathering.offers[offered[0].worker]
     rooms.data.leases = rooms.terms.leases(dealing(offer, settings), [member.worker for member in offered])
+    plan, spec = rooms.host.plan, settings.choice.spec
     assert gathering.region is not None
     for member in offered:
         rooms.membership.trains(member.worker)
         ends = rooms.host.connect(member)
         sockets = (end.fileno() for end in ends)
-        message = messages.Begin(rooms.host.plan.slots, rooms.host.plan.areas)
+        message = messages.Begin(plan.slots, plan.areas, spec.holder, spec.pushes)
         rooms.send(member, message, (gathering.region.descriptor, *sockets))
         for end in ends:
             end.close()

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from paceline.core.machine import HolderKind, Pushes
+
 
 class Message(msgspec.Struct, tag=True, array_like=True):
     """The root of them all."""
@@ -229,6 +231,8 @@ class ForkStore(Message):
 
     slots: int
     areas: int
+    steps: bool
+    """Whether the store steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions."""
 
 
 class Begin(Message):
@@ -236,6 +240,10 @@ class Begin(Message):
 
     slots: int
     areas: int
+    holder: HolderKind
+    """What shows parameters to the script."""
+    pushes: Pushes
+    """What goes into this worker's push areas."""
 
 
 class Compute(Message):

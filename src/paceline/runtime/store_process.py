@@ -21,15 +21,17 @@ from paceline.fabric.memory import Region, keep_freed_memory
 from paceline.runtime import messages
 from paceline.runtime.processes import fork_orphan
 from paceline.training.buffers import Policy
+from paceline.training.link import MakeStore
 from paceline.training.packing import packed, unpacked
 from paceline.training.store import Committed, Store
 
 
 def fork_store(
-    make_store: Callable[[Region, int, int], Store],
+    make_store: MakeStore,
     region: Region,
     slots: int,
     areas: int,
+    steps: bool,
     end: socket.socket,
     launcher: int,
 ) -> None:
@@ -37,7 +39,7 @@ def fork_store(
 
     The store is built before the fork: a device's tensors can't be read after it.
     """
-    store = make_store(region, slots, areas)
+    store = make_store(region, slots, areas, steps)
     fork_orphan(lambda: _serve(store, end), launcher)
     end.close()
 

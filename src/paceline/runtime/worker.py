@@ -110,10 +110,6 @@ class WorkerLink:
         self.workers = settings.workers
         self.seed = settings.seed
         self.epochs = settings.epochs
-        spec = settings.choice.spec
-        self.replicas = spec.family == "decentralized"
-        self.steps_here = spec.optimizer == "worker" and not self.replicas
-        self.pushes = not self.replicas or spec.averages == "gradients"
         self.rate_scale = settings.learning_rate_scale
         self.wants_work = bool(settings.choice.spec.parts)
         self.wants_metrics = bool(settings.targets) and worker == 0
@@ -185,14 +181,14 @@ class WorkerLink:
         while True:
             message, descriptors = self._channel.receive()
             match message:
-                case messages.ForkStore(slots=slots, areas=areas):
+                case messages.ForkStore(slots=slots, areas=areas, steps=steps):
                     region, end, *others = Region.attach(descriptors[0]), *map(_socket, descriptors[1:])
                     evaluator = others[0] if others else None
                     if evaluator is not None and offer.measure is None:
                         self.refuse(NO_EVALUATOR)
                         raise ConfigError(NO_EVALUATOR)
                     try:
-                        fork_store(offer.make_store, region, slots, areas, end, self._launcher)
+                        fork_store(offer.make_store, region, slots, areas, steps, end, self._launcher)
                         if evaluator is not None and offer.measure is not None:
                             assert isinstance(self._channel, Channel)  # the message has come through it
                             fork_evaluator(offer.measure, evaluator, self._channel, self._launcher, _show)
@@ -202,11 +198,17 @@ class WorkerLink:
                         message = f"no store can be made of this model and optimizer: {type(error).__name__}: {error}"
                         self.refuse(message)
                         raise ConfigError(message) from error
-                case messages.Begin(slots=slots, areas=areas):
+                case messages.Begin() as begin:
                     self._began = time.monotonic()
                     self._descriptors = descriptors[1:]
                     self._expect(RELEASES)
-                    return Started(region=Region.attach(descriptors[0]), slots=slots, areas=areas)
+                    return Started(
+                        region=Region.attach(descriptors[0]),
+                        slots=begin.slots,
+                        areas=begin.areas,
+                        holder=begin.holder,
+                        pushes=begin.pushes,
+                    )
                 case messages.Stop(interrupted=True):
                     self._stopped = self._interrupted = True
                     raise Interrupted

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -122,10 +122,6 @@ class Layout:
             slot_bytes=whole_pages(end),
             push_bytes=whole_pages(push_end),
         )
-
-    def for_replicas(self) -> Layout:
-        """The same, with slots that have flags and buffers, too: a replica's place is like a gradient's."""
-        return replace(self, slot_bytes=self.push_bytes)
 
     @property
     def forms(self) -> list[str]:

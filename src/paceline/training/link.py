@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline.core.leases import Batch
+from paceline.core.machine import HolderKind, Pushes
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.training.layout import Layout
@@ -21,6 +22,11 @@ from paceline.training.store import Scalars, Store
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Measure = Callable[[int, Path], dict[str, float]]
 """The metrics of a recorded version, which is in that file."""
+MakeStore = Callable[[Region, int, int, bool], Store]
+"""Make the store over a region, with so many slots and so many push areas for each worker.
+
+The last argument: whether it steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +36,8 @@ class Offer:
     layout: Layout
     state_bytes: int
     """An estimate of what the optimizer's state will take in the store."""
-    make_store: Callable[[Region, int, int], Store]
-    """Make the store over a region, with so many slots and so many push areas for each worker. It is called if this
-    worker's process forks the store."""
+    make_store: MakeStore
+    """It is called if this worker's process forks the store."""
     streams: bool
     """Whether the loader is each worker's own stream, of which no batch is leased."""
     optimizer: str
@@ -60,6 +65,10 @@ class Started:
     slots: int
     areas: int
     """Push areas of each worker. Where workers own replicas there are no slots: versions lie in areas, too."""
+    holder: HolderKind
+    """What shows parameters to the script."""
+    pushes: Pushes
+    """What goes into this worker's push areas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +145,6 @@ class Link(Protocol):
     worker: int
     workers: int
     seed: int
-    steps_here: bool
-    """Whether the optimizer runs in the worker, which pushes what it would subtract. Otherwise gradients are pushed."""
-    replicas: bool
-    """Whether every worker owns a replica, which groups average."""
-    pushes: bool
-    """Whether gradients, or what the optimizer here would subtract, go into push areas."""
     rate_scale: float
     """The factor of the learning rates of an optimizer that runs here."""
     wants_work: bool

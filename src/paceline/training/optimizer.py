@@ -50,7 +50,7 @@ class PacedOptimizer(_Base):
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, with the newest version's state, which the store has."""
-        if self.paceline_session.has_state:
+        if self.paceline_session.changes.has_state:
             return super().state_dict()
         try:
             self.state = self._newest_state()
@@ -61,13 +61,13 @@ class PacedOptimizer(_Base):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, before the first step. The store takes the state over then, if every worker loads the same."""
         super().load_state_dict(state_dict)
-        self.paceline_session.state_came()
+        self.paceline_session.changes.state_came()
 
     def _newest_state(self) -> defaultdict[torch.Tensor, Any]:
         session = self.paceline_session
-        if session.has_state:
+        if session.changes.has_state:
             return self.state
-        state = session.optimizer_state()
+        state = session.changes.optimizer_state()
         return defaultdict(dict, {session.parameters[number]: state[number] for number in state})
 
     def __reduce_ex__(self, protocol: Any) -> Any:

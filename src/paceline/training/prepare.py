@@ -148,18 +148,11 @@ def prepare(
         return (model, optimizer) if loader is None else (model, optimizer, loader)
 
     layout = Layout.of(model, optimizer)
-    if link.replicas:
-        layout = layout.for_replicas()
     workers, epochs = link.workers, link.epochs or epochs
     leased = checked_loader is not None and not isinstance(checked_loader.dataset, IterableDataset)
 
-    def make_store(region: Region, slots: int, areas: int) -> Store:
-        return Store.of(
-            model,
-            optimizer,
-            Places(layout, region, slots, workers, areas),
-            steps=not (link.steps_here or link.replicas),
-        )
+    def make_store(region: Region, slots: int, areas: int, steps: bool) -> Store:
+        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas), steps=steps)
 
     started = link.start(
         Offer(
@@ -205,10 +198,8 @@ def finish() -> None:
     file = session.link.finish()
     if file is not None:
         held = dict(session.model.named_buffers())
-        if session.link.replicas:
+        if not session.holder.hold_newest():  # else its parameters are in memory, and need not be read from the file
             held |= dict(session.model.named_parameters())
-        else:
-            session.hold_newest()  # the final version is in memory: its parameters need not be read from the file
         _install(held, file)
         session.live = False
 
@@ -373,14 +364,14 @@ def _newest_version(model: nn.Module, state: dict[str, Tensor], prefix: str, _: 
     session = _Process.session
     if session is None or not session.live or model is not session.model:  # a copy has its own parameters
         return
-    if not session.steps or session.rewritten():
+    if not session.steps or session.holder.changed():
         for name, value in state.items():
             state[name] = value.clone() if isinstance(value, Tensor) else value
         return
-    with session.newest() as newest:
+    with session.holder.newest() as newest:
         for name in newest.keys() | session.layout.aliases.keys():
             if prefix + name in state:
                 state[prefix + name] = newest[session.layout.aliases.get(name, name)].clone()
     for name, value in state.items():
-        if name.startswith(prefix) and isinstance(value, Tensor) and name.removeprefix(prefix) in session.buffers:
+        if name.startswith(prefix) and isinstance(value, Tensor) and name.removeprefix(prefix) in session.fixed.buffers:
             state[name] = value.clone()

@@ -1,16 +1,21 @@
-"""A worker's gradients on their way into the memory that the store maps."""
+"""What a worker pushes, on its way into the memory that all map.
+
+A holder pushes through one of these, and `holders.choice` says which. A gradient changes its form here on its way, or
+nowhere: what compresses it, say, is one more class with these methods.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.fabric.memory import Mapping
-from paceline.training.layout import Places, PushArea
+from paceline.training.joined import Joined
+from paceline.training.layout import PushArea
 
 OUR_REFERENCES = 3  # to a gradient's view: the push area's, the caller's, and the counting call's
 AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones together after it
@@ -28,17 +33,46 @@ class _Area:
     """Which parameters have a gradient here, as the flags say."""
 
 
-class Push:
-    """Takes gradients to one push area or another: large ones as autograd makes them, the rest when asked."""
+class Push(Protocol):
+    """Takes the script's gradients to the push area of each step."""
 
-    def __init__(
-        self, places: Places, model: nn.Module, parameters: list[Tensor], refuse: Callable[[str], None]
-    ) -> None:
-        self._places = places
-        self._layout = places.layout
-        self._model = model
-        self._parameters = parameters
-        self._refuse = refuse
+    def use(self, number: int) -> None:
+        """Use that area from now on. The gradients that the script has stay as they are."""
+
+    def take(self, number: int) -> None:
+        """Autograd has made that parameter's gradient."""
+
+    def fill(self) -> None:
+        """The script steps: the area has all of the gradient when this returns."""
+
+    def let_go(self) -> None:
+        """Give the script gradients of its own from now on, as the store may still read the area."""
+
+
+class NoPush:
+    """Nothing is pushed."""
+
+    def use(self, number: int) -> None:
+        """See `Push`."""
+
+    def take(self, number: int) -> None:
+        """See `Push`."""
+
+    def fill(self) -> None:
+        """See `Push`."""
+
+    def let_go(self) -> None:
+        """See `Push`."""
+
+
+class AreaPush:
+    """Takes gradients to areas as they are: large ones as autograd makes them, the rest when the script steps."""
+
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
+        self._places = joined.places
+        self._layout = joined.places.layout
+        self._parameters = joined.parameters
         self._areas: dict[int, _Area] = {}
         self._number: int | None = None
 
@@ -52,7 +86,7 @@ class Push:
         return self._areas[number].push
 
     def use(self, number: int) -> None:
-        """Use that area from now on. The gradients that the script has stay as they are."""
+        """See `Push`."""
         if number == self._number:
             return
         if self._number is not None:
@@ -64,7 +98,7 @@ class Push:
             self._areas[number] = self._mapped(number)
 
     def take(self, number: int) -> None:
-        """Autograd has made that parameter's gradient. A large one on a CPU goes into the area now."""
+        """See `Push`. A large gradient on a CPU goes into the area now."""
         parameter, view = self._parameters[number], self.area.gradients[number]
         if parameter.device.type != "cpu" or view.nbytes < AT_ONCE:
             return
@@ -81,7 +115,7 @@ class Push:
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Fill in what is missing: the other gradients, which parameters have one, and the buffers."""
+        """See `Push`. What is missing: the other gradients, which parameters have one, and the buffers."""
         present, views, gradients = [], [], []
         for entry, parameter, view in zip(self._layout.moving, self._parameters, self.area.gradients, strict=True):
             gradient = parameter.grad
@@ -89,7 +123,7 @@ class Push:
             if gradient is None or gradient is view:
                 continue
             if gradient.layout != torch.strided:
-                self._refuse(
+                self._joined.refuse(
                     f'the gradient of "{entry.name}" is sparse; only dense gradients can be pushed: '
                     "build its layer with sparse=False"
                 )
@@ -106,13 +140,12 @@ class Push:
         if present != area.present:
             area.push.present.copy_(torch.tensor(present, dtype=torch.uint8))
             area.present = present
-        if area.push.buffers:
-            buffers = dict(self._model.named_buffers())  # afresh: a forward may put new tensors in their places
-            for name, view in area.push.buffers.items():
-                view.copy_(buffers[name])
+        self._joined.put_buffers(area.push)
 
     def let_go(self) -> None:
-        """Give the script gradients of its own from now on, as the store may still read the area."""
+        """See `Push`."""
+        if self._number is None:  # the run has ended before the first step
+            return
         for parameter, view in zip(self._parameters, self.area.gradients, strict=True):
             if parameter.grad is view:
                 parameter.grad = view.detach().clone()

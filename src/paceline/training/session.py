@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.leases import Batch
-from paceline.errors import ConfigError
 from paceline.fabric.memory import keep_freed_memory
-from paceline.training.averages import SharedMemoryGroups
+from paceline.training.changes import Changes
 from paceline.training.checksums import checksum
+from paceline.training.fixed import Fixed
+from paceline.training.holders.choice import holder_of
+from paceline.training.joined import Joined
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Finished, Go, Link, Started, Step
 from paceline.training.loop import Loop
-from paceline.training.own_step import OwnStep
-from paceline.training.packing import packed, unpacked
-from paceline.training.parts import State, user_class
-from paceline.training.push import Push
-from paceline.training.replica import Replica
 from paceline.training.seeding import seed_step
-from paceline.training.shown import Shown
 from paceline.training.store import Scalars, scalars_of, unfit_rate
 
 
 class Session:
-    """Takes the worker from step to step: pushes gradients, waits, installs versions, keeps the times.
+    """Takes the worker from step to step: counts batches, has gradients pushed, waits for releases, keeps the times.
 
-    The worker's parameters lie in a window over the store's slots. A pull moves the window to another version
-    and copies no byte, except on a GPU. No other worker sees what the script writes into them.
+    The holder shows the parameters, and makes of the gradients what is pushed.
     """
 
     def __init__(self, link: Link, model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
@@ -59,17 +51,9 @@ class Session:
         self.skipped: list[Batch] = []
         self.backward_seen = False
         """Whether a gradient has come since the last step or `zero_grad`."""
-        self.state_loaded = False
-        """Whether the script has given the optimizer another state, which is not adopted yet."""
-        self._state_shown: bytes | None = None
-        """The store's state of the optimizer when the script last asked for it, before the first step."""
         self.sent: Scalars = scalars_of(optimizer)
         self.batches_in_step = 0
         self._thread = threading.get_ident()
-        self._own: OwnStep | None = None
-        """Set if the optimizer runs in this worker, and the store has the parameters."""
-        self._replica: Replica | None = None
-        """Set if this worker owns a replica."""
         self._waited = self._pulled = 0.0
         """Seconds, for the present step's release and its version."""
         self._began = self._released_at = 0.0
@@ -77,38 +61,17 @@ class Session:
 
     def begin(self, started: Started) -> None:
         """Install what all workers begin with, and take the first step's release."""
-        self.places = Places(self.layout, started.region, started.slots, self.link.workers, started.areas)
+        places = Places(self.layout, started.region, started.slots, self.link.workers, started.areas)
         named = dict(self.model.named_parameters())
-        self.buffers = dict(self.model.named_buffers())
-        with torch.no_grad():
-            for name, value in self.places.fixed().items():
-                if name in self.buffers:
-                    self.buffers[name].copy_(value)
         self.parameters: list[Tensor] = [named[entry.name] for entry in self.layout.moving]
-        others = [entry for entry in self.layout.fixed if entry.name in named]
-        self._push = Push(self.places, self.model, self.parameters, self.refuse)
-        if not self.link.replicas:
-            self._push.use(self.link.worker)
-        region = started.region
-        on_cpu = all(parameter.device.type == "cpu" for parameter in self.parameters)
-        if (self.link.steps_here or self.link.replicas) and not on_cpu:
-            self.refuse(
-                "this protocol runs the optimizer in the workers, which is not there yet for parameters on a GPU"
-            )
-        if self.link.steps_here:
-            self._own = OwnStep(self.places, self.optimizer, self.parameters, self.link.rate_scale)
-            region = self._own.region
-        elif self.link.replicas:
-            scale = self.link.rate_scale
-            self._replica = Replica(self.places, self.model, self.optimizer, self.parameters, scale)
-            self.link.begin_to_average(SharedMemoryGroups(self.places, self.link.worker))
-        else:
-            self.optimizer.state.clear()  # the store has it
-        self._moving = Shown(region, self.layout.slot_bytes, self.layout.moving, self.parameters)
-        self._fixed = Shown(started.region, self.layout.fixed_bytes, others, [named[entry.name] for entry in others])
-        self._show(0)
-        self._fixed.show(self.places.fixed_start())
-        self._attributes = _attributes(self.optimizer)
+        joined = self._joined = Joined(
+            link=self.link, places=places, model=self.model, optimizer=self.optimizer, parameters=self.parameters
+        )
+        self.holder = holder_of(started.holder, started.pushes, joined)
+        self.holder.show(0)
+        self.fixed = Fixed(places, self.model)
+        self.fixed.begin()
+        self.changes = Changes(joined, self.holder, self.fixed)
         keep_freed_memory()  # from here on, so that the memory of the script's own parameters goes back
         for number, parameter in enumerate(self.parameters):
             if parameter.requires_grad:
@@ -125,15 +88,10 @@ class Session:
         if padding > 0:
             self.link.pause(padding)
         computed = time.monotonic()
-        self._see_to_changes()
+        self.changes.see_to()
         gradient = self._first_gradient() if not self.steps else None
         self.steps += 1
-        self._state_shown = None
-        if self._own is None:
-            if self.link.pushes:
-                self._push.fill()
-        else:
-            self._push.flag(self._own.step(self._push.area))
+        self.holder.step()
         scalars = scalars_of(self.optimizer)
         if scalars != self.sent and (why := unfit_rate(scalars)):
             self.refuse(why)
@@ -235,99 +193,39 @@ class Session:
             self.go = None
             self.link.done_computing()
 
-    def hold_newest(self) -> None:
-        """Show the newest version, and go on showing it: nothing moves this worker's parameters any more.
-
-        A worker with its own replica shows that already.
-        """
-        if self._replica is None:
-            self._install(self.link.hold())
-
-    def rewritten(self) -> bool:
-        """Whether the script has put values of its own into its parameters."""
-        return bool(self._moving.changed())
-
-    @contextmanager
-    def newest(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the newest version's parameters by name: views, valid only inside the block. A replica is its own."""
-        if self._replica is not None:
-            shown = zip(self.layout.moving, self.parameters, strict=True)
-            yield {entry.name: parameter.detach() for entry, parameter in shown}
-            return
-        version, slot = self.link.snapshot()
-        try:
-            yield {entry.name: view for entry, view in zip(self.layout.moving, self.places.slot(slot), strict=True)}
-        finally:
-            self.link.snapshot_taken(version)
-
     @property
     def here(self) -> bool:
         """Whether this is the thread that called `prepare` and trains. Another thread only fetches ahead."""
         return threading.get_ident() == self._thread
 
-    @property
-    def has_state(self) -> bool:
-        """Whether the optimizer's state is in the script's own object, rather than with the store."""
-        return self.state_loaded or self._steps_here
-
-    def optimizer_state(self) -> State:
-        """The optimizer's state of the newest version, by the parameter's number."""
-        state = self.link.optimizer_state()
-        if not self.steps:
-            self._state_shown = state
-        return unpacked(state)
-
-    def state_came(self) -> None:
-        """The script has loaded a state into the optimizer. If that is what it was last shown, nothing has changed.
-
-        Wrappers of optimizers (Accelerate's, so transformers' Trainer too) load back what they were shown. Another
-        worker may have trained meanwhile, so each may be shown another state, and the store has a newer one.
-        """
-        if self._state_shown is not None and _packed_alike(self.numbered_state(), self._state_shown):
-            self.state_loaded = False
-            self.optimizer.state.clear()
-        else:
-            self.state_loaded = True
-
-    def refuse(self, message: str) -> None:
+    def refuse(self, message: str) -> NoReturn:
         """End the run with this line."""
-        self.link.refuse(message)
-        raise ConfigError(message)
+        self._joined.refuse(message)
 
     def _await_release(self, since: float) -> None:
-        order = self.link.released()
-        while isinstance(order, Step):
-            assert self._replica is not None
-            self.link.stepped(order.step, self._replica.step(order.source, order.target, order.gradients))
-            order = self.link.released()
-        self.go = order
+        self.go = self._released()
         granted = time.monotonic()
         if self.go is None:
-            if self.link.pushes:
-                self._push.let_go()  # the store may still read the last gradient
-            self.hold_newest()
+            self.holder.let_go()
+            self.holder.hold_newest()
             self.link.raise_if_interrupted()
             return
-        if self.steps or self.go.slot:
-            self._install(self.go.slot, self.go.ahead)
-        if self.link.pushes:
-            self._push.use(self.go.area)
+        if self.steps or self.go.slot:  # the first version is shown already
+            self.holder.install(self.go.slot, self.go.ahead)
+        self.holder.use(self.go.area)
         self._released_at = self._began = time.monotonic()
         self._waited, self._pulled = granted - since, self._released_at - granted
         self._fetching, self.batches_in_step = 0.0, 0
         seed_step(self.link.seed, self.link.worker, self.go.step)
 
-    def _install(self, slot: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
-        # A graph over the former version must not be used: autograd refuses it, as after any optimizer's step.
-        torch.autograd.graph.increment_version(self.parameters)
-        self._show(slot, ahead)
-
-    def _show(self, slot: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
-        if self._own is None:
-            self._moving.show(self.places.slot_start(slot))
-        else:
-            self._own.install(slot, [(self._push.at(area), scale) for area, scale in ahead])
-            self._moving.show(0)
+    def _released(self) -> Go | None:
+        """Wait for the order to go on. Make what steps of the replica are ordered before it."""
+        while True:
+            match self.link.released():
+                case Step() as order:
+                    self.link.stepped(order.step, self.holder.step_replica(order))
+                case go:
+                    return go
 
     def _hook(self, number: int) -> Callable[[Tensor], None]:
         """Return the function that autograd calls when this parameter has its gradient."""
@@ -335,8 +233,8 @@ class Session:
         def take(_: Tensor) -> None:
             self.backward_seen = True
             self.untouched.clear()
-            if self.go is not None and self._own is None and self.link.pushes:
-                self._push.take(number)
+            if self.go is not None:
+                self.holder.take(number)
 
         return take
 
@@ -350,107 +248,3 @@ class Session:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         dense = [gradient for gradient in gradients if gradient.layout == torch.strided]
         return checksum(dense) if any(gradient.any() for gradient in dense) else None
-
-    # --- what the script writes into its parameters --------------------------------------------------
-
-    def _see_to_changes(self) -> None:
-        """Adopt what the script wrote, before the first step. Refuse it later, when other workers can't follow."""
-        changed = [*self._moving.changed(), *self._fixed.changed()]
-        if self.steps == 0 and (changed or self.state_loaded):
-            self._have_adopted()
-        elif changed:
-            self.refuse(
-                f'the script changed the parameter "{changed[0]}" after the first step; others have begun '
-                "with it as it was: change it before that, or in the model's forward (torch.nn.utils.parametrize); "
-                "to swap other values in and back, keep your own with p.data.clone(), as state_dict() may be newer"
-            )
-        elif self.state_loaded:
-            self.refuse(
-                "the script called optimizer.load_state_dict() after the first step; it has another "
-                "state by now: load it before the first step"
-            )
-        if not self._steps_here and (attributes := _attributes(self.optimizer)) != self._attributes:
-            name = next(n for n in attributes.keys() | self._attributes if attributes.get(n) != self._attributes.get(n))
-            self.refuse(
-                f'the script changed the optimizer\'s attribute "{name}", which does not reach the store; keep what '
-                "changes in its param_groups"
-            )
-
-    def _have_adopted(self) -> None:
-        for shown in (self._moving, self._fixed):
-            for entry, tensor in zip(shown.entries, shown.tensors, strict=True):
-                if (tensor.dtype, tuple(tensor.shape)) != (entry.dtype, entry.shape):
-                    self.refuse(
-                        f'the parameter "{entry.name}" is {tensor.dtype} {list(tensor.shape)} now and was '
-                        f"{entry.dtype} {list(entry.shape)} in prepare(); give the model its final form before it"
-                    )
-        try:
-            state = packed(self.numbered_state()) if self.state_loaded else b""
-        except ConfigError as error:
-            self.refuse(str(error))
-        digest = hashlib.sha256(state)
-        for tensor in (*self._moving.tensors, *self._fixed.tensors):
-            digest.update(_bytes_of(tensor))
-        slot = self.link.adopt(digest.hexdigest())
-        if slot is not None:  # this is the first of the workers, which all wrote the same
-            with torch.no_grad():
-                for view, tensor in zip(self.places.slot(slot), self._moving.tensors, strict=True):
-                    view.copy_(tensor)
-                if self._replica is not None:
-                    for name, view in self.places.push_area(slot).buffers.items():
-                        view.copy_(self.buffers[name])
-                fixed = self.places.fixed(adopted=True)
-                for name, value in self.places.fixed().items():  # buffers too
-                    fixed[name].copy_(value)
-                for entry, tensor in zip(self._fixed.entries, self._fixed.tensors, strict=True):
-                    fixed[entry.name].copy_(tensor)
-            self.link.adopted(b"" if self._steps_here else state)
-        self._moving.place_again()
-        if self._own is not None:
-            self._own.adopt()
-            self._moving.show(0)
-        self._fixed.place_again()
-        self._fixed.show(self.places.fixed_start(adopted=True))
-        self.state_loaded = False
-        if not self._steps_here:
-            self.optimizer.state.clear()
-
-    @property
-    def _steps_here(self) -> bool:
-        return self._own is not None or self._replica is not None
-
-    def numbered_state(self) -> State:
-        """The state in the script's own optimizer object, by the parameter's number."""
-        numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
-        return {numbers[parameter]: state for parameter, state in self.optimizer.state.items()}
-
-
-def _packed_alike(state: State, packing: bytes) -> bool:
-    try:
-        return packed(unpacked(packing)) == packed(state)
-    except ConfigError:  # a value that can't be passed on: the first step says so
-        return False
-
-
-def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The plain values that an optimizer of the user's own class has in addition to its groups."""
-    if user_class(optimizer).__module__.startswith("torch."):
-        return {}
-    return {
-        name: copy.deepcopy(value)
-        for name, value in vars(optimizer).items()
-        if not name.startswith("_") and name not in ("defaults", "param_groups", "state") and _is_plain(value)
-    }
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(_is_plain(item) for item in value.values())
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _bytes_of(tensor: Tensor) -> Any:
-    contiguous = tensor.detach().cpu().contiguous().reshape(-1)
-    return contiguous.view(torch.uint8).numpy() if contiguous.numel() else b""

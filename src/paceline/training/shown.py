@@ -1,4 +1,7 @@
-"""What a worker sees of the shared memory: through a window that is moved from version to version."""
+"""How a part of the shared memory is shown: by tensors in a window over it, or by copies on a device.
+
+Both are asked the same: `show` the part that begins at a byte, and which tensors the script has `changed` since.
+"""
 
 from __future__ import annotations
 
@@ -11,80 +14,93 @@ from paceline.fabric.memory import Region, Window
 from paceline.training.layout import Entry
 
 
-class Shown:
-    """Tensors that show a part of the region: through a window, or as copies on a device that can't map it."""
+class Windowed:
+    """Tensors on the CPU that lie in a window. To show another part, the window moves, and no byte is copied."""
 
-    def __init__(self, region: Region, size: int, entries: Sequence[Entry], tensors: list[Tensor]) -> None:
-        self.entries = entries
-        self.tensors = tensors
+    def __init__(self, region: Region, size: int, entries: Sequence[Entry], tensors: Sequence[Tensor]) -> None:
+        """`size`: the part's, in bytes."""
+        self._entries = entries
+        self._tensors = tensors
         self._region = region
         self._window = Window(region, size)
         self._start = 0
-        self._copied: list[tuple[Tensor, Tensor]] = []
         self._versions: list[int] = []
         self._addresses: list[int] = []
-        """Where each tensor lies in the window; 0 for those that don't."""
-        self._placed = False
+        """Where each tensor lies in the window. Empty until the first part is shown."""
 
     def show(self, start: int) -> None:
         """Show the part that begins at that byte."""
+        if not self._entries:
+            return
         self._start = start
         self._window.show(start)
-        with torch.no_grad():
-            if not self._placed:
-                self._place()
-            for tensor, view in self._copied:
-                tensor.copy_(view)
-        self._versions = [tensor._version for tensor in self.tensors]
+        if not self._addresses:
+            self._place()
+        self._versions = _versions(self._tensors)
 
     def changed(self) -> list[str]:
         """The names of tensors that differ from what is shown, because the script wrote into them."""
-        if not self.entries:
+        if not self._entries:
             return []
         try:
             written = self._window.written()
         except OSError:  # without /proc, writes past autograd (`.data`) are missed
-            return self._changed_by_version(self.tensors)
+            return _changed_in_place(self._entries, self._tensors, self._versions)
         names = [
             entry.name
-            for entry in self.entries
+            for entry in self._entries
             if any(start < entry.stop and entry.offset < stop for start, stop in written) and self._differs(entry)
         ]
         moved = [  # by model.double() or share_memory(), say: these tensors no longer follow the window
             entry.name
-            for entry, tensor, address in zip(self.entries, self.tensors, self._addresses, strict=True)
+            for entry, tensor, address in zip(self._entries, self._tensors, self._addresses, strict=True)
             if address and tensor.data_ptr() != address
         ]
-        return [*names, *moved, *self._changed_by_version([tensor for tensor, _ in self._copied])]
-
-    def _changed_by_version(self, tensors: list[Tensor]) -> list[str]:
-        """Compare by autograd's count of changes in place."""
-        asked = {id(tensor) for tensor in tensors}
-        known = zip(self.entries, self.tensors, self._versions, strict=True) if asked else ()
-        return [entry.name for entry, tensor, count in known if id(tensor) in asked and tensor._version != count]
-
-    def _place(self) -> None:
-        for entry, tensor in zip(self.entries, self.tensors, strict=True):
-            view = entry.over(self._window.memory)
-            if tensor.device.type == "cpu":
-                tensor.data = view
-            else:
-                self._copied.append((tensor, view))
-            self._addresses.append(view.data_ptr() if tensor.device.type == "cpu" else 0)
-        self._placed = True
+        return [*names, *moved]
 
     def place_again(self) -> None:
         """Put tensors that left the window (by `p.data = …`) back into it. Their values stay."""
-        for entry, tensor, address in zip(self.entries, self.tensors, self._addresses, strict=True):
+        for entry, tensor, address in zip(self._entries, self._tensors, self._addresses, strict=True):
             if address and tensor.data_ptr() != address:
                 view = entry.over(self._window.memory)
                 with torch.no_grad():
                     view.copy_(tensor)
                 tensor.data = view
 
+    def _place(self) -> None:
+        with torch.no_grad():
+            for entry, tensor in zip(self._entries, self._tensors, strict=True):
+                tensor.data = entry.over(self._window.memory)
+                self._addresses.append(tensor.data_ptr())
+
     def _differs(self, entry: Entry) -> bool:
         there = entry.over(self._region.memory, self._start)
         return not same_bytes(entry.over(self._window.memory), there)
+
+
+class Copied:
+    """Tensors on a device that can't map shared memory. To show another part, it is copied to them."""
+
+    def __init__(self, region: Region, entries: Sequence[Entry], tensors: Sequence[Tensor]) -> None:
+        self._entries = entries
+        self._tensors = tensors
+        self._region = region
+        self._versions: list[int] = []
+        self._parts: dict[int, list[Tensor]] = {}
+        """By its first byte: a part's tensors in the shared memory."""
+
+    @torch.no_grad()
+    def show(self, start: int) -> None:
+        """Show the part that begins at that byte."""
+        if start not in self._parts:
+            self._parts[start] = [entry.over(self._region.memory, start) for entry in self._entries]
+        for tensor, there in zip(self._tensors, self._parts[start], strict=True):
+            tensor.copy_(there)
+        self._versions = _versions(self._tensors)
+
+    def changed(self) -> list[str]:
+        """The names of tensors that the script has changed in place since."""
+        return _changed_in_place(self._entries, self._tensors, self._versions)
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:
@@ -95,3 +111,13 @@ def same_bytes(one: Tensor, other: Tensor) -> bool:
 def _flat_bytes(tensor: Tensor) -> Tensor:
     """A dense tensor's bytes, in the order in which they lie in memory: NaN equals NaN, and -0 is not 0."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """Autograd's count of each tensor's changes in place."""
+    return [tensor._version for tensor in tensors]
+
+
+def _changed_in_place(entries: Sequence[Entry], tensors: Sequence[Tensor], versions: list[int]) -> list[str]:
+    known = zip(entries, tensors, versions, strict=True)
+    return [entry.name for entry, tensor, version in known if tensor._version != version]

@@ -1,0 +1,59 @@
+"""What the optimizer does not have: parameters that no step moves, and the buffers that training begins with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from paceline.training.layout import Places
+from paceline.training.shown import Copied, Windowed
+
+
+class Fixed:
+    """Shows those parameters as they were offered, or as they were adopted if the script changed them since."""
+
+    def __init__(self, places: Places, model: nn.Module) -> None:
+        self._places = places
+        self.buffers = dict(model.named_buffers())
+        """The model's own. Each worker's forward changes its own ones."""
+        named = dict(model.named_parameters())
+        self.entries = [entry for entry in places.layout.fixed if entry.name in named]
+        self.tensors: list[Tensor] = [named[entry.name] for entry in self.entries]
+        shown = list(zip(self.entries, self.tensors, strict=True))
+        on_cpu = [(entry, tensor) for entry, tensor in shown if tensor.device.type == "cpu"]
+        others = [(entry, tensor) for entry, tensor in shown if tensor.device.type != "cpu"]
+        self._window = Windowed(
+            places.region, places.layout.fixed_bytes, [entry for entry, _ in on_cpu], [tensor for _, tensor in on_cpu]
+        )
+        self._copies = Copied(places.region, [entry for entry, _ in others], [tensor for _, tensor in others])
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Show the parameters as they were offered, and begin with the buffers that were."""
+        for name, value in self._places.fixed().items():
+            if name in self.buffers:
+                self.buffers[name].copy_(value)
+        self._show(adopted=False)
+
+    def changed(self) -> list[str]:
+        """The names of parameters that the script has written into."""
+        return [*self._window.changed(), *self._copies.changed()]
+
+    @torch.no_grad()
+    def put(self) -> None:
+        """Put the parameters as they are now where all workers are to adopt them from, with the buffers as offered."""
+        adopted = self._places.fixed(adopted=True)
+        for name, value in self._places.fixed().items():
+            adopted[name].copy_(value)
+        for entry, tensor in zip(self.entries, self.tensors, strict=True):
+            adopted[entry.name].copy_(tensor)
+
+    def adopt(self) -> None:
+        """Show the parameters as they were adopted."""
+        self._window.place_again()
+        self._show(adopted=True)
+
+    def _show(self, adopted: bool) -> None:
+        start = self._places.fixed_start(adopted)
+        self._window.show(start)
+        self._copies.show(start)

@@ -1,0 +1,84 @@
+"""The contract of what shows parameters to a script."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from paceline.errors import RunFailed
+from paceline.training.joined import Joined
+from paceline.training.link import Step
+
+
+class Holder(ABC):
+    """Shows parameters to the script, and makes of its gradients what the protocol asks for.
+
+    It begins with `show(0)`: the first version is in place 0. A place is a slot of the store; for a replica, an area.
+    In a step `take` is called with each gradient, and `step` once they are all there. Then come `step_replica`, if the
+    worker owns a replica, and `install` and `use` for the next step. After the last step come `let_go` and
+    `hold_newest`.
+    """
+
+    keeps_state: ClassVar[bool]
+    """Whether the optimizer's state is in the script's own object, rather than with the store."""
+
+    def __init__(self, joined: Joined) -> None:
+        self.joined = joined
+
+    def install(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
+        """Show the version in that place, less these (push area, scale) of updates that it lacks."""
+        # A graph over the former version must not be used: autograd refuses it, as after any optimizer's step.
+        torch.autograd.graph.increment_version(self.joined.parameters)
+        self.show(place, ahead)
+
+    @abstractmethod
+    def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
+        """Put what `install` says into the parameters."""
+
+    @abstractmethod
+    def use(self, area: int) -> None:
+        """Use that push area for the step that begins."""
+
+    @abstractmethod
+    def take(self, number: int) -> None:
+        """Autograd has made that parameter's gradient."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """The script steps: what is pushed lies in the push area when this returns."""
+
+    def step_replica(self, order: Step) -> str | None:
+        """Step the replica. Return the name of a parameter that is NaN or infinite after it, if there is one."""
+        raise RunFailed(f"worker {self.joined.link.worker} was told to step a replica, and owns none")
+
+    @abstractmethod
+    def changed(self) -> list[str]:
+        """The names of parameters that the script has put values of its own into."""
+
+    @abstractmethod
+    def put(self, place: int) -> None:
+        """Put what the script has made of the parameters into that place, for all workers to begin with."""
+
+    @abstractmethod
+    def adopt(self) -> None:
+        """Show what the script has made of the parameters as the first version: all workers begin with it."""
+
+    @abstractmethod
+    def newest(self) -> AbstractContextManager[dict[str, Tensor]]:
+        """Yield the newest version's parameters by name: views, valid only inside the block."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Push no more: give the script gradients of its own."""
+
+    @abstractmethod
+    def hold_newest(self) -> bool:
+        """Show the newest version, and go on showing it: nothing moves this worker's parameters any more.
+
+        Return whether it is shown. A replica stays as it is, since the newest version is the mean of all replicas.
+        """

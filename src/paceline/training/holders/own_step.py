@@ -1,0 +1,88 @@
+"""The optimizer's step in the worker: it makes what is to be subtracted, and the worker sees its own update at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.fabric.memory import Region
+from paceline.training.holders.stepping import Stepping
+from paceline.training.holders.stored import Stored
+from paceline.training.joined import Joined
+from paceline.training.push import AreaPush
+from paceline.training.shown import Windowed, same_bytes
+
+
+class OwnStep(Stored):
+    """Shows the worker's own parameters, in a memory of its own. Pushes updates: what its optimizer subtracts.
+
+    The parameters are a version of the store's, less what this worker pushed and that version lacks.
+    """
+
+    keeps_state = True
+
+    def __init__(self, joined: Joined, push: AreaPush) -> None:
+        super().__init__(joined, push)
+        layout = joined.places.layout
+        region = Region.create(layout.slot_bytes)
+        self._values = [entry.over(region.memory) for entry in layout.moving]
+        self._window = Windowed(region, layout.slot_bytes, layout.moving, joined.parameters)
+        self._stepping = Stepping(joined)
+        self._slots: dict[int, list[Tensor]] = {}
+
+    @torch.no_grad()
+    def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
+        """See `Holder`."""
+        version = self._slots.get(place)
+        if version is None:
+            version = self._slots[place] = self.joined.places.slot(place)
+        if not ahead:
+            torch._foreach_copy_(self._values, version)
+        source = version
+        for area, scale in ahead:
+            pushed = self._push.at(area)
+            updates = zip(pushed.gradients, pushed.present.tolist(), strict=True)
+            for value, from_here, (update, moved) in zip(self._values, source, updates, strict=True):
+                if moved:
+                    torch.sub(from_here, update, alpha=scale, out=value)
+                elif value is not from_here:
+                    value.copy_(from_here)
+            source = self._values
+        self._window.show(0)
+
+    def take(self, number: int) -> None:
+        """See `Holder`. The step uses the gradient where it is."""
+
+    def step(self) -> None:
+        """See `Holder`. The script's own optimizer steps. All that it has subtracted goes into the push area.
+
+        A parameter without a gradient has nothing there unless it moved: a frozen one may be whole numbers, or NaN,
+        which have no difference.
+        """
+        updates = self._push.area.gradients
+        with torch.no_grad():
+            torch._foreach_copy_(updates, self._values)
+        self._stepping.step(self._values)
+        moved = [
+            parameter.grad is not None or not same_bytes(before, value)
+            for parameter, before, value in zip(self.joined.parameters, updates, self._values, strict=True)
+        ]
+        with torch.no_grad():
+            torch._foreach_sub_(
+                [update for update, there in zip(updates, moved, strict=True) if there],
+                [value for value, there in zip(self._values, moved, strict=True) if there],
+            )
+        self._push.flag(moved)
+
+    def changed(self) -> list[str]:
+        """See `Holder`."""
+        return self._window.changed()
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """See `Holder`."""
+        self._window.place_again()
+        torch._foreach_copy_(self._values, self.joined.parameters)
+        self._window.show(0)

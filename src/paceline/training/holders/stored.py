@@ -1,0 +1,51 @@
+"""What the holders of a store's versions have in common: where a version lies, and how the newest one is had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from paceline.training.holders.holder import Holder
+from paceline.training.joined import Joined
+from paceline.training.push import AreaPush
+
+
+class Stored(Holder):
+    """Shows versions that lie in slots, and pushes what the store makes the next ones of."""
+
+    def __init__(self, joined: Joined, push: AreaPush) -> None:
+        super().__init__(joined)
+        self._push = push
+        self._push.use(joined.link.worker)
+
+    def use(self, area: int) -> None:
+        """See `Holder`."""
+        self._push.use(area)
+
+    @torch.no_grad()
+    def put(self, place: int) -> None:
+        """See `Holder`."""
+        for view, parameter in zip(self.joined.places.slot(place), self.joined.parameters, strict=True):
+            view.copy_(parameter)
+
+    @contextmanager
+    def newest(self) -> Iterator[dict[str, Tensor]]:
+        """See `Holder`."""
+        places, link = self.joined.places, self.joined.link
+        version, slot = link.snapshot()
+        try:
+            yield {entry.name: view for entry, view in zip(places.layout.moving, places.slot(slot), strict=True)}
+        finally:
+            link.snapshot_taken(version)
+
+    def let_go(self) -> None:
+        """See `Holder`. The store may still read the last push."""
+        self._push.let_go()
+
+    def hold_newest(self) -> bool:
+        """See `Holder`."""
+        self.install(self.joined.link.hold())
+        return True

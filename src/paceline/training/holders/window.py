@@ -1,0 +1,48 @@
+"""Versions in a window: the script computes gradients on them, and the store's optimizer makes the next version."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from paceline.training.holders.stored import Stored
+from paceline.training.joined import Joined
+from paceline.training.push import AreaPush
+from paceline.training.shown import Windowed
+
+
+class Window(Stored):
+    """Shows versions through a window that moves from slot to slot, so a pull copies no byte. Pushes gradients."""
+
+    keeps_state = False
+
+    def __init__(self, joined: Joined, push: AreaPush, apart: Collection[int] = ()) -> None:
+        """`apart`: the numbers of parameters that do not lie in the window."""
+        super().__init__(joined, push)
+        layout = joined.places.layout
+        here = [number for number in range(len(joined.parameters)) if number not in apart]
+        self._window = Windowed(
+            joined.places.region,
+            layout.slot_bytes,
+            [layout.moving[number] for number in here],
+            [joined.parameters[number] for number in here],
+        )
+
+    def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
+        """See `Holder`. No version lacks an update that this worker could take off."""
+        self._window.show(self.joined.places.slot_start(place))
+
+    def take(self, number: int) -> None:
+        """See `Holder`. A large gradient is pushed while autograd goes on."""
+        self._push.take(number)
+
+    def step(self) -> None:
+        """See `Holder`."""
+        self._push.fill()
+
+    def changed(self) -> list[str]:
+        """See `Holder`."""
+        return self._window.changed()
+
+    def adopt(self) -> None:
+        """See `Holder`."""
+        self._window.place_again()

@@ -1,0 +1,454 @@
+"""The contract of what shows parameters to a script: every holder keeps it, with the faults that a script may cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.core.choice import choose
+from paceline.errors import ConfigError, PeerLost, RunFailed
+from paceline.fabric.memory import Region
+from paceline.protocols import registry
+from paceline.training.holders.choice import holder_of
+from paceline.training.holders.device import Device
+from paceline.training.holders.holder import Holder
+from paceline.training.holders.own_step import OwnStep
+from paceline.training.holders.replica import Replica
+from paceline.training.holders.window import Window
+from paceline.training.joined import Joined
+from paceline.training.layout import Layout, Places
+from paceline.training.link import Step
+from paceline.training.push import AT_ONCE, AreaPush, NoPush
+
+WORKERS, SLOTS, AREAS = 2, 4, 6
+RATE, SCALE = 0.5, 2.0
+FIRST, SECOND, OTHER = 0, 1, 2
+"""Places for versions. Of a replica's areas, those from `OWN` on are for gradients."""
+OWN = 8
+LARGE = AT_ONCE // 4  # elements of float32: that gradient is pushed as autograd makes it
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Parameter(torch.zeros(3))
+        self.large = nn.Parameter(torch.zeros(LARGE))
+        self.unused = nn.Parameter(torch.zeros(2))
+        self.register_buffer("seen", torch.tensor(0.0))
+
+
+class Ends:
+    """As much of a run as a holder asks for. It fails where `fails` says so."""
+
+    worker, workers, seed, rate_scale = 0, WORKERS, 0, SCALE
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+        self.returned: list[int] = []
+        self.averages = 0
+        self.newest = SECOND
+        self.fails = False
+
+    def refuse(self, message: str) -> None:
+        self.refused.append(message)
+
+    def begin_to_average(self, groups: Any) -> None:
+        self.averages += 1
+
+    def hold(self) -> int:
+        if self.fails:
+            raise PeerLost
+        return self.newest
+
+    def snapshot(self) -> tuple[int, int]:
+        return 7, self.newest
+
+    def snapshot_taken(self, version: int) -> None:
+        self.returned.append(version)
+
+
+class Case:
+    """A holder over a region of its own. The parameters of the first version are all 3."""
+
+    def __init__(self, kind: str, used: bool = True) -> None:
+        """`used`: whether the holder was told of the first step's push area."""
+        self.replica = kind.startswith("replica")
+        self.pushes = kind != "replica, nothing pushed"
+        self.link: Any = Ends()
+        self.model = Model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+        layout = Layout.of(self.model, self.optimizer)
+        slots, areas = (0, AREAS) if self.replica else (SLOTS, 2)
+        size = slots * layout.slot_bytes + WORKERS * areas * layout.push_bytes + 2 * layout.fixed_bytes
+        self.places = Places(layout, Region.create(size), slots, WORKERS, areas)
+        parameters: list[Tensor] = list(self.model.parameters())
+        self.joined = Joined(
+            link=self.link, places=self.places, model=self.model, optimizer=self.optimizer, parameters=parameters
+        )
+        push = AreaPush(self.joined)
+        self.holder: Holder = {
+            "window": lambda: Window(self.joined, push),
+            "device": lambda: Device(self.joined, push, range(3)),  # on the CPU, and copied to all the same
+            "device and window": lambda: Device(self.joined, push, [1]),
+            "own-step": lambda: OwnStep(self.joined, push),
+            "replica": lambda: Replica(self.joined, push),
+            "replica, nothing pushed": lambda: Replica(self.joined, NoPush()),
+        }[kind]()
+        self.area = OWN if self.replica else 0
+        """A push area of this worker's."""
+        for number, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(lambda _, n=number: self.holder.take(n))  # type: ignore[no-untyped-call]
+        self.write(FIRST, 3.0)
+        self.holder.show(FIRST)
+        if used:
+            self.holder.use(self.area)
+
+    def at(self, place: int) -> list[Tensor]:
+        """The parameters in that place."""
+        return self.places.push_area(place).gradients if self.replica else self.places.slot(place)
+
+    def write(self, place: int, value: float) -> None:
+        for view in self.at(place):
+            view.fill_(value)
+
+    def shown(self) -> list[list[float]]:
+        """What each parameter shows, and that all of its elements are equal."""
+        return [sorted(set(parameter.tolist())) for parameter in self.model.parameters()]
+
+    def compute(self, factor: float = 1.0) -> None:
+        """One step's gradients: `factor`, and twice that. The last parameter has none. The forward counts itself."""
+        self.model.get_buffer("seen").add_(1.0)
+        ((self.model.small.sum() + 2.0 * self.model.large.sum()) * factor).backward()  # type: ignore[no-untyped-call]
+
+    def pushed(self) -> tuple[list[list[float]], list[int], float]:
+        area = self.places.push_area(self.area)
+        gradients = [sorted(set(view.tolist())) for view in area.gradients]
+        return gradients, area.present.tolist(), area.buffers["seen"].item()
+
+
+KINDS = ("window", "device", "device and window", "own-step", "replica", "replica, nothing pushed")
+STEPS_HERE = ("own-step", "replica", "replica, nothing pushed")
+REPLICAS = KINDS[4:]
+TAKE_GRADIENTS = ("window", "device", "device and window", "replica")
+IN_MEMORY = tuple(kind for kind in KINDS if not kind.startswith("device"))
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(request.param)
+
+
+def of(*kinds: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", kinds, indirect=True)
+
+
+# --- what it shows
+
+
+@of(*KINDS)
+def test_it_begins_with_the_first_version_in_the_script_s_own_objects(case: Case) -> None:
+    assert case.shown() == [[3.0], [3.0], [3.0]]
+    assert [*case.model.parameters()] == case.optimizer.param_groups[0]["params"]
+    assert case.holder.changed() == []
+
+
+@of(*KINDS)
+def test_it_installs_a_version_at_the_same_addresses(case: Case) -> None:
+    """So whatever a script keeps of its parameters shows it, too."""
+    alias = case.model.small.detach()[1:]
+    case.write(SECOND, 5.0)
+    case.holder.install(SECOND)
+    assert case.shown() == [[5.0], [5.0], [5.0]]
+    assert alias.tolist() == [5.0, 5.0]
+    assert case.holder.changed() == []
+
+
+@of(*KINDS)
+def test_autograd_refuses_a_graph_over_the_former_version(case: Case) -> None:
+    loss = case.model.small.square().sum()
+    case.holder.install(SECOND)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+@of("own-step")
+def test_a_worker_takes_its_own_updates_off_a_version_that_lacks_them(case: Case) -> None:
+    case.compute()
+    case.holder.step()
+    case.write(SECOND, 8.0)
+    case.holder.install(SECOND, [(case.area, 1.0)])
+    assert case.shown() == [[8.0 - RATE * SCALE], [8.0 - 2 * RATE * SCALE], [8.0]]
+    case.holder.install(SECOND, [(case.area, 1.0), (case.area, 0.5)])
+    assert case.shown() == [[8.0 - 1.5 * RATE * SCALE], [8.0 - 3 * RATE * SCALE], [8.0]]
+
+
+# --- what the script writes
+
+
+@of(*KINDS)
+def test_what_the_script_wrote_is_named_and_reaches_no_other_worker(case: Case) -> None:
+    with torch.no_grad():
+        case.model.large.add_(1.0)
+    assert case.holder.changed() == ["large"]
+    assert case.at(FIRST)[1].eq(3.0).all()
+    case.holder.install(FIRST)
+    assert case.holder.changed() == [], "it is gone"
+    assert case.shown() == [[3.0], [3.0], [3.0]]
+
+
+@of(*IN_MEMORY)
+def test_writes_past_autograd_are_seen_as_well(case: Case) -> None:
+    case.model.small.data[0] = 4.0
+    assert case.holder.changed() == ["small"]
+    case.model.large.data = torch.ones(LARGE)
+    assert case.holder.changed() == ["small", "large"]
+
+
+@of(*KINDS)
+def test_what_the_script_wrote_can_become_the_first_version_of_all(case: Case) -> None:
+    with torch.no_grad():
+        case.model.small.fill_(9.0)
+    case.model.unused.data = torch.full((2,), 4.0)  # in a memory of the script's
+    case.model.get_buffer("seen").fill_(6.0)
+    case.holder.put(OTHER)
+    case.holder.adopt()
+    assert [view[0].item() for view in case.at(OTHER)] == [9.0, 3.0, 4.0]
+    if case.replica:
+        assert case.places.push_area(OTHER).buffers["seen"].item() == 6.0
+    assert case.shown() == [[9.0], [3.0], [4.0]]
+    case.write(SECOND, 5.0)
+    case.holder.install(SECOND)
+    assert case.shown() == [[5.0], [5.0], [5.0]]
+    assert case.holder.changed() == []
+
+
+# --- a step
+
+
+@of(*TAKE_GRADIENTS)
+def test_a_step_pushes_the_gradients_and_says_which_there_are(case: Case) -> None:
+    case.compute()
+    case.holder.step()
+    assert case.pushed() == ([[1.0], [2.0], [0.0]], [1, 1, 0], 1.0)
+    assert case.shown() == [[3.0], [3.0], [3.0]]
+
+
+@of("own-step")
+def test_a_step_pushes_what_the_optimizer_subtracts_and_says_of_which_parameters(case: Case) -> None:
+    case.compute()
+    case.holder.step()
+    updates, present, seen = case.pushed()
+    assert (updates[:2], present, seen) == ([[RATE * SCALE], [2 * RATE * SCALE]], [1, 1, 0], 1.0)
+    assert case.optimizer.param_groups[0]["lr"] == RATE
+
+
+@of("replica, nothing pushed")
+def test_a_step_of_a_replica_whose_gradients_no_worker_needs_pushes_nothing(case: Case) -> None:
+    case.compute()
+    case.holder.step()
+    assert case.pushed() == ([[0.0], [0.0], [0.0]], [0, 0, 0], 0.0)
+
+
+@of(*KINDS)
+def test_the_script_keeps_its_gradients_over_a_step_and_after_the_last(case: Case) -> None:
+    case.compute()
+    case.holder.step()
+    case.holder.use(case.area)
+    assert [case.model.small.grad[0].item(), case.model.large.grad[0].item()] == [1.0, 2.0]  # type: ignore[index]
+    case.holder.let_go()
+    for view in case.places.push_area(case.area).gradients:  # as if it were the next one's
+        view.fill_(7.0)
+    assert [case.model.small.grad[0].item(), case.model.large.grad[0].item()] == [1.0, 2.0]  # type: ignore[index]
+
+
+@of(*KINDS)
+def test_a_gradient_that_the_script_holds_on_to_is_not_overwritten_by_the_next(case: Case) -> None:
+    case.compute()
+    kept = case.model.large.grad
+    case.holder.step()
+    case.optimizer.zero_grad()
+    case.compute(factor=4.0)
+    case.holder.step()
+    assert kept is not None
+    assert kept[0].item() == 2.0
+
+
+@of(*REPLICAS)
+@pytest.mark.parametrize("target", [FIRST, SECOND])
+def test_a_replica_steps_with_the_script_s_gradients_from_place_to_place_or_in_one(case: Case, target: int) -> None:
+    case.compute()
+    case.holder.step()
+    assert case.holder.step_replica(Step(step=1, source=FIRST, target=target, gradients=None)) is None
+    after = [3.0 - RATE * SCALE, 3.0 - 2 * RATE * SCALE, 3.0]
+    assert [view[0].item() for view in case.at(target)] == after
+    assert case.places.push_area(target).buffers["seen"].item() == 1.0
+    case.holder.install(target)
+    assert case.shown() == [[value] for value in after]
+
+
+@of(*REPLICAS)
+def test_a_replica_steps_with_a_mean_and_the_script_keeps_its_own_gradients(case: Case) -> None:
+    mean = case.places.push_area(OTHER)
+    for number, view in enumerate(mean.gradients):
+        view.fill_(8.0)
+        mean.present[number] = number != 1
+    case.compute()
+    case.holder.step()
+    assert case.holder.step_replica(Step(step=1, source=FIRST, target=SECOND, gradients=OTHER)) is None
+    moved = 3.0 - 8.0 * RATE * SCALE
+    assert [view[0].item() for view in case.at(SECOND)] == [moved, 3.0, moved]
+    assert [case.model.small.grad[0].item(), case.model.unused.grad] == [1.0, None]  # type: ignore[index]
+
+
+@of(*REPLICAS)
+def test_a_parameter_that_is_not_finite_after_a_step_is_named(case: Case) -> None:
+    case.at(FIRST)[2].fill_(float("inf"))  # without a gradient: a mask, say
+    case.compute()
+    assert case.holder.step_replica(Step(step=1, source=FIRST, target=SECOND, gradients=None)) is None
+    case.optimizer.zero_grad()
+    case.compute(factor=float("nan"))
+    assert case.holder.step_replica(Step(step=2, source=SECOND, target=SECOND, gradients=None)) == "small"
+
+
+# --- other versions, and the end
+
+
+@of(*KINDS)
+def test_the_newest_version_is_seen_and_given_back_even_if_its_reader_fails(case: Case) -> None:
+    case.write(SECOND, 5.0)
+    seen: dict[str, float] = {}
+
+    def read() -> None:
+        with case.holder.newest() as parameters:
+            seen.update({name: value[0].item() for name, value in parameters.items()})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        read()
+    newest = 3.0 if case.replica else 5.0  # a replica is its worker's newest version
+    assert seen == {"small": newest, "large": newest, "unused": newest}
+    assert case.link.returned == ([] if case.replica else [7])
+    assert case.shown() == [[3.0], [3.0], [3.0]]
+
+
+@of(*KINDS)
+def test_at_the_end_it_goes_on_showing_the_newest_version_or_its_replica(case: Case) -> None:
+    case.write(SECOND, 5.0)
+    case.compute()
+    case.holder.step()
+    case.holder.let_go()
+    assert case.holder.hold_newest() is not case.replica
+    assert case.shown() == [[3.0 if case.replica else 5.0]] * 3
+
+
+# --- faults
+
+
+@contextmanager
+def failing(case: Case) -> Iterator[None]:
+    """The optimizer's step fails after it has moved a parameter."""
+
+    def step(optimizer: Any) -> None:
+        optimizer.param_groups[0]["params"][0].add_(100.0)
+        raise ZeroDivisionError
+
+    stepping: Any = case.holder._stepping  # type: ignore[attr-defined]
+    before, stepping._step = stepping._step, step
+    with pytest.raises(ZeroDivisionError):
+        yield
+    stepping._step = before
+
+
+@of(*STEPS_HERE)
+def test_a_step_that_fails_leaves_the_script_its_gradients_and_its_parameters_in_their_place(case: Case) -> None:
+    case.compute()
+    with failing(case):
+        if case.replica:
+            case.holder.step_replica(Step(step=1, source=FIRST, target=SECOND, gradients=OTHER))
+        else:
+            case.holder.step()
+    assert case.holder.changed() == []
+    if case.replica:  # a worker that steps its own parameters sees that at once
+        assert case.shown() == [[3.0], [3.0], [3.0]]
+    assert [case.model.small.grad[0].item(), case.model.unused.grad] == [1.0, None]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_can_let_go_before_its_first_step(kind: str) -> None:
+    """The run may end before that."""
+    case = Case(kind, used=False)
+    case.holder.let_go()
+    case.holder.hold_newest()
+    assert case.shown() == [[3.0 if case.replica else 0.0]] * 3
+
+
+@of("window", "device", "device and window", "own-step")
+def test_a_run_that_is_lost_leaves_the_version_that_is_shown(case: Case) -> None:
+    case.write(SECOND, 5.0)
+    case.link.fails = True
+    with pytest.raises(PeerLost):
+        case.holder.hold_newest()
+    assert case.shown() == [[3.0], [3.0], [3.0]]
+
+
+@of(*TAKE_GRADIENTS)
+def test_a_sparse_gradient_is_refused_by_name(case: Case) -> None:
+    case.compute()
+    case.model.small.grad = torch.ones(3).to_sparse()
+    with pytest.raises(ConfigError, match='the gradient of "small" is sparse'):
+        case.holder.step()
+    assert len(case.link.refused) == 1
+
+
+@of("window", "device", "device and window", "own-step")
+def test_who_owns_no_replica_steps_none(case: Case) -> None:
+    case.compute()
+    with pytest.raises(RunFailed, match="worker 0 was told to step a replica, and owns none"):
+        case.holder.step_replica(Step(step=1, source=FIRST, target=SECOND, gradients=None))
+    assert case.shown() == [[3.0], [3.0], [3.0]]
+
+
+# --- which it is
+
+HELD = {
+    "all-reduce": ("replica", "gradients"), "ad-psgd": ("replica", "nothing"), "ripples": ("replica", "nothing"),
+    "ps-plus": ("own-step", "updates"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", sorted(registry()))
+def test_what_a_worker_holds_and_pushes_follows_from_the_protocol(protocol: str) -> None:
+    spec = choose(protocol, registry()).spec
+    assert (spec.holder, spec.pushes) == HELD.get(protocol, ("window", "gradients"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "pushes", "made", "through"),
+    [
+        ("window", "gradients", Window, AreaPush),
+        ("own-step", "updates", OwnStep, AreaPush),
+        ("replica", "gradients", Replica, AreaPush),
+        ("replica", "nothing", Replica, NoPush),
+    ],
+)
+def test_the_holder_is_what_the_run_says(kind: Any, pushes: Any, made: type[Holder], through: type[Any]) -> None:
+    case = Case("replica" if made is Replica else "window")
+    before = case.link.averages
+    holder: Any = holder_of(kind, pushes, case.joined)
+    assert (type(holder), type(holder._push)) == (made, through)
+    assert holder.keeps_state is (kind != "window")
+    assert case.link.averages - before == (made is Replica)
+
+
+@pytest.mark.parametrize("kind", ["own-step", "replica"])
+def test_an_optimizer_in_the_workers_is_refused_parameters_that_are_not_on_the_cpu(kind: Any) -> None:
+    case = Case("window")
+    case.joined.parameters[0] = nn.Parameter(torch.empty(3, device="meta"))
+    with pytest.raises(ConfigError, match="runs the optimizer in the workers, which is not there yet"):
+        holder_of(kind, "updates", case.joined)
+    assert len(case.link.refused) == 1
