@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.choice import choose
 from paceline.core.scenario import Scenario
-from paceline.fabric.channel import Channel, pair
+from paceline.fabric.unix import Channel, pair
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core.listed import MOST
-from paceline.fabric.channel import Channel
+from paceline.fabric.unix import Channel
 from paceline.runtime.member import Member
 from paceline.runtime.output import Output
 from paceline.runtime.waits import WaitReports

@@ -13,7 +13,7 @@ import pytest
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.leases import Leases
 from paceline.core.orders import Reduce, StepReplica
-from paceline.fabric.channel import Channel, pair
+from paceline.fabric.unix import Channel, pair
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
 from paceline.runtime import messages
@@ -171,6 +171,20 @@ def test_an_average_comes_about_when_its_last_share_is_made_though_its_end_was_t
     exchange.conclude()
     assert set(exchange.replicas.values()) == targets
     assert not exchange.averaging
+
+
+def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_nothing(company: Company) -> None:
+    exchange = company.exchange
+    exchange.carry_out(StepReplica(worker=0, step=1, version=2))
+    exchange.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    company.averagers[1].send(messages.Averaged(0, 0.0))
+    company.loop.wait(0.0)
+    assert company.facts == [], "a member has a step to make first"
+    exchange.stepped(company.members[0], 1)
+    company.average(0)
+    assert company.facts == []
+    company.average(1)
+    assert company.facts == [ReduceFinished(group=0, at=0.0)]
 
 
 # --- what scripts change before the first step

@@ -29,3 +29,16 @@ def test_a_worker_that_says_what_cannot_be_read_or_true_is_ended_and_the_others_
     assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "died", "died", "died"]
     assert run.summary["samples"] + run.summary["samples_missed"] == 128
     assert "Traceback" not in run.err
+
+
+def test_descriptors_that_no_message_has_end_the_worker_that_sends_them(launch: Launch) -> None:
+    script = training(
+        """
+        if step == 2 and me == 1:
+            from paceline.runtime import messages
+            optimizer.paceline_session.link._channel.send(messages.Logged(2, {}), (0, 1))
+            signal.pause()
+        """
+    )
+    run = launch.run(script, "-n", "2", "-p", "asp").completed()
+    assert "worker 1 is ended: it sent a message that can't be read (Logged came with 2 descriptors" in run.err

@@ -11,6 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerLeft
 from paceline.core.leases import Batch, Dealing, Leases
@@ -30,8 +31,8 @@ from paceline.core.orders import (
     SwitchProtocol,
 )
 from paceline.errors import ConfigError, MessageUnreadable, PeerLost
-from paceline.fabric.channel import Channel, pair
 from paceline.fabric.memory import Region, available_bytes
+from paceline.fabric.unix import Channel, pair
 from paceline.records.journal import Journal
 from paceline.records.times import StepTimes
 from paceline.runtime import messages
@@ -139,6 +140,10 @@ class Coordinator:
         self._board = Board(settings.folder) if settings.tensorboard else None
         self._deaths: dict[str, str] = {}
         """By worker: how it died."""
+        self._outboxes = {
+            member.worker: Outbox(member.channel, loop, partial(self._give_up, member, "it has stopped reading"))
+            for member in members
+        }
         self._leaving: list[tuple[Member, Callable[[Member], None]]] = []
         """Workers that leave when their last update has arrived, and how."""
         self._exchange: Exchange | ReplicaExchange
@@ -675,6 +680,7 @@ class Coordinator:
             if source is not None and self._loop.watches(source):
                 self._loop.unwatch(source)
         os.close(member.watch)
+        self._outboxes[member.worker].forget()
         member.channel.close()
         _, status = os.waitpid(member.process, 0)
         if status == 0 and member.stage != "ended":
@@ -949,9 +955,7 @@ class Coordinator:
     # --- talking ------------------------------------------------------------------------------------
 
     def _send(self, member: Member, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        try:
-            member.channel.send(message, descriptors, block=False)
-        except PeerLost:  # it has died, or has not read hundreds of messages that it needs to go on
+        if not self._outboxes[member.worker].send(message, descriptors):
             self._kill(member)
 
     def _pass_on(self, member: Member) -> bool:

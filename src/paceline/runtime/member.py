@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.fabric.channel import Channel
+from paceline.fabric.unix import Channel
 from paceline.records.times import exposed
 from paceline.runtime import messages
 from paceline.runtime.outbox import Outbox

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
     """The root of them all."""
+
+    descriptors: ClassVar[int] = 0
+    """How many descriptors may come along. With more of them the message can't be read."""
 
 
 # a worker to the coordinator
@@ -143,6 +146,8 @@ class AdoptionWanted(Message):
 class Adopted(Message):
     """The slot has the values. The optimizer's state comes along, if it was changed."""
 
+    descriptors: ClassVar[int] = 1
+
 
 class FinishWanted(Message):
     """The script waits in `finish()`."""
@@ -227,12 +232,16 @@ class ForkStore(Message):
     So does that of a further socket, if a process is to be forked besides that evaluates while workers train.
     """
 
+    descriptors: ClassVar[int] = 3
+
     slots: int
     areas: int
 
 
 class Begin(Message):
     """All workers are here. The region's descriptor comes along, and where workers average, that of a socket for it."""
+
+    descriptors: ClassVar[int] = 2
 
     slots: int
     areas: int
@@ -293,6 +302,8 @@ class Snapshot(Message):
 
 class OptimizerState(Message):
     """The optimizer's state comes along, packed."""
+
+    descriptors: ClassVar[int] = 1
 
 
 class AdoptInto(Message):
@@ -421,6 +432,8 @@ class RecordMean(Message):
 class Adopt(Message):
     """The fixed part is the adopted one from now on. So is the optimizer's state, if it comes along."""
 
+    descriptors: ClassVar[int] = 1
+
 
 class SendState(Message):
     """That worker wants the optimizer's state."""
@@ -456,6 +469,8 @@ class Committed(Message):
 
 class StateReady(Message):
     """The optimizer's state for that worker comes along, packed. Nothing comes if it can't be packed."""
+
+    descriptors: ClassVar[int] = 1
 
     worker: int
     error: str | None

@@ -10,8 +10,8 @@ from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, WorkerLeft
 from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.channel import Channel, pair
 from paceline.fabric.groups import Kept
+from paceline.fabric.unix import Channel, pair
 from paceline.records.journal import Journal
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
@@ -312,7 +312,7 @@ class ReplicaExchange:
             self._give_up(member, f"its averager sent a message that can't be read ({error})")
             return
         average = self._averages.get(message.group)
-        if average is not None:  # otherwise the group was over before: a run that stops awaits no averages
+        if average is not None and member.worker in average.awaited:  # else the group was over before: see `conclude`
             average.awaited.discard(member.worker)
             self._end(average)
 

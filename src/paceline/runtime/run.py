@@ -19,8 +19,8 @@ import tomli_w
 
 from paceline.core.drive import drive
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed, unforeseen
-from paceline.fabric.channel import Channel, pair
 from paceline.fabric.memory import available_bytes
+from paceline.fabric.unix import Channel, pair
 from paceline.records import summary as summaries
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger

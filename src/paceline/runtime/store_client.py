@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.orders import ApplyUpdate
-from paceline.fabric.channel import Channel
+from paceline.fabric.unix import Channel
 from paceline.runtime import messages
 from paceline.runtime.outbox import Outbox
 from paceline.runtime.slots import Slots
