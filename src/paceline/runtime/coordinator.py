@@ -66,6 +66,7 @@ from paceline.runtime.replica_exchange import ReplicaExchange
 from paceline.runtime.settings import Settings
 from paceline.runtime.starts import to_begin
 from paceline.runtime.store_client import StoreClient
+from paceline.runtime.turns import Turns
 from paceline.runtime.unused import unused
 from paceline.runtime.versions import Means, StoredVersions
 from paceline.runtime.view import Watch
@@ -144,6 +145,7 @@ class Coordinator:
             member.worker: Outbox(member.channel, loop, partial(self._give_up, member, "it has stopped reading"))
             for member in members
         }
+        self._turns = {member.worker: Turns(self._spec) for member in members}
         self._leaving: list[tuple[Member, Callable[[Member], None]]] = []
         """Workers that leave when their last update has arrived, and how."""
         self._exchange: Exchange | ReplicaExchange
@@ -415,6 +417,9 @@ class Coordinator:
             self._give_up(member, f"it sent a message that can't be read ({why})")
             return
         member.heard = time.monotonic()
+        if strange := self._turns[member.worker].heard(message):
+            self._give_up(member, strange)
+            return
         match message:
             case messages.StepFinished():
                 self._step_finished(member, message)
@@ -955,6 +960,7 @@ class Coordinator:
     # --- talking ------------------------------------------------------------------------------------
 
     def _send(self, member: Member, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
+        self._turns[member.worker].told(message)
         if not self._outboxes[member.worker].send(message, descriptors):
             self._kill(member)
 

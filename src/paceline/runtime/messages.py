@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Counts from 0, as far as the ledger can write it. A message with any other number can't be read."""
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
@@ -21,17 +24,17 @@ class Offered(Message):
     """This worker's script has called `prepare` with these."""
 
     forms: list[str]
-    fixed_bytes: int
-    slot_bytes: int
-    push_bytes: int
-    state_bytes: int
-    model_bytes: int
+    fixed_bytes: Count
+    slot_bytes: Count
+    push_bytes: Count
+    state_bytes: Count
+    model_bytes: Count
     optimizer: str
     scalars: list[dict[str, Any]]
     loads: bool
-    epoch_samples: int | None
+    epoch_samples: Count | None
     streams: bool
-    epochs: int | None
+    epochs: Count | None
     buffers: str | None
     shards: str | None
     evaluates: bool
@@ -54,14 +57,14 @@ class StoreNotForked(Message):
 class ParserEnded(Message):
     """The script's own argument parser has ended the script, before `prepare`: after --help, or at a mistake."""
 
-    code: int
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
 class StepFinished(Message):
     """A step's gradient lies in the push area. See `training.link.Finished`."""
 
-    step: int
-    version: int
+    step: Count
+    version: Count
     batches: list[tuple[int, int]] | None
     skipped: list[tuple[int, int]]
     scalars: list[dict[str, Any]] | None
@@ -77,8 +80,8 @@ class StepFinished(Message):
 class LeaseWanted(Message):
     """The loader wants its next batch."""
 
-    epoch: int
-    blocks: int
+    epoch: Count
+    blocks: Annotated[int, msgspec.Meta(ge=1)]
     """Blocks of the epoch's order that are drawn here so far."""
     digest: str
     """The digest of them all."""
@@ -87,13 +90,13 @@ class LeaseWanted(Message):
 class OrderDrawn(Message):
     """A block of the epoch's batches of sample ids, in order. See `training.orders`."""
 
-    epoch: int
-    block: int
+    epoch: Count
+    block: Count
     digest: str
     """The digest of the order up to the block's end."""
     order: list[list[Any]]
     last: bool
-    samples: int | None
+    samples: Count | None
     """Samples in the whole epoch; None if that is unknown."""
 
 
@@ -106,7 +109,7 @@ class GivenBack(Message):
 class LookedAt(Message):
     """The script only looked at these batches, in a loop of that epoch: they are as if never leased."""
 
-    epoch: int
+    epoch: Count
     batches: list[tuple[int, int]]
     ran_out: bool
     """Whether the loop was left nothing in the end: its last question, which was in vain, is as if never asked."""
@@ -130,7 +133,7 @@ class SnapshotWanted(Message):
 class SnapshotTaken(Message):
     """The snapshot is copied."""
 
-    version: int
+    version: Count
 
 
 class StateWanted(Message):
@@ -156,7 +159,7 @@ class FinishWanted(Message):
 class Stepped(Message):
     """The worker's replica has made that step."""
 
-    step: int
+    step: Count
     not_finite: str | None
     """A parameter that is NaN or infinite now."""
 
@@ -164,7 +167,7 @@ class Stepped(Message):
 class Logged(Message):
     """Scalars of a step."""
 
-    step: int
+    step: Count
     scalars: dict[str, float]
 
 
@@ -181,14 +184,14 @@ class ScriptEnded(Message):
 class Evaluated(Message):
     """A recorded version's metrics."""
 
-    version: int
+    version: Count
     metrics: dict[str, float]
 
 
 class EvaluationFailed(Message):
     """The script's `evaluate` raised this."""
 
-    version: int
+    version: Count
     error: str
 
 
@@ -382,7 +385,7 @@ class Evict(Message):
 class Averaged(Message):
     """The share is made."""
 
-    group: int
+    group: Count
     seconds: float
 
 
