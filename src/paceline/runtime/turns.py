@@ -41,9 +41,11 @@ class Turns:
 
     def told(self, message: messages.Message) -> None:
         """The worker is sent this."""
-        match message:
-            case messages.Compute(step=step, version=version) if not self._declined:
-                self._computes = step, version
+        match message:  # each batch and each step comes by here: the most frequent messages come first
+            case messages.Leased():
+                pass
+            case messages.Compute(step=step, version=version):
+                self._computes = None if self._declined else (step, version)
             case messages.Step(step=step):
                 self._steps.add(step)
             case messages.OrderWanted(epoch=epoch, block=block):
@@ -70,11 +72,11 @@ class Turns:
         return ""
 
     def _may(self, message: messages.Message) -> bool:
-        match message:
-            case messages.StepFinished(step=step, version=version):
-                return self._finishes((step, version))
+        match message:  # as in `told`
             case messages.LeaseWanted():
                 return self._offered is not None and self._offered.loads
+            case messages.StepFinished(step=step, version=version):
+                return self._finishes((step, version))
             case messages.OrderDrawn(epoch=epoch, block=block):
                 return _taken(self._draws, (epoch, block))
             case messages.Stepped(step=step):
