@@ -10,8 +10,9 @@ from typing import Any
 
 from paceline.cli.run import whole
 from paceline.protocols import registry
-from paceline.records.explain import Past, numbers, of_step, of_worker, past, verdict
+from paceline.records.explain import numbers, past
 from paceline.records.reading import open_run, reading
+from paceline.runs.explain import sentences
 
 
 def add_to(commands: Any) -> None:
@@ -45,10 +46,3 @@ def call(options: argparse.Namespace) -> int:
         print(run.unended)
     print("\n".join(lines))
     return 0
-
-
-def sentences(read: Past, worker: int | None, step: int | None) -> list[str]:
-    """Explain that step, or that worker, or else the whole run, a line each."""
-    if step is not None:
-        return of_step(read, step, worker)
-    return verdict(read) if worker is None else of_worker(read, worker)

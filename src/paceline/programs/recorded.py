@@ -162,7 +162,7 @@ class Run:
             >>> paceline.Run(folder).check().ok
             True
         """
-        from paceline.cli.check import checked_run
+        from paceline.runs.check import checked_run
 
         return checked_run(self._folder)[1]
 
@@ -180,8 +180,8 @@ class Run:
             >>> print(paceline.Run(folder).explain(worker=0).splitlines()[0])
             Worker 0 was in the run for 2.0 s: 100 % computing, 0 % waiting, 0 % transferring, 0 % other things.
         """
-        from paceline.cli.explain import sentences
         from paceline.records.explain import past
+        from paceline.runs.explain import sentences
 
         run = open_run(self._folder, registry())
         with closing(run.ledger), reading(self._folder):

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.core.link import SharedLink
-from paceline.core.scenario import Scenario, Slowdown
+from paceline.cluster.network import SharedLink
+from paceline.cluster.scenario import Scenario, Slowdown
 from paceline.records.check.checking import Checking
 from paceline.records.check.rules import (
     COMMITS,
