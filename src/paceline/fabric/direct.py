@@ -25,9 +25,9 @@ class Way:
 
     unread: bytearray = field(default_factory=bytearray)
     passed: deque[list[int]] = field(default_factory=deque)
-    written_by: bool = True
+    writer_open: bool = True
     """Whether the end that writes is open."""
-    read_by: bool = True
+    reader_open: bool = True
     """Whether the end that reads is open."""
 
 
@@ -51,7 +51,7 @@ class Direct:
 
     def try_to_send(self, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> bool:
         """See `Endpoint`."""
-        if not self._out.read_by:
+        if not self._out.reader_open:
             raise PeerLost(f"{self.peer} has gone")
         if len(self._out.unread) >= ROOM:
             return False
@@ -83,11 +83,11 @@ class Direct:
                 self._bodies.extend(self._frames.receive(data))
             except MessageUnreadable as error:
                 self._broken = error
-        return bool(self._bodies) or self._broken is not None or not self._in.written_by
+        return bool(self._bodies) or self._broken is not None or not self._in.writer_open
 
     def close(self) -> None:
         """See `Endpoint`."""
-        self._out.written_by = self._in.read_by = False
+        self._out.writer_open = self._in.reader_open = False
         self._drop()
 
     def _drop(self) -> None:
