@@ -15,9 +15,10 @@ import statistics
 import time
 
 from paceline.errors import PeerLost
-from paceline.fabric.channel import Channel, pair
+from paceline.fabric.unix import Channel, pair
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
+from paceline.runtime.outbox import Outbox
 
 
 def ask(channel: Channel, count: int) -> list[float]:
@@ -65,8 +66,9 @@ def main() -> None:
             loop.unwatch(channel)
             open_channels.remove(channel)
             return
-        channel.send(messages.Leased(message.epoch, 0))
+        outboxes[channel].send(messages.Leased(message.epoch, 0))
 
+    outboxes = {channel: Outbox(channel, loop, channel.close) for channel in channels}
     for channel in channels:
         loop.watch(channel, lambda channel=channel: answer(channel))
     while open_channels:

@@ -79,6 +79,12 @@ def test_core_opens_no_file(file: Path) -> None:
     assert "open" not in [call.id for call in calls if isinstance(call, ast.Name)]
 
 
+@pytest.mark.parametrize("file", ["fabric/endpoint.py", "runtime/turns.py"])
+def test_what_is_pure_knows_no_socket_and_no_clock(file: str) -> None:
+    tops = {name.split(".")[0] for name in imports(ROOT / file)}
+    assert not tops & {*OUTSIDE, "selectors", "threading", "time"}
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "runs").glob("*.py")), ids=lambda file: file.stem)
 def test_runs_neither_parse_nor_print(file: Path) -> None:
     assert "argparse" not in imports(file)

@@ -11,7 +11,7 @@ from paceline.core.facts import ReduceFailed, ReduceFinished
 from paceline.core.items import Replica
 from paceline.core.leases import Leases
 from paceline.core.orders import Reduce, Release, StepReplica
-from paceline.fabric.channel import Channel
+from paceline.fabric.unix import Channel
 from paceline.runtime import messages
 from support.companies import Company, company
 
@@ -179,6 +179,22 @@ def test_an_average_comes_about_when_its_last_share_is_made_though_its_end_was_t
     company.host.averages.conclude()
     assert set(replicas(company).values()) == targets
     assert not company.host.averages.averaging
+
+
+def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_nothing(
+    stepped: tuple[Company, Averagers],
+) -> None:
+    company, averagers = stepped
+    company.host.carry_out(StepReplica(worker=0, step=1, version=2))
+    company.host.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    averagers.channels[1].send(messages.Averaged(0, 0.0))
+    company.loop.wait(0.0)
+    assert company.facts == [], "a member has a step to make first"
+    company.host.steps.stepped(0, 1)
+    averagers.average(0)
+    assert company.facts == []
+    averagers.average(1)
+    assert company.facts == [ReduceFinished(group=0, at=0.0)]
 
 
 # --- what scripts change before the first step

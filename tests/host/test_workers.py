@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.fabric.channel import Channel, pair
+from paceline.fabric.unix import Channel, pair
 from paceline.host.workers import Process, Workers
+from paceline.protocols import registry
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 from paceline.runtime.output import Output
 from paceline.runtime.processes import exit_phrase, fork_child
+from paceline.runtime.turns import Turns
 from support.events import LONG
 
 Body = Callable[[Channel], int]
@@ -58,6 +60,7 @@ class Company:
             channel=Channel(ours, messages.FromWorker, f"worker {worker}"),
             log=folder / f"worker-{worker}.log",
             printed=printed,
+            turns=Turns(registry()["asp"]),
         )
 
     def _gone(self, worker: int, status: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.fabric.channel import Channel, pair
+from paceline.fabric.unix import Channel, pair
 from paceline.runtime import messages
 from paceline.runtime.averager import start_averager
 from support.launch import Launch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import main
-from paceline.fabric.channel import Channel, pair
+from paceline.fabric.unix import Channel, pair
 from paceline.runtime import messages
 from paceline.runtime.evaluator import Evaluator
 from paceline.runtime.loop import Loop
@@ -81,6 +81,18 @@ def test_nobody_waits_for_an_evaluator_that_has_died(spare: Spare) -> None:
     spare.evaluator.recorded(2, "2")
     assert (spare.told, spare.evaluator.idle) == (["lost"], True)
     spare.evaluator.end()  # as at the run's end
+
+
+@pytest.mark.parametrize(
+    "message", [messages.Evaluated(1, {}), messages.Evaluated(3, {}), messages.EvaluationFailed(3, "")]
+)
+def test_an_evaluator_that_answers_what_it_was_not_asked_is_let_go(
+    message: messages.Evaluated | messages.EvaluationFailed, spare: Spare
+) -> None:
+    spare.evaluator.recorded(1, "1")
+    spare.says(messages.Evaluated(1, {}))
+    spare.says(message)
+    assert (spare.told, spare.evaluator.idle) == ([(1, {}), "lost"], True)
 
 
 COUNTING = """

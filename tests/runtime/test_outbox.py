@@ -1,4 +1,7 @@
-"""Outbox: a process that is slow to read is told everything, in order; one that has stopped reading is known."""
+"""Outbox: a process that is slow to read is told everything; one that has stopped reading is ended.
+
+`tests/fabric/test_endpoints.py` has what holds for an outbox on every kind of endpoint.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.fabric.channel import Channel, pair
-from paceline.runtime import messages, outbox
+from paceline.fabric.unix import Channel, pair
+from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 from paceline.runtime.outbox import Outbox
+from support.launch import Launch
+from support.scripts import training
 
 
 class Ends:
@@ -35,10 +40,7 @@ class Ends:
         for _ in range(count):
             self.loop.wait(0.0)
             assert self.there.ready(), f"{len(workers)} have come"
-            order, descriptors = self.there.receive()
-            workers.append(order.worker)
-            for descriptor in descriptors:
-                os.close(descriptor)
+            workers.append(self.there.receive()[0].worker)
         self.loop.wait(0.0)
         assert not self.there.ready()
         return workers
@@ -54,24 +56,6 @@ def ends() -> Iterator[Ends]:
     ends.loop.close()
 
 
-def test_all_that_is_sent_to_a_process_that_is_slow_to_read_comes_in_order(ends: Ends) -> None:
-    for number in range(1000):
-        ends.outbox.send(messages.SendState(number))
-    assert ends.received(1000) == list(range(1000))
-    ends.outbox.send(messages.SendState(1000))
-    assert ends.received(1) == [1000]
-
-
-def test_descriptors_come_along_though_the_sender_has_closed_its_own_and_none_stays_open(ends: Ends) -> None:
-    before = set(os.listdir("/proc/self/fd"))
-    for number in range(400):
-        passed = os.memfd_create("passed")
-        ends.outbox.send(messages.SendState(number), (passed,))
-        os.close(passed)
-    assert ends.received(400) == list(range(400))
-    assert set(os.listdir("/proc/self/fd")) == before
-
-
 def test_what_the_other_end_says_is_heard_while_it_does_not_read(ends: Ends) -> None:
     for number in range(1000):
         ends.outbox.send(messages.SendState(number))
@@ -83,25 +67,14 @@ def test_what_the_other_end_says_is_heard_while_it_does_not_read(ends: Ends) -> 
 def test_a_loop_does_not_wake_for_room_that_nobody_awaits(ends: Ends) -> None:
     for number in range(1000):
         ends.outbox.send(messages.SendState(number))
-    ends.received(1000)
+    assert ends.received(1000) == list(range(1000))
     calls = []
     ends.loop.after(0.01, lambda: calls.append("timer"))
     ends.loop.wait()
     assert calls == ["timer"]
 
 
-def test_beyond_the_bound_the_other_end_has_stopped_reading_and_that_is_said(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outbox, "MOST", 10)
-    sent = 0
-    while not ends.overflows:
-        ends.outbox.send(messages.SendState(sent))
-        sent += 1
-    assert ends.received(sent - 1) == list(range(sent - 1)), "all but the one that was too many"
-
-
-def test_nothing_is_kept_for_a_process_that_has_gone(ends: Ends) -> None:
+def test_nothing_is_kept_for_a_process_whose_end_was_heard(ends: Ends) -> None:
     before = set(os.listdir("/proc/self/fd"))
     for number in range(1000):
         passed = os.memfd_create("passed")
@@ -110,6 +83,30 @@ def test_nothing_is_kept_for_a_process_that_has_gone(ends: Ends) -> None:
     ends.there.close()
     ends.loop.unwatch(ends.here)
     ends.outbox.forget()
-    ends.outbox.send(messages.SendState(0))
+    assert not ends.outbox.send(messages.SendState(0))
     assert not ends.overflows
     assert len(os.listdir("/proc/self/fd")) == len(before) - 1
+
+
+ASKS = """
+if step == 2 and me == 1:
+    from paceline.runtime import messages
+    channel = optimizer.paceline_session.link._channel
+    for _ in range({count}):
+        channel.send(messages.SnapshotWanted(hold=False))
+    {then}
+"""
+
+
+def test_a_worker_that_is_slow_to_read_gets_every_order_and_trains_on(launch: Launch) -> None:
+    """Its socket holds some two hundred."""
+    script = training(ASKS.format(count=2000, then="[channel.receive() for _ in range(2000)]"))
+    run = launch.run(script, "-n", "2", "-p", "asp").completed()
+    assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "finished"]
+    assert run.summary["samples"] == 128
+
+
+def test_a_worker_that_has_stopped_reading_is_ended_and_the_others_go_on(launch: Launch) -> None:
+    run = launch.run(training(ASKS.format(count=12_000, then="signal.pause()")), "-n", "2", "-p", "asp").completed()
+    assert "worker 1 is ended: it has stopped reading" in run.err
+    assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "died"]

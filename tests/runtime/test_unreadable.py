@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.launch import Launch
 from support.scripts import training
 
@@ -29,3 +31,79 @@ def test_a_worker_that_says_what_cannot_be_read_or_true_is_ended_and_the_others_
     assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "died", "died", "died"]
     assert run.summary["samples"] + run.summary["samples_missed"] == 128
     assert "Traceback" not in run.err
+
+
+OUT_OF_TURN = {
+    1: ("messages.Adopted()", "it sent Adopted out of turn"),
+    2: ("messages.Evaluated(1, {})", "it sent Evaluated out of turn"),
+    3: ('messages.OrderDrawn(5, 3, "", [[0]], True, 1)', "it sent OrderDrawn out of turn"),
+    4: ("messages.Stepped(7, None)", "it sent Stepped out of turn"),
+    5: ('messages.LeaseWanted(0, -3, "")', "it sent a message that can't be read (Expected `int` >= 1"),
+    6: ("messages.StoreNotForked('')", "it sent StoreNotForked out of turn"),
+}
+"""By worker: what it says in its second step, and how the run's end of it is told."""
+
+
+def test_a_worker_that_speaks_out_of_turn_is_ended_and_the_others_go_on(launch: Launch) -> None:
+    messages = ", ".join(f"{worker}: {message}" for worker, (message, _) in OUT_OF_TURN.items())
+    script = training(
+        f"""
+        if step == 2 and me:
+            from paceline.runtime import messages
+            optimizer.paceline_session.link._channel.send({{{messages}}}[me])
+            signal.pause()
+        """,
+        samples=256,
+    )
+    run = launch.run(script, "-n", str(1 + len(OUT_OF_TURN)), "-p", "asp").completed()
+    for worker, (_, why) in OUT_OF_TURN.items():
+        assert f"worker {worker} is ended: {why}" in run.err
+    assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished"] + ["died"] * len(OUT_OF_TURN)
+    assert run.summary["samples"] + run.summary["samples_missed"] == 512
+    assert "Traceback" not in run.err
+
+
+@pytest.mark.parametrize("change", ["step=finished.step + 1", "version=finished.version + 1"])
+def test_a_worker_that_finishes_what_it_was_not_released_for_is_ended_and_the_others_go_on(
+    change: str, launch: Launch
+) -> None:
+    script = training(
+        f"""
+        if step == 2 and me == 1:
+            from dataclasses import replace
+            link, pushed = optimizer.paceline_session.link, optimizer.paceline_session.link.pushed
+            link.pushed = lambda finished: pushed(replace(finished, {change}))
+        """
+    )
+    run = launch.run(script, "-n", "2", "-p", "bsp").completed()
+    assert "worker 1 is ended: it sent StepFinished out of turn" in run.err
+    assert run.summary["samples"] + run.summary["samples_missed"] == 128
+
+
+def test_a_worker_with_a_replica_that_speaks_out_of_turn_is_ended_and_the_others_go_on(launch: Launch) -> None:
+    script = training(
+        """
+        if step == 2 and me in (1, 2):
+            from paceline.runtime import messages
+            strange = {1: messages.Stepped(99, None), 2: messages.SnapshotWanted(hold=True)}
+            optimizer.paceline_session.link._channel.send(strange[me])
+            signal.pause()
+        """
+    )
+    run = launch.run(script, "-n", "4", "-p", "ad-psgd").completed()
+    assert "worker 1 is ended: it sent Stepped out of turn" in run.err
+    assert "worker 2 is ended: it sent SnapshotWanted out of turn" in run.err
+    assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "died", "died", "finished"]
+
+
+def test_descriptors_that_no_message_has_end_the_worker_that_sends_them(launch: Launch) -> None:
+    script = training(
+        """
+        if step == 2 and me == 1:
+            from paceline.runtime import messages
+            optimizer.paceline_session.link._channel.send(messages.Logged(2, {}), (0, 1))
+            signal.pause()
+        """
+    )
+    run = launch.run(script, "-n", "2", "-p", "asp").completed()
+    assert "worker 1 is ended: it sent a message that can't be read (Logged came with 2 descriptors" in run.err

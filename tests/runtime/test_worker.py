@@ -12,7 +12,7 @@ from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.leases import Batch
 from paceline.errors import PeerLost, RunFailed
-from paceline.fabric.channel import Channel, pair
+from paceline.fabric.unix import Channel, pair
 from paceline.protocols import registry
 from paceline.runtime import messages
 from paceline.runtime.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from paceline.core.items import Item
-from paceline.fabric.channel import Channel
+from paceline.fabric.unix import Channel
 from paceline.host.shelf import Owner, Shelf
 from paceline.runtime import messages
 from paceline.runtime.outbox import Outbox

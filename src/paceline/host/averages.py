@@ -10,8 +10,8 @@ from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.items import Mean, Update
 from paceline.core.orders import Reduce
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.channel import Channel, pair
 from paceline.fabric.groups import Kept
+from paceline.fabric.unix import Channel, pair
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps
@@ -208,7 +208,7 @@ class Averages:
             self._give_up(member, f"its averager sent a message that can't be read ({error})")
             return
         average = self._averages.get(message.group)
-        if average is not None:  # otherwise the group was over before: a run that stops awaits no averages
+        if average is not None and member.worker in average.awaited:  # else the group was over before: see `conclude`
             average.awaited.discard(member.worker)
             self._end(average)
 

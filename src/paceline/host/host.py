@@ -20,7 +20,7 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.fabric.channel import Channel
+from paceline.fabric.unix import Channel
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.averages import Averages
 from paceline.host.commits import NEWEST, Commits, Heard

@@ -116,15 +116,12 @@ class Steps:
             self._step(member, order)
         self._needs_no_mean(worker, order.group)
 
-    def stepped(self, worker: int, step: int) -> bool:
-        """The worker's replica has made that step. Return whether it was to."""
-        if (worker, step) not in self._stepping:
-            return False
+    def stepped(self, worker: int, step: int) -> None:
+        """The worker's replica has made that step."""
         del self._stepping[worker, step]
         self._shelf.release(("step of a replica", worker, step))
         self._made[worker] += 1
         self._go_on()
-        return True
 
     def after(self, workers: Iterable[int], do: Callable[[], None]) -> None:
         """Call `do` when the steps that these workers were ordered until now are made."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.channel import Channel
+from paceline.fabric.unix import Channel
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
+from paceline.runtime.outbox import Outbox
 from paceline.runtime.output import Output
 from paceline.runtime.processes import end_group
+from paceline.runtime.turns import Turns
 
 Hear = Callable[[int, messages.Message, list[int]], None]
 """Told what a worker says: the worker, the message, the descriptors that came along."""
@@ -31,6 +34,10 @@ class Process:
     log: Path
     printed: int | None
     """The pipe with what it prints, if that is shown as it comes."""
+    turns: Turns
+    """What it may say."""
+    outbox: Outbox = field(init=False)
+    """What it is told."""
     here: bool = True
     """Whether it has not ended. Its number may be another process's after that."""
 
@@ -62,16 +69,17 @@ class Workers:
         """Listen to all of them. `gone(worker, status)` is called when a process has ended, as waitpid returned it."""
         self._hear, self._gone = hear, gone
         for one in self._processes.values():
+            one.outbox = Outbox(one.channel, self._loop, partial(self.give_up, one.worker, "it has stopped reading"))
             self._loop.watch(one.channel, lambda one=one: self._receive(one))  # type: ignore[misc]
             self._loop.watch(one.watch, lambda one=one: self._ended(one))  # type: ignore[misc]
             if one.printed is not None:
                 self._loop.watch(one.printed, lambda one=one: self._pass_on(one))  # type: ignore[misc]
 
     def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Tell the worker. The descriptors may be closed at once."""
-        try:
-            self._processes[worker].channel.send(message, descriptors, block=False)
-        except PeerLost:  # it has died, or has not read hundreds of messages that it needs to go on
+        """Tell the worker, now or when it reads. The descriptors may be closed at once."""
+        one = self._processes[worker]
+        one.turns.told(message)
+        if not one.outbox.send(message, descriptors):
             self.end(worker)
 
     def end(self, worker: int) -> None:
@@ -116,6 +124,9 @@ class Workers:
         except MessageUnreadable as why:
             self.give_up(one.worker, f"it sent a message that can't be read ({why})")
             return
+        if strange := one.turns.heard(message):
+            self.give_up(one.worker, strange)
+            return
         self._hear(one.worker, message, descriptors)
 
     def _ended(self, one: Process) -> None:
@@ -129,6 +140,7 @@ class Workers:
             if source is not None and self._loop.watches(source):
                 self._loop.unwatch(source)
         os.close(one.watch)
+        one.outbox.forget()
         one.channel.close()
         _, status = os.waitpid(one.process, 0)
         one.here = False

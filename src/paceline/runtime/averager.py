@@ -11,8 +11,8 @@ import traceback
 import torch
 
 from paceline.errors import PeerLost
-from paceline.fabric.channel import Channel
 from paceline.fabric.groups import GroupAverage
+from paceline.fabric.unix import Channel
 from paceline.runtime import messages
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.channel import Channel
+from paceline.fabric.unix import Channel
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
+from paceline.runtime.outbox import Outbox
 from paceline.runtime.processes import fork_orphan
 from paceline.training.link import Measure
 
@@ -75,15 +76,17 @@ class Evaluator:
         self._done = done
         self._failed = failed
         self._lost = lost
+        self._outbox = Outbox(channel, loop, self._give_up)
         self._versions: deque[tuple[int, str]] = deque()
-        self._busy = False
+        self._busy: int | None = None
+        """The version that it evaluates now."""
         self._here = True
         loop.watch(channel, self._hear)
 
     @property
     def idle(self) -> bool:
         """Whether it has evaluated all that it ever will of what is recorded so far."""
-        return not self._here or not (self._busy or self._versions)
+        return not self._here or not (self._busy is not None or self._versions)
 
     def recorded(self, version: int, file: str) -> None:
         """This version is on disk."""
@@ -94,17 +97,24 @@ class Evaluator:
         """Let the process go: nothing more is evaluated. Said again, it changes nothing."""
         if self._here:
             self._here = False
+            self._outbox.forget()
             self._loop.unwatch(self._channel)
             self._channel.close()  # which ends it
+
+    def _give_up(self) -> None:
+        self.end()
+        self._lost()
 
     def _hear(self) -> None:
         try:
             message, _ = self._channel.receive()
         except (PeerLost, MessageUnreadable):
-            self.end()
-            self._lost()
+            self._give_up()
             return
-        self._busy = False
+        if message.version != self._busy:  # it was not asked
+            self._give_up()
+            return
+        self._busy = None
         match message:
             case messages.Evaluated(version=version, metrics=metrics):
                 self._done(version, metrics)
@@ -114,10 +124,7 @@ class Evaluator:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._busy or not self._versions or not self._here:
+        if self._busy is not None or not self._versions or not self._here:
             return
-        self._busy = True
-        try:
-            self._channel.send(messages.Evaluate(*self._versions.popleft()), block=False)
-        except PeerLost:
-            self._busy = False  # it is heard of
+        self._busy, file = self._versions.popleft()
+        self._outbox.send(messages.Evaluate(self._busy, file))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from paceline.core.machine import HolderKind, Pushes
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Counts from 0, as far as the ledger can write it. A message with any other number can't be read."""
+
 
 class Message(msgspec.Struct, tag=True, array_like=True):
     """The root of them all."""
+
+    descriptors: ClassVar[int] = 0
+    """How many descriptors may come along. With more of them the message can't be read."""
 
 
 # a worker to the coordinator
@@ -20,17 +26,17 @@ class Offered(Message):
     """This worker's script has called `prepare` with these."""
 
     forms: list[str]
-    fixed_bytes: int
-    slot_bytes: int
-    push_bytes: int
-    state_bytes: int
-    model_bytes: int
+    fixed_bytes: Count
+    slot_bytes: Count
+    push_bytes: Count
+    state_bytes: Count
+    model_bytes: Count
     optimizer: str
     scalars: list[dict[str, Any]]
     loads: bool
-    epoch_samples: int | None
+    epoch_samples: Count | None
     streams: bool
-    epochs: int | None
+    epochs: Count | None
     buffers: str | None
     shards: str | None
     evaluates: bool
@@ -53,14 +59,14 @@ class StoreNotForked(Message):
 class ParserEnded(Message):
     """The script's own argument parser has ended the script, before `prepare`: after --help, or at a mistake."""
 
-    code: int
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
 class StepFinished(Message):
     """A step's gradient lies in the push area. See `training.link.Finished`."""
 
-    step: int
-    version: int
+    step: Count
+    version: Count
     batches: list[tuple[int, int]] | None
     skipped: list[tuple[int, int]]
     scalars: list[dict[str, Any]] | None
@@ -76,8 +82,8 @@ class StepFinished(Message):
 class LeaseWanted(Message):
     """The loader wants its next batch."""
 
-    epoch: int
-    blocks: int
+    epoch: Count
+    blocks: Annotated[int, msgspec.Meta(ge=1)]
     """Blocks of the epoch's order that are drawn here so far."""
     digest: str
     """The digest of them all."""
@@ -86,13 +92,13 @@ class LeaseWanted(Message):
 class OrderDrawn(Message):
     """A block of the epoch's batches of sample ids, in order. See `training.orders`."""
 
-    epoch: int
-    block: int
+    epoch: Count
+    block: Count
     digest: str
     """The digest of the order up to the block's end."""
     order: list[list[Any]]
     last: bool
-    samples: int | None
+    samples: Count | None
     """Samples in the whole epoch; None if that is unknown."""
 
 
@@ -105,7 +111,7 @@ class GivenBack(Message):
 class LookedAt(Message):
     """The script only looked at these batches, in a loop of that epoch: they are as if never leased."""
 
-    epoch: int
+    epoch: Count
     batches: list[tuple[int, int]]
     ran_out: bool
     """Whether the loop was left nothing in the end: its last question, which was in vain, is as if never asked."""
@@ -129,7 +135,7 @@ class SnapshotWanted(Message):
 class SnapshotTaken(Message):
     """The snapshot is copied."""
 
-    version: int
+    version: Count
 
 
 class StateWanted(Message):
@@ -145,6 +151,8 @@ class AdoptionWanted(Message):
 class Adopted(Message):
     """The slot has the values. The optimizer's state comes along, if it was changed."""
 
+    descriptors: ClassVar[int] = 1
+
 
 class FinishWanted(Message):
     """The script waits in `finish()`."""
@@ -153,7 +161,7 @@ class FinishWanted(Message):
 class Stepped(Message):
     """The worker's replica has made that step."""
 
-    step: int
+    step: Count
     not_finite: str | None
     """A parameter that is NaN or infinite now."""
 
@@ -161,7 +169,7 @@ class Stepped(Message):
 class Logged(Message):
     """Scalars of a step."""
 
-    step: int
+    step: Count
     scalars: dict[str, float]
 
 
@@ -178,14 +186,14 @@ class ScriptEnded(Message):
 class Evaluated(Message):
     """A recorded version's metrics."""
 
-    version: int
+    version: Count
     metrics: dict[str, float]
 
 
 class EvaluationFailed(Message):
     """The script's `evaluate` raised this."""
 
-    version: int
+    version: Count
     error: str
 
 
@@ -229,6 +237,8 @@ class ForkStore(Message):
     So does that of a further socket, if a process is to be forked besides that evaluates while workers train.
     """
 
+    descriptors: ClassVar[int] = 3
+
     slots: int
     areas: int
     steps: bool
@@ -237,6 +247,8 @@ class ForkStore(Message):
 
 class Begin(Message):
     """All workers are here. The region's descriptor comes along, and where workers average, that of a socket for it."""
+
+    descriptors: ClassVar[int] = 2
 
     slots: int
     areas: int
@@ -301,6 +313,8 @@ class Snapshot(Message):
 
 class OptimizerState(Message):
     """The optimizer's state comes along, packed."""
+
+    descriptors: ClassVar[int] = 1
 
 
 class AdoptInto(Message):
@@ -379,7 +393,7 @@ class Evict(Message):
 class Averaged(Message):
     """The share is made."""
 
-    group: int
+    group: Count
     seconds: float
 
 
@@ -429,6 +443,8 @@ class RecordMean(Message):
 class Adopt(Message):
     """The fixed part is the adopted one from now on. So is the optimizer's state, if it comes along."""
 
+    descriptors: ClassVar[int] = 1
+
 
 class SendState(Message):
     """That worker wants the optimizer's state."""
@@ -464,6 +480,8 @@ class Committed(Message):
 
 class StateReady(Message):
     """The optimizer's state for that worker comes along, packed. Nothing comes if it can't be packed."""
+
+    descriptors: ClassVar[int] = 1
 
     worker: int
     error: str | None

@@ -5,41 +5,54 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from paceline.errors import PeerLost
-from paceline.fabric.channel import Channel
+from paceline.fabric.endpoint import Endpoint
 from paceline.runtime import messages
-from paceline.runtime.loop import Loop
 
 MOST = 10_000
 """Messages that may wait for one process. A socket holds some two hundred more, and a run has a few for each worker."""
 
 
+class Watching(Protocol):
+    """What an outbox needs of the loop. See `Loop`."""
+
+    def watches(self, source: Any) -> bool: ...
+
+    def await_room(self, source: Any, call: Callable[[], object] | None) -> None: ...
+
+
 class Outbox:
-    """Sends on a channel that the loop watches, in order. Messages wait until the socket has room for them.
+    """Sends on a channel that the loop watches, in order. Messages wait until there is room for them.
 
     `overflowed` is called when so many wait that the other end must have stopped reading, and is not coming back. A
     lost peer is no error here: its end shows by itself.
     """
 
-    def __init__(self, channel: Channel, loop: Loop, overflowed: Callable[[], None]) -> None:
+    def __init__(self, channel: Endpoint, loop: Watching, overflowed: Callable[[], object]) -> None:
         self._channel = channel
         self._loop = loop
         self._overflowed = overflowed
         self._waiting: deque[tuple[messages.Message, tuple[int, ...]]] = deque()
 
-    def send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Send the message now or later. The descriptors may be closed at once."""
-        if not self._waiting and self._sent(message, descriptors):
-            return
+    def send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> bool:
+        """Send the message now or later. The descriptors may be closed at once. Return False if the peer has gone."""
+        if not self._waiting:
+            try:
+                if self._channel.try_to_send(message, descriptors):
+                    return True
+            except PeerLost:
+                return False
+        if not self._loop.watches(self._channel):  # its end was heard
+            return False
         if len(self._waiting) >= MOST:
             self._overflowed()
-            return
+            return True
         if not self._waiting:
-            if not self._loop.watches(self._channel):  # its end was heard
-                return
             self._loop.await_room(self._channel, self._go_on)
         self._waiting.append((message, tuple(os.dup(descriptor) for descriptor in descriptors)))
+        return True
 
     def forget(self) -> None:
         """Drop what waits. Call this before the channel is closed."""
@@ -50,17 +63,14 @@ class Outbox:
         self._waiting.clear()
 
     def _go_on(self) -> None:
-        while self._waiting and self._sent(*self._waiting[0]):
-            _close(self._waiting.popleft()[1])
+        try:
+            while self._waiting and self._channel.try_to_send(*self._waiting[0]):
+                _close(self._waiting.popleft()[1])
+        except PeerLost:
+            self.forget()
+            return
         if not self._waiting:
             self._loop.await_room(self._channel, None)
-
-    def _sent(self, message: messages.Message, descriptors: tuple[int, ...]) -> bool:
-        """Whether it is sent, or need not be."""
-        try:
-            return self._channel.try_to_send(message, descriptors)
-        except PeerLost:
-            return True
 
 
 def _close(descriptors: tuple[int, ...]) -> None:

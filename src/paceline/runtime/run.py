@@ -20,8 +20,8 @@ import tomli_w
 from paceline.cluster.scenario_file import to_plain
 from paceline.core.drive import drive
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed, unforeseen
-from paceline.fabric.channel import Channel, pair
 from paceline.fabric.memory import available_bytes
+from paceline.fabric.unix import Channel, pair
 from paceline.host.workers import Process, Workers
 from paceline.records import summary as summaries
 from paceline.records.journal import Journal
@@ -49,6 +49,7 @@ from paceline.runtime.processes import (
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
+from paceline.runtime.turns import Turns
 from paceline.version import __version__
 
 DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
@@ -259,7 +260,8 @@ def _fork(worker: int, settings: Settings, before: list[Process], folders: int, 
     os.close(output)
     channel = Channel(ours, messages.FromWorker, f"worker {worker}")
     watch = os.pidfd_open(process)
-    return Process(worker=worker, process=process, watch=watch, channel=channel, log=log, printed=printed)
+    turns = Turns(settings.choice.spec)
+    return Process(worker=worker, process=process, watch=watch, channel=channel, log=log, printed=printed, turns=turns)
 
 
 def _await_store(process: int) -> None:

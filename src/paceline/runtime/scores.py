@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.core.membership import Membership
-from paceline.fabric.channel import Channel
+from paceline.fabric.unix import Channel
 from paceline.records.journal import Journal
 from paceline.runtime.display import Display
 from paceline.runtime.ending import Ending

@@ -10,7 +10,7 @@ from paceline.core.items import Version
 from paceline.core.listed import listed
 from paceline.core.orders import ApplyUpdate
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.channel import Channel
+from paceline.fabric.unix import Channel
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.host import Host
 from paceline.records.journal import Journal

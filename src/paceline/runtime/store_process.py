@@ -16,8 +16,8 @@ from typing import cast
 import torch
 
 from paceline.errors import ConfigError, PeerLost
-from paceline.fabric.channel import Channel, attached, attachment
 from paceline.fabric.memory import Region, keep_freed_memory
+from paceline.fabric.unix import Channel, attached, attachment
 from paceline.runtime import messages
 from paceline.runtime.processes import fork_orphan
 from paceline.training.buffers import Policy

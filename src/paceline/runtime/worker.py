@@ -24,9 +24,9 @@ import paceline
 from paceline.cluster.scenario import Scenario
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
-from paceline.fabric.channel import LONGEST, Channel, attached, attachment
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
+from paceline.fabric.unix import LONGEST, Channel, attached, attachment
 from paceline.runtime import messages
 from paceline.runtime.averager import start_averager
 from paceline.runtime.evaluator import fork_evaluator

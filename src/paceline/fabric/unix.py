@@ -1,8 +1,8 @@
 """Messages between two processes of one host: a socket pair that keeps message boundaries.
 
 A Unix `SOCK_SEQPACKET` pair costs about 50 µs a round trip, and the death of the peer shows as an end of
-file. Messages are msgpack (no pickle); one too long for a packet travels in an anonymous file that is passed
-along, and file descriptors can be passed the same way.
+file. A message too long for a packet travels in an anonymous file that is passed along, and file descriptors can be
+passed the same way.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import MessageUnreadable, PeerLost
+from paceline.fabric.endpoint import MOST_BYTES, Coding, too_long
 
 PACKET = 64 * 1024  # bytes; Linux lets a packet have 208 KiB, shared with those still unread
 INLINE, ATTACHED = b"\0", b"\1"
@@ -44,36 +45,27 @@ def attached(descriptor: int) -> bytes:
 
 
 class Channel:
-    """One end of a channel. `kinds` is the union of message types that the other end may send."""
+    """One end of a channel. See `Endpoint`. `kinds` is the union of message types that the other end may send."""
 
     def __init__(self, end: socket.socket, kinds: Any, peer: str) -> None:
         self.end = end
         self.peer = peer
-        self._decoder = msgspec.msgpack.Decoder(kinds)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._coding = Coding(kinds)
 
     def fileno(self) -> int:
         """For selectors."""
         return self.end.fileno()
 
-    def send(self, message: msgspec.Struct, descriptors: tuple[int, ...] = (), block: bool = True) -> None:
-        """Send a message, and descriptors with it.
-
-        Raises PeerLost if the peer has gone or, where `block` is false, if it has stopped reading.
-        """
-        if not self._send(message, descriptors, 0 if block else socket.MSG_DONTWAIT):
-            raise PeerLost(f"{self.peer} does not read what is sent to it")
+    def send(self, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> None:
+        """Send a message, and descriptors with it, once there is room. Raises PeerLost if the peer has gone."""
+        self._send(message, descriptors, 0)
 
     def try_to_send(self, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> bool:
-        """Send the message if there is room for it now. Return whether it was sent. Raises PeerLost without a peer."""
+        """See `Endpoint`."""
         return self._send(message, descriptors, socket.MSG_DONTWAIT)
 
     def receive(self) -> tuple[Any, list[int]]:
-        """Wait for the next message. Return it with the descriptors that came along.
-
-        Raises PeerLost if the peer has gone, and MessageUnreadable, with no descriptor left open, for anything but the
-        messages that may come.
-        """
+        """See `Endpoint`. Waits until there is a message."""
         try:
             packet, descriptors, _, _ = socket.recv_fds(self.end, PACKET + 1, MOST_DESCRIPTORS)
         except ConnectionResetError:
@@ -81,25 +73,25 @@ class Channel:
         if not packet:
             raise PeerLost(f"{self.peer} has gone")
         try:
-            body = packet[1:] if packet[:1] == INLINE else attached(descriptors.pop(0))
-            return self._decoder.decode(body), descriptors
-        except (msgspec.MsgspecError, ValueError, IndexError, OSError) as error:
+            body = packet[1:] if packet[:1] == INLINE else _long(descriptors)
+            return self._coding.decode(body, descriptors), descriptors
+        except MessageUnreadable:
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise MessageUnreadable(str(error)) from error
+            raise
 
     def ready(self, seconds: float | None = 0.0) -> bool:
-        """Whether a message, or the peer's end, is there. Waits so long for it, a day at most (None: without end)."""
+        """See `Endpoint`. Waits so long for it, a day at most (None: without end)."""
         poll = select.poll()
         poll.register(self.end, select.POLLIN)
         return bool(poll.poll(None if seconds is None else min(max(0.0, seconds), LONGEST) * 1000))
 
     def close(self) -> None:
-        """Close this end. Closing twice does no harm."""
+        """See `Endpoint`."""
         self.end.close()
 
     def _send(self, message: msgspec.Struct, descriptors: tuple[int, ...], flags: int) -> bool:
-        body = self._encoder.encode(message)
+        body = self._coding.encode(message)
         if len(body) < PACKET:
             return self._put(INLINE + body, descriptors, flags)
         long = attachment(body)
@@ -121,3 +113,17 @@ class Channel:
         except BlockingIOError:
             return False
         return True
+
+
+def _long(descriptors: list[int]) -> bytes:
+    """Read a message too long for its packet out of the first of these descriptors, and close that one."""
+    try:
+        if (length := os.fstat(descriptors[0]).st_size) > MOST_BYTES:
+            raise MessageUnreadable(too_long(length))
+        with open(descriptors[0], "rb", closefd=False) as file:
+            file.seek(0)
+            body = file.read()
+    except (IndexError, OSError, ValueError) as error:
+        raise MessageUnreadable(str(error)) from error
+    os.close(descriptors.pop(0))
+    return body

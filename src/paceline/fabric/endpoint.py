@@ -1,0 +1,120 @@
+"""One end of a channel between two processes: its contract, and messages as bytes.
+
+Everything here is pure: no socket, no clock. Sockets and ends within one process share it. Messages are msgpack (no
+pickle).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from paceline.errors import MessageUnreadable
+
+MOST_BYTES = 4 << 30
+"""Bytes of the longest message. Tensors travel in shared memory and in files, so a longer one can only be an error."""
+LENGTH = struct.Struct("<Q")
+
+
+class Endpoint(Protocol):
+    """One end of a channel. Messages arrive whole and in order, each with the descriptors that came along.
+
+    A class of tests holds every kind of endpoint to this.
+    """
+
+    peer: str
+    """Who is at the other end, for messages of errors."""
+
+    def try_to_send(self, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> bool:
+        """Send the message if there is room for it now. Return whether it was sent. Raises PeerLost without a peer.
+
+        The descriptors stay the caller's.
+        """
+        ...
+
+    def receive(self) -> tuple[Any, list[int]]:
+        """Return the next message with its descriptors, which are the caller's from then on.
+
+        Raises PeerLost if the peer has gone, and MessageUnreadable, with no descriptor left open, for anything but the
+        messages that may come.
+        """
+        ...
+
+    def ready(self, seconds: float | None = 0.0) -> bool:
+        """Whether a message, or the peer's end, is there."""
+        ...
+
+    def close(self) -> None:
+        """Close this end. Closing twice does no harm."""
+        ...
+
+
+class Coding:
+    """Messages to bytes, and bytes to messages of `kinds`: the union of types that the other end may send.
+
+    The attribute `descriptors` of a type says how many may come along with its messages; without it, none may.
+    """
+
+    def __init__(self, kinds: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kinds, ext_hook=_refuse)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def encode(self, message: msgspec.Struct) -> bytes:
+        """Return the message as bytes."""
+        return self._encoder.encode(message)
+
+    def decode(self, body: bytes | memoryview, descriptors: Sequence[int]) -> Any:
+        """Return the message that came as these bytes, with these descriptors. Raises MessageUnreadable."""
+        try:
+            message = self._decoder.decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise MessageUnreadable(str(error)) from error
+        if len(descriptors) > (most := getattr(message, "descriptors", 0)):
+            kind = type(message).__name__
+            raise MessageUnreadable(f"{kind} came with {len(descriptors)} descriptors, and may have {most}")
+        return message
+
+
+def framed(body: bytes) -> bytes:
+    """Return the bytes that a message is in a stream: its length, and then the message."""
+    return LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Cuts what comes as a stream of bytes into messages. See `framed`."""
+
+    def __init__(self) -> None:
+        self._unread = bytearray()
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Return the messages that are whole with these bytes, in order.
+
+        Raises MessageUnreadable, and again at each call, where the next one would be too long: nobody knows what
+        follows it.
+        """
+        self._unread += data
+        bodies: list[bytes] = []
+        while len(self._unread) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._unread)
+            if length > MOST_BYTES:
+                if not bodies:
+                    raise MessageUnreadable(too_long(length))
+                break
+            end = LENGTH.size + length
+            if len(self._unread) < end:
+                break
+            bodies.append(bytes(self._unread[LENGTH.size : end]))
+            del self._unread[:end]
+        return bodies
+
+
+def too_long(length: int) -> str:
+    """Why a message of so many bytes isn't read."""
+    return f"it would have {length:,} bytes, and may have {MOST_BYTES:,}"
+
+
+def _refuse(code: int, data: memoryview) -> Any:
+    raise ValueError(f"it has a value of no known kind ({code})")

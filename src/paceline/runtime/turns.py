@@ -1,0 +1,141 @@
+"""What a worker may say, by what it was told. A worker that says anything else is ended, and the run goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.core.machine import Spec
+from paceline.runtime import messages
+
+MOST_QUESTIONS = 100
+"""Questions for the optimizer's state that one worker may have open: the store answers each with a copy of it."""
+
+
+class Turns:
+    """One worker's turns to speak. Pure: `told` what it is sent, and asked about what is `heard` from it.
+
+    Only messages are judged that would do harm to the run out of turn. The others are passed over by whoever handles
+    them, as they may come late: from a script that an exception led out of a call, or from another of its threads.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self._stored = spec.family != "decentralized"
+        """Whether versions and the optimizer's state are with a store."""
+        self._offered: messages.Offered | None = None
+        self._forks_store = False
+        self._begun = self._stopped = self._declined = False
+        self._computes: tuple[int, int] | None = None
+        """The step that it computes, and the version that it computes on."""
+        self._finished = False
+        """Whether it has finished a step."""
+        self._steps: set[int] = set()
+        """Steps that its replica is to make."""
+        self._draws: set[tuple[int, int]] = set()
+        """(epoch, block) whose order it is to tell."""
+        self._adoption: type[messages.Message] | None = messages.AdoptionWanted
+        """What it may say next for its beginning to be adopted."""
+        self._evaluates: int | None = None
+        """The version that it evaluates."""
+        self._questions = 0
+        """For the optimizer's state, and not answered."""
+
+    def told(self, message: messages.Message) -> None:
+        """The worker is sent this."""
+        match message:  # each batch and each step comes by here: the most frequent messages come first
+            case messages.Leased():
+                pass
+            case messages.Compute(step=step, version=version):
+                self._computes = None if self._declined else (step, version)
+            case messages.Step(step=step):
+                self._steps.add(step)
+            case messages.OrderWanted(epoch=epoch, block=block):
+                self._draws.add((epoch, block))
+            case messages.ForkStore():
+                self._forks_store = True
+            case messages.Begin():
+                self._begun, self._forks_store = True, False
+            case messages.AdoptInto():
+                self._adoption = messages.Adopted
+            case messages.OptimizerState():
+                self._questions -= 1
+            case messages.Evaluate(version=version):
+                self._evaluates = version
+            case messages.Stop():
+                self._stopped = True
+
+    def heard(self, message: messages.Message) -> str:
+        """The worker has said this. Return why it may not, as the end of a sentence; empty if it may."""
+        if not self._may(message):
+            return f"it sent {type(message).__name__} out of turn"
+        if isinstance(message, messages.StepFinished) and not self._as_offered(message):
+            return "it finished a step with other parameter groups or batches than it offered"
+        return ""
+
+    def _may(self, message: messages.Message) -> bool:
+        match message:  # as in `told`
+            case messages.LeaseWanted():
+                return self._offered is not None and self._offered.loads
+            case messages.StepFinished(step=step, version=version):
+                return self._finishes((step, version))
+            case messages.OrderDrawn(epoch=epoch, block=block):
+                return _taken(self._draws, (epoch, block))
+            case messages.Stepped(step=step):
+                return _taken(self._steps, step)
+            case messages.Declined():
+                self._computes, self._declined = None, True
+            case messages.Offered():
+                first, self._offered = self._offered is None, message
+                return first
+            case messages.ParserEnded():
+                return self._offered is None
+            case messages.StoreNotForked():
+                return self._forks_store
+            case messages.AdoptionWanted() | messages.Adopted():
+                return self._adopts(type(message))
+            case messages.SnapshotWanted():
+                return self._begun and self._stored
+            case messages.StateWanted():
+                self._questions += 1
+                return self._begun and self._stored and self._questions <= MOST_QUESTIONS
+            case messages.FinishWanted():
+                return self._begun
+            case messages.Evaluated(version=version) | messages.EvaluationFailed(version=version):
+                asked, self._evaluates = self._evaluates, None
+                return version == asked
+        return True
+
+    def _finishes(self, step: tuple[int, int]) -> bool:
+        """Whether it was told to compute that step on that version, and has not said so before."""
+        told, self._computes, self._finished = self._computes, None, True
+        return step == told
+
+    def _as_offered(self, finished: messages.StepFinished) -> bool:
+        """Whether it has batches if they are leased, and hyperparameters that the run can go on with."""
+        offer = self._offered
+        if offer is None or (finished.batches is not None) != offer.loads:
+            return False
+        return finished.scalars is None or _alike(offer.scalars, finished.scalars)
+
+    def _adopts(self, kind: type[messages.Message]) -> bool:
+        """Whether it may say this of what it began with: before its first step, and once."""
+        if kind is messages.AdoptionWanted and self._stopped:  # an exception may have led its script out of the first
+            return True
+        due, self._adoption = self._adoption, None
+        return self._begun and not self._finished and kind is due
+
+
+def _taken(owed: set[Any], one: Any) -> bool:
+    """Take it out of what is owed. Return whether it was there."""
+    if one not in owed:
+        return False
+    owed.remove(one)
+    return True
+
+
+def _alike(offered: list[dict[str, Any]], now: list[dict[str, Any]]) -> bool:
+    """Whether there are as many parameter groups, and the factors that protocols scale are numbers still."""
+    return len(now) == len(offered) and all(
+        isinstance(after.get(key), int | float) or not isinstance(before.get(key), int | float)
+        for before, after in zip(offered, now, strict=True)
+        for key in ("lr", "momentum")
+    )

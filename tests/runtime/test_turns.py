@@ -1,0 +1,184 @@
+"""Turns: a worker may say what it was told to, once. What could harm the others out of turn is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from paceline.protocols import registry
+from paceline.runtime import messages as m
+from paceline.runtime.messages import Message
+from paceline.runtime.turns import MOST_QUESTIONS, Turns
+
+OFFERED = m.Offered(
+    forms=[], fixed_bytes=0, slot_bytes=0, push_bytes=0, state_bytes=0, model_bytes=0, optimizer="SGD",
+    scalars=[{"lr": 0.1, "momentum": 0.9, "name": "a"}, {"lr": 0.2}], loads=True, epoch_samples=None, streams=False,
+    epochs=None, buffers=None, shards=None, evaluates=True, metrics=None,
+)  # fmt: skip
+UNLOADED = msgspec.structs.replace(OFFERED, loads=False)
+FINISHED = m.StepFinished(
+    step=5, version=3, batches=[(0, 1)], skipped=[], scalars=None,
+    began=0.0, compute=0.0, push=0.0, other=0.0, waited=0.0, pulled=0.0,
+)  # fmt: skip
+BEGIN = m.Begin(slots=9, areas=2, holder="window", pushes="gradients")
+COMPUTE = m.Compute(step=5, version=3, slot=1, area=0, ahead=[])
+STOP = m.Stop(at_once=False)
+DRAWN = m.OrderDrawn(epoch=1, block=2, digest="", order=[[1]], last=True, samples=1)
+WANTS_TO_ADOPT = m.AdoptionWanted("digest")
+STARTED: list[str | Message] = ["told", m.ForkStore(9, 2, steps=True), "heard", OFFERED, "told", BEGIN, COMPUTE]
+
+
+def finished(**changes: Any) -> m.StepFinished:
+    return msgspec.structs.replace(FINISHED, **changes)
+
+
+def said(turns: Turns, course: list[str | Message]) -> str:
+    """What is wrong with the last message of this course. `told` and `heard` say what those after them are."""
+    how, why = "heard", ""
+    for one in course:
+        if isinstance(one, str):
+            how = one
+        elif how == "told":
+            turns.told(one)
+        else:
+            assert not why, f"the message before {one} was not to be wrong"
+            why = turns.heard(one)
+    assert how == "heard"
+    return why
+
+
+PROPER: dict[str, tuple[str, list[str | Message]]] = {
+    "the step that it was told to compute": ("asp", [*STARTED, "heard", FINISHED]),
+    "the step after that": ("asp", [*STARTED, "heard", FINISHED, "told", COMPUTE, "heard", FINISHED]),
+    "a step after it was stopped": ("asp", [*STARTED, STOP, "heard", FINISHED]),
+    "a changed learning rate": ("asp", [*STARTED, "heard", finished(scalars=[{"lr": 1, "momentum": 0.5}, {"lr": 2}])]),
+    "a further hyperparameter": (
+        "asp",
+        [*STARTED, "heard", finished(scalars=[{"lr": 0.1, "momentum": 0.5}, {"lr": 0.1, "momentum": None}])],
+    ),
+    "a step without a loader": ("asp", ["heard", UNLOADED, "told", BEGIN, COMPUTE, "heard", finished(batches=None)]),
+    "a question for a batch": ("asp", [*STARTED, "heard", m.LeaseWanted(0, 1, ""), m.LeaseWanted(0, 1, "")]),
+    "the order that it was asked for": ("asp", [*STARTED, m.OrderWanted(1, 2), "heard", DRAWN]),
+    "a replica's step": (
+        "ripples",
+        [*STARTED, m.Step(5, 0, 0, None), m.Step(6, 0, 0, None), "heard", m.Stepped(5, None), m.Stepped(6, None)],
+    ),
+    "that it makes no step more, twice": ("asp", [*STARTED, "heard", m.Declined(), m.Declined()]),
+    "its parser's end": ("asp", [m.ParserEnded(2)]),
+    "that it can't fork the store": (
+        "asp",
+        ["heard", OFFERED, "told", m.ForkStore(9, 2, steps=True), "heard", m.StoreNotForked("")],
+    ),
+    "what it began with": ("asp", [*STARTED, "heard", WANTS_TO_ADOPT, "told", m.AdoptInto(1), "heard", m.Adopted()]),
+    "what it began with, after it was stopped": (
+        "asp",
+        [*STARTED, "heard", WANTS_TO_ADOPT, "told", STOP, "heard", WANTS_TO_ADOPT],
+    ),
+    "questions for versions": ("asp", [*STARTED, "heard", m.SnapshotWanted(True), m.SnapshotWanted(False)]),
+    "questions for the state": (
+        "asp",
+        [
+            *STARTED,
+            "heard",
+            *([m.StateWanted()] * MOST_QUESTIONS),
+            "told",
+            m.OptimizerState(),
+            "heard",
+            m.StateWanted(),
+        ],
+    ),
+    "that it waits for the end, twice": ("ripples", [*STARTED, "heard", m.FinishWanted(), m.FinishWanted()]),
+    "the metrics that it was asked for": ("asp", [*STARTED, m.Evaluate(7, ""), "heard", m.Evaluated(7, {})]),
+    "why it could not evaluate": ("asp", [*STARTED, m.Evaluate(7, ""), "heard", m.EvaluationFailed(7, "")]),
+    "what harms nobody": (
+        "asp",
+        [m.Remarked(""), m.EpochsOver(), m.GivenBack([]), m.ScriptEnded(), m.SnapshotTaken(0)],
+    ),
+}
+STRANGE: dict[str, tuple[str, list[str | Message]]] = {
+    "a step that was never released": ("asp", [*STARTED, "heard", finished(step=6)]),
+    "a step on another version": ("asp", [*STARTED, "heard", finished(version=2)]),
+    "a step twice": ("asp", [*STARTED, "heard", FINISHED, FINISHED]),
+    "a step before the start": ("asp", [OFFERED, FINISHED]),
+    "a step that it has declined": ("asp", [*STARTED, "heard", m.Declined(), FINISHED]),
+    "a step released after it has declined": (
+        "asp",
+        [*STARTED, "heard", m.Declined(), "told", COMPUTE, "heard", FINISHED],
+    ),
+    "a question for a batch without a loader": ("asp", [UNLOADED, m.LeaseWanted(0, 1, "")]),
+    "an order that nobody asked for": ("asp", [*STARTED, "heard", DRAWN]),
+    "the order of another block": ("asp", [*STARTED, m.OrderWanted(1, 0), "heard", DRAWN]),
+    "an order twice": ("asp", [*STARTED, m.OrderWanted(1, 2), "heard", DRAWN, DRAWN]),
+    "a step of a replica that has none": ("asp", [*STARTED, "heard", m.Stepped(5, None)]),
+    "another step of its replica": ("ripples", [*STARTED, m.Step(5, 0, 0, None), "heard", m.Stepped(6, None)]),
+    "a step of its replica twice": (
+        "ripples",
+        [*STARTED, m.Step(5, 0, 0, None), "heard", m.Stepped(5, None), m.Stepped(5, None)],
+    ),
+    "a second offer": ("asp", [*STARTED, "heard", OFFERED]),
+    "its parser's end in training": ("asp", [*STARTED, "heard", m.ParserEnded(0)]),
+    "that it can't fork a store nobody asked it for": ("asp", [OFFERED, m.StoreNotForked("")]),
+    "that it can't fork the store when training goes on": ("asp", [*STARTED, "heard", m.StoreNotForked("")]),
+    "what it began with, before it has begun": ("asp", [OFFERED, WANTS_TO_ADOPT]),
+    "what it began with, after its first step": ("asp", [*STARTED, "heard", FINISHED, WANTS_TO_ADOPT]),
+    "what it began with, twice": ("asp", [*STARTED, "heard", WANTS_TO_ADOPT, WANTS_TO_ADOPT]),
+    "that it wrote what nobody told it to": ("asp", [*STARTED, "heard", m.Adopted()]),
+    "that it wrote what it only wants to": ("asp", [*STARTED, "heard", WANTS_TO_ADOPT, m.Adopted()]),
+    "that it wrote its beginning, twice": (
+        "asp",
+        [*STARTED, "heard", WANTS_TO_ADOPT, "told", m.AdoptInto(1), "heard", m.Adopted(), m.Adopted()],
+    ),
+    "a question for a version before the start": ("asp", [OFFERED, m.SnapshotWanted(False)]),
+    "a question for a version where there is no store": ("ripples", [*STARTED, "heard", m.SnapshotWanted(False)]),
+    "a question for the state before the start": ("asp", [OFFERED, m.StateWanted()]),
+    "a question for the state where there is no store": ("ripples", [*STARTED, "heard", m.StateWanted()]),
+    "too many questions for the state": ("asp", [*STARTED, "heard", *([m.StateWanted()] * (MOST_QUESTIONS + 1))]),
+    "that it waits for the end before the start": ("asp", [OFFERED, m.FinishWanted()]),
+    "metrics that nobody asked for": ("asp", [*STARTED, "heard", m.Evaluated(7, {})]),
+    "metrics of another version": ("asp", [*STARTED, m.Evaluate(7, ""), "heard", m.Evaluated(8, {})]),
+    "metrics twice": ("asp", [*STARTED, m.Evaluate(7, ""), "heard", m.Evaluated(7, {}), m.Evaluated(7, {})]),
+    "a failure that nobody asked for": ("asp", [*STARTED, "heard", m.EvaluationFailed(7, "")]),
+}
+UNLIKE: dict[str, m.StepFinished] = {
+    "no batches": finished(batches=None),
+    "a group less": finished(scalars=[{"lr": 0.1, "momentum": 0.9}]),
+    "a learning rate that is no number": finished(scalars=[{"lr": "0.1", "momentum": 0.9}, {"lr": 0.2}]),
+    "no learning rate": finished(scalars=[{"momentum": 0.9}, {"lr": 0.2}]),
+    "a momentum that is no number": finished(scalars=[{"lr": 0.1, "momentum": [0.9]}, {"lr": 0.2}]),
+}
+
+
+@pytest.mark.parametrize("course", PROPER.values(), ids=PROPER)
+def test_a_worker_may_say(course: tuple[str, list[str | Message]]) -> None:
+    name, messages = course
+    assert said(Turns(registry()[name]), messages) == ""
+
+
+@pytest.mark.parametrize("course", STRANGE.values(), ids=STRANGE)
+def test_a_worker_may_not_say(course: tuple[str, list[str | Message]]) -> None:
+    name, messages = course
+    assert said(Turns(registry()[name]), messages) == f"it sent {type(messages[-1]).__name__} out of turn"
+
+
+@pytest.mark.parametrize("message", UNLIKE.values(), ids=UNLIKE)
+def test_a_step_has_batches_and_hyperparameters_such_as_were_offered(message: m.StepFinished) -> None:
+    why = said(Turns(registry()["asp"]), [*STARTED, "heard", message])
+    assert why == "it finished a step with other parameter groups or batches than it offered"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ["LeaseWanted", -1, 1, ""],
+        ["LeaseWanted", 1 << 63, 1, ""],
+        ["LeaseWanted", 0, 0, ""],
+        ["OrderDrawn", 0, 0, "", [], True, -1],
+        ["Logged", 1 << 63, {}],
+        ["ParserEnded", 256],
+    ],
+)
+def test_numbers_that_the_run_cannot_go_on_with_are_no_messages(message: list[Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=m.FromWorker)
