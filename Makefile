@@ -31,8 +31,8 @@ CAPABILITY ?= default
 THREADS ?= 1
 NUMERIC := tests/training/test_averages.py tests/training/test_equals_plain.py tests/training/test_optimizers.py \
   tests/training/test_own_optimizers.py tests/training/test_own_step.py tests/fabric/test_groups.py \
-  tests/runtime/test_forged_data.py tests/runtime/test_momentum.py tests/runtime/test_replay.py \
-  tests/sim/test_gradients.py tests/sim/test_own_updates.py tests/habits/test_pickles.py
+  tests/runtime/test_forged_data.py tests/runtime/test_momentum.py tests/runtime/test_old_ledgers.py \
+  tests/runtime/test_replay.py tests/sim/test_gradients.py tests/sim/test_own_updates.py tests/habits/test_pickles.py
 
 numeric: $(VENV)/installed
 	ATEN_CPU_CAPABILITY=$(CAPABILITY) OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMERIC)

@@ -1,0 +1,77 @@
+"""Ledgers that an earlier version wrote, kept in `tests/fixtures`: this version still replays them, to the same bits.
+
+No operation of these runs rounds, so their bits are the same on every processor (see `fixtures/exact.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import nursery
+from support.recorded import checked
+from support.runs import Run
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+WRITTEN_BY = {"ssp": ("0.1.0", 7), "ps-plus": ("0.1.0", 7), "ripples": ("0.1.0", 7)}
+"""By run: the version of Paceline that wrote it, and the schema of its ledger."""
+
+Kept = Callable[[str], Run]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    """Gives a copy of a kept run, as reading it may leave files beside it."""
+
+    def copy(name: str) -> Run:
+        return Run(code=0, out="", err="", folder=shutil.copytree(FIXTURES / name, tmp_path / name))
+
+    return copy
+
+
+def replayed(run: Run) -> dict[str, Any]:
+    """What `paceline replay --json` says of that run."""
+    script, out = FIXTURES / "exact.py", run.folder.with_name("again")
+    process = nursery.Process(["replay", str(run.folder), "--script", str(script), "--out", str(out), "--json"])
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, printed + errors
+    return dict(json.loads(printed))
+
+
+@pytest.mark.parametrize("name", WRITTEN_BY)
+def test_a_ledger_of_an_earlier_version_is_replayed_to_the_same_bits(name: str, kept: Kept) -> None:
+    run = kept(name)
+    again = replayed(run)
+    assert again["same"], again["differences"]
+    assert not any("has changed" in note for note in again["notes"]), again["notes"]
+    recorded = {
+        "versions": "SELECT count(*) FROM versions",
+        "checksums": "SELECT count(*) FROM checksums",
+        "steps": "SELECT count(*) FROM pushes",
+    }
+    for what, query in recorded.items():
+        assert [(again["compared"][what],)] == run.rows(query), what
+    assert again["last_version"]["sha256"] == run.summary["final_parameters_sha256"]
+
+
+@pytest.mark.parametrize("name", WRITTEN_BY)
+def test_check_finds_nothing_wrong_with_a_ledger_of_an_earlier_version(name: str, kept: Kept) -> None:
+    found = checked(kept(name).folder)
+    assert found.wrong is None
+    assert found.counts["files"] > 0
+
+
+@pytest.mark.parametrize(("name", "written_by"), WRITTEN_BY.items())
+def test_a_kept_ledger_is_the_one_that_the_earlier_version_wrote(name: str, written_by: tuple[str, int]) -> None:
+    path = FIXTURES / name / "ledger.sqlite"
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as ledger:
+        ((version,),) = ledger.execute("SELECT value FROM run WHERE key = 'paceline'")
+        ((schema,),) = ledger.execute("PRAGMA user_version")
+    assert (json.loads(version), schema) == written_by
