@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from paceline.cluster.group_links import GroupLinks
+from paceline.cluster.scenario import Network, Scenario
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.leases import Leases
 from paceline.core.orders import Reduce, StepReplica
@@ -32,6 +34,8 @@ class Company:
     members: dict[int, Member]
     loop: Loop
     facts: list[Fact]
+    at: list[float]
+    """The present second."""
     averagers: dict[int, Channel] = field(default_factory=dict)
     evicted: list[tuple[int, list[int]]] = field(default_factory=list)
     """By whom, and what is kept for whom."""
@@ -55,7 +59,7 @@ def unused(*_: Any) -> Any:
 
 
 @contextmanager
-def company_of_three(stepped: bool) -> Iterator[Company]:
+def company_of_three(stepped: bool, network: Network | None = None) -> Iterator[Company]:
     ends = [pair() for _ in range(4)]
     channels = [Channel(ours, messages.FromWorker, "a worker") for ours, _ in ends[:3]]
     members = {
@@ -64,10 +68,20 @@ def company_of_three(stepped: bool) -> Iterator[Company]:
         )
         for worker, channel in enumerate(channels)
     }
-    loop, facts = Loop(), list[Fact]()
+    loop, facts, at = Loop(), list[Fact](), [0.0]
     to_store = Channel(ends[3][0], messages.FromStore, "the store")
-    exchange = ReplicaExchange(members, loop, Journal(NoLedger()), lambda *_: None, facts.append, lambda: 0.0, unused)
-    company = Company(exchange, members, loop, facts)
+    exchange = ReplicaExchange(
+        members,
+        loop,
+        Journal(NoLedger()),
+        lambda *_: None,
+        facts.append,
+        lambda: at[0],
+        unused,
+        GroupLinks.of(Scenario(network=network), 3),
+        None if network is None else network.message,
+    )
+    company = Company(exchange, members, loop, facts, at)
     leases = Leases("queue", list(members))
     leases.open(0, [4, 4, 4], "digest")
     store = StoreClient(
@@ -171,6 +185,76 @@ def test_an_average_comes_about_when_its_last_share_is_made_though_its_end_was_t
     exchange.conclude()
     assert set(exchange.replicas.values()) == targets
     assert not exchange.averaging
+
+
+# --- averages at a network's pace
+
+
+@pytest.fixture
+def paced() -> Iterator[Company]:
+    """An average of two takes 0.25 s of latencies, and 100 bytes at 100 a second."""
+    with company_of_three(stepped=True, network=Network(bandwidth=100.0, latency=0.125, message=100)) as company:
+        yield company
+
+
+def test_an_average_whose_shares_are_made_sooner_ends_at_the_model_s_time_however_late_the_run_comes_to_it(
+    paced: Company,
+) -> None:
+    exchange = paced.exchange
+    before = dict(exchange.replicas)
+    exchange.present = 0.5
+    exchange.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    exchange.present = None
+    paced.at[0] = 0.75
+    targets = {paced.average(0), paced.average(1)}
+    assert (paced.facts, exchange.next(1.7)) == ([], None)
+    assert exchange.due() == pytest.approx(1.0)
+    paced.at[0] = 2.0
+    fact = exchange.next(2.0)
+    assert fact == ReduceFinished(group=0, at=1.75)
+    assert (exchange.next(2.0), exchange.due()) == (None, None)
+    assert exchange.replicas == before, "until the machine is told"
+    exchange.tell(fact)
+    assert {exchange.replicas[0], exchange.replicas[1]} == targets
+    assert paced.members[0].transfers == [("pull", 0.5, 1.75)]
+
+
+def test_an_average_whose_shares_are_made_later_than_its_bytes_have_moved_ends_then(paced: Company) -> None:
+    exchange = paced.exchange
+    exchange.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    paced.average(0)
+    paced.at[0] = 1.5
+    assert (exchange.next(1.5), exchange.due()) == (None, None)
+    paced.at[0] = 2.0
+    paced.average(1)
+    assert paced.facts == [ReduceFinished(group=0, at=2.0)]
+
+
+def test_an_average_begins_once_its_members_steps_are_made(paced: Company) -> None:
+    exchange = paced.exchange
+    exchange._ordered[0] += 1
+    exchange.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    assert exchange.due() is None
+    paced.at[0] = 0.5
+    exchange._stepping[0, 1] = []
+    exchange.stepped(paced.members[0], 1)
+    assert exchange.due() == pytest.approx(1.0)
+
+
+def test_a_member_s_death_fails_its_group_when_the_average_would_have_ended(paced: Company) -> None:
+    """It had made its share, but its bytes were still on their way."""
+    exchange, lost = paced.exchange, paced.members[1]
+    before = dict(exchange.replicas)
+    exchange.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    paced.average(0)
+    paced.average(1)
+    lost.stage = "gone"
+    exchange.gone(lost)
+    assert paced.facts == []
+    paced.at[0] = 1.25
+    assert exchange.next(1.25) is None
+    assert paced.facts == [ReduceFailed(group=0, lost=(1,), at=1.25)]
+    assert (exchange.averaging, exchange.replicas) == (False, before)
 
 
 # --- what scripts change before the first step

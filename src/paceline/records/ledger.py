@@ -73,8 +73,8 @@ CREATE TABLE step_times (    -- seconds
 );
 CREATE TABLE transfers (     -- where a scenario has a network: its model's times, and when the run acted on the end
     worker INTEGER,
-    direction TEXT,          -- push: an update to the store; pull: a version from it
-    number INTEGER,          -- the step that was pushed, or the version that was pulled
+    direction TEXT,          -- push: an update to the store; pull: a version from it; average: its part of a group's
+    number INTEGER,          -- the step that was pushed, the version that was pulled, or the group
     bytes INTEGER, began REAL, ended REAL, delivered REAL
 );
 CREATE TABLE leases (        -- each time that a worker's loader asked for a batch, in that order
@@ -292,7 +292,7 @@ class Ledger:
         self._queue.put(("step_times", worker, step, t.began, t.compute, t.push, t.wait, t.pull, t.other))
 
     def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
-        """A transfer of so many bytes has ended: a step's push, or a version's pull."""
+        """A transfer of so many bytes has ended: a step's push, a version's pull, or a part of a group's average."""
         self._queue.put(("transfers", worker, direction, number, size, times.began, times.ended, times.delivered))
 
     def version_recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:

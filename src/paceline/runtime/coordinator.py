@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from paceline.cluster.group_links import GroupLinks
 from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerLeft
 from paceline.core.leases import Batch, Dealing, Leases
 from paceline.core.listed import listed, workers_named
@@ -144,8 +145,17 @@ class Coordinator:
         self._exchange: Exchange | ReplicaExchange
         self._versions: StoredVersions | Means
         if self._spec.family == "decentralized":
+            network, links = settings.scenario.network, GroupLinks.of(settings.scenario, settings.workers)
             self._exchange = replicas = ReplicaExchange(
-                self.members, loop, journal, self._send, self._happened.append, self._at, self._give_up
+                self.members,
+                loop,
+                journal,
+                self._send,
+                self._happened.append,
+                self._at,
+                self._give_up,
+                links,
+                None if network is None else network.message,
             )
             self._versions = Means(
                 replicas, self._spec.averages == "gradients", self.members, self.recordings, journal, self._at

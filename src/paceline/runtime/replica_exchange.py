@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from paceline.cluster.group_links import GroupLinks, ring_bytes
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, WorkerLeft
 from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
@@ -13,6 +14,7 @@ from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.channel import Channel, pair
 from paceline.fabric.groups import Kept
 from paceline.records.journal import Journal
+from paceline.records.times import TransferTimes
 from paceline.runtime import messages
 from paceline.runtime.loop import Loop
 from paceline.runtime.member import Member
@@ -35,8 +37,10 @@ class _Average:
     awaited: set[int] = field(default_factory=set)
     """Members whose share is not made yet."""
     began: float = 0.0
+    moving: bool = False
+    """Whether its bytes are on their way, on a scenario's network."""
     made: bool = False
-    """Whether all shares are made: the average takes effect when the machine is told."""
+    """Whether all shares are made and no bytes are on their way: it takes effect when the machine is told."""
     failed: bool = False
     """A replay or simulation said so while its shares were made: its area is kept until the last of them."""
     void: bool = False
@@ -74,13 +78,16 @@ class ReplicaExchange:
         happened: Callable[[Fact], None],
         now: Callable[[], float],
         give_up: Callable[[Member, str], None],
+        links: GroupLinks | None = None,
+        message: int | None = None,
     ) -> None:
         """`now()` is seconds since the run's start. `happened` takes the facts that an order causes.
 
-        `give_up(member, why)` ends a worker that can't go on.
+        `give_up(member, why)` ends a worker that can't go on. `links` pace averages; None: each takes what it takes.
+        `message`: bytes of a replica, if the scenario's network says it.
         """
         self.present: float | None = None
-        """As in `Exchange`: nothing here asks for it."""
+        """As in `Exchange`."""
         self.replicas: dict[int, int] = {}
         """By worker: the area that has its replica, or will when the steps that were ordered are made."""
         self.averages = 0
@@ -113,6 +120,8 @@ class ReplicaExchange:
         """Steps that each worker's replica has made."""
         self._later: list[_Later] = []
         self._kept = Kept()
+        self._links = links
+        self._message = message
         self.deaths_are_told = False
         """True if a replay or simulation dictates which groups fail. Otherwise a member's death fails its group.
         Replicas outlive their workers, so the others can make its share."""
@@ -166,6 +175,8 @@ class ReplicaExchange:
     def begin(self, store: StoreClient, leases: Leases, model_bytes: int) -> None:
         """Training begins: the replica of every worker that trains is the first version, in area 0."""
         self._store, self._leases = store, leases
+        if self._message is None:
+            self._message = model_bytes
         for worker, member in self._members.items():
             if member.trains:
                 self.replicas[worker] = 0
@@ -269,6 +280,7 @@ class ReplicaExchange:
                 self._fail(average)
                 return
             average.awaited = set(here)
+            self._move(average)
             for unused in self._kept.use(order.members):
                 self._tell(unused, messages.Evict(list(unused)))
             share = messages.Average(order.group, here, sources, average.target, weights)
@@ -387,13 +399,36 @@ class ReplicaExchange:
         self._later.append(_Later({worker: self._ordered[worker] for worker in workers}, do))
         self._go_on()
 
+    def _move(self, average: _Average) -> None:
+        """Its bytes begin to move, if a network paces that."""
+        if self._links is None:
+            return
+        assert self._message is not None  # training has begun
+        members = average.order.members
+        average.moving = True
+        if self.present is not None:
+            average.began = self.present
+        self._links.begin(average.order.group, members, ring_bytes(len(members), self._message), average.began)
+
     def next(self, until: float) -> Fact | None:
-        """No transfer takes time of its own here."""
+        """Return the fact of the earliest average whose bytes had moved by `until`, if its shares are made by now.
+
+        Its time is the model's, however late the loop comes to it. An average whose shares are made later ends then.
+        """
+        while self._links is not None and (moved := self._links.finish(until)) is not None:
+            times = TransferTimes(moved.began, moved.ended, self._now())
+            for worker in moved.members:
+                self._journal.ledger.transferred(worker, "average", moved.group, moved.size, times)
+            average = self._averages[moved.group]
+            average.moving = False
+            if (fact := self._over(average, moved.ended)) is not None:
+                return fact
         return None
 
     def due(self) -> float | None:
-        """No transfer is under way here."""
-        return None
+        """Seconds until an average's bytes may next have moved, if any are on their way."""
+        change = self._links.next_change() if self._links is not None else None
+        return None if change is None else max(0.0, change - self._now())
 
     def _go_on(self) -> None:
         ready = [one for one in self._later if all(self._made[worker] >= n for worker, n in one.steps.items())]
@@ -402,24 +437,28 @@ class ReplicaExchange:
             one.do()
 
     def _end(self, average: _Average) -> None:
-        """When its area is no longer written: the average is made, unless a member was lost."""
+        """Tell that the average is made, if it is."""
+        if (fact := self._over(average, self._now())) is not None:
+            self._happened(fact)
+
+    def _over(self, average: _Average, at: float) -> Fact | None:
+        """When its area is no longer written and no bytes move: the average is made, unless a member was lost."""
         order = average.order
-        if average.awaited:
-            return
+        if average.awaited or average.moving:
+            return None
         if average.failed:
             del self._averages[order.group]
             self._unclaim(average.target)
-            return
+            return None
         if average.made:
-            return
+            return None
         if not self.deaths_are_told and not all(self._members[worker].here for worker in order.members):
             self._fail(average)
-            return
+            return None
         average.made = True
-        ended = self._now()
         for worker in order.members:
-            self._members[worker].transfers.append(("pull", average.began, ended))
-        self._happened(ReduceFinished(group=order.group, at=ended))
+            self._members[worker].transfers.append(("pull", average.began, at))
+        return ReduceFinished(group=order.group, at=at)
 
     def _come_about(self, group: int) -> None:
         average = self._averages.get(group)
