@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,20 @@ between_nodes = "20MB/s"
 within_nodes = "100MB/s"
 message = "1MB"
 latency = "1ms"
+"""
+
+SLOW = """
+[cluster]
+nodes = 2
+compute = "10ms"
+[network]
+bandwidth = "10MB/s"
+within_nodes = "10MB/s"
+message = "1MB"
+[[event]]
+worker = 1
+at_step = 2
+kill = true
 """
 
 Runs = dict[str, Future[Run]]
@@ -193,6 +208,16 @@ def test_an_average_has_the_model_s_time_unless_its_shares_were_made_later(name:
     for group, at in averaged.items():
         end, delivered = there[group]
         assert at == end or at >= delivered >= end
+
+
+@pytest.mark.parametrize("protocol", ["all-reduce", "ad-psgd", "ripples"])
+def test_a_run_whose_members_die_or_stop_while_their_bytes_move_goes_on_and_ends(protocol: str, tmp_path: Path) -> None:
+    """An average takes ten times as long as a step."""
+    (tmp_path / "slow.toml").write_text(SLOW)
+    flags = ("--scenario", str(tmp_path / "slow.toml"), "--threads", "1", "--tee", "none", "--max-steps", "24")
+    ended = run(training(), "-n", "4", "-p", protocol, *flags, tmp_path=tmp_path).completed()
+    assert ended.summary["per_worker"][1]["left"]["reason"] == "died"
+    assert checked(ended.folder).wrong is None
 
 
 @pytest.mark.parametrize("name", ["all-reduce 2", "ad-psgd 4"])

@@ -388,11 +388,11 @@ class World:
                 if ended.number in self._flows:  # otherwise its worker left at that very moment
                     self._transferred(ended)
                 continue
-            before = min(math.nextafter(until, 0.0), self._limit.seconds)
-            moved = self._group_links.finish(before) if self._group_links is not None else None
-            if moved is not None:
-                self._moved(moved)
-                continue
+            if self._group_links is not None and self._group_links.open:
+                moved = self._group_links.finish(min(math.nextafter(until, 0.0), self._limit.seconds))
+                if moved is not None:
+                    self._moved(moved)
+                    continue
             if until == math.inf and not self._flows and not self._groups:
                 return None
             if until > self._limit.seconds or until == math.inf:

@@ -10,7 +10,6 @@ from typing import Any
 
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Scenario, Slowdown
-from paceline.records.check.averages import averages
 from paceline.records.check.checking import Checking
 from paceline.records.check.rules import (
     COMMITS,
@@ -44,7 +43,6 @@ def times(checking: Checking) -> None:
         _measured(checking, rows)
         _padded(checking, rows)
         _link(checking)
-        averages(checking)
     if rows:
         checking.proved.append(f"{count(len(rows), 'finished step')}, whose times lie within what the facts leave them")
 
