@@ -59,8 +59,10 @@ def test_the_simulator_may_ask_for_steps_shorter_than_the_measured_and_a_real_ru
     assert "cluster.jitter is 0.1; a real step can't" in refusal(Scenario(jitter=0.1).checked_for_real_run)
     back = Scenario(events=(Kill(worker=1, at=1.0, rejoin_after=3.0),))
     assert "event 1: rejoin_after is 3s; in a real run a killed worker stays away" in refusal(back.checked_for_real_run)
+    slow = Scenario(network=Network(commit=0.5))
+    assert "network.commit is given; a real run's versions take what they take" in refusal(slow.checked_for_real_run)
     paced = Scenario(network=Network(mixed=1e9))
-    assert "network.mixed is given; a real run's versions and averages" in refusal(paced.checked_for_real_run)
+    assert paced.checked_for_real_run() is paced
 
 
 # The plan

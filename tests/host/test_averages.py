@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from paceline.cluster.scenario import Network
 from paceline.core.facts import ReduceFailed, ReduceFinished
 from paceline.core.items import Replica
 from paceline.core.leases import Leases
@@ -53,11 +54,13 @@ def free(company: Company) -> int | None:
 
 
 @contextmanager
-def three(stepped: bool) -> Iterator[tuple[Company, Averagers]]:
+def three(
+    stepped: bool, network: Network | None = None, now: Callable[[], float] = lambda: 0.0
+) -> Iterator[tuple[Company, Averagers]]:
     """Three workers, each of whose replicas has made a step, or none."""
     leases = Leases("queue", [0, 1, 2])
     leases.open(0, [4, 4, 4], "digest")
-    made = company(3, "ad-psgd", leases=leases)
+    made = company(3, "ad-psgd", leases=leases, network=network, now=now)
     averagers = Averagers(made)
     for worker in made.members if stepped else ():
         batch = leases.take(worker, 0, "digest")
@@ -195,6 +198,82 @@ def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_noth
     assert company.facts == []
     averagers.average(1)
     assert company.facts == [ReduceFinished(group=0, at=0.0)]
+
+
+# --- averages at a network's pace
+
+
+class Paced:
+    """A company whose averages of two take 0.25 s of latencies, and 100 bytes at 100 a second."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        network = Network(bandwidth=100.0, latency=0.125, message=100)
+        self.entered = three(stepped=True, network=network, now=lambda: self.at)
+        self.company, self.averagers = self.entered.__enter__()
+        self.host = self.company.host
+
+
+@pytest.fixture
+def paced() -> Iterator[Paced]:
+    paced = Paced()
+    yield paced
+    paced.entered.__exit__(None, None, None)
+
+
+def test_an_average_whose_shares_are_made_sooner_ends_at_the_model_s_time_however_late_the_run_comes_to_it(
+    paced: Paced,
+) -> None:
+    host, before = paced.host, replicas(paced.company)
+    host.present = 0.5
+    host.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    host.present = None
+    paced.at = 0.75
+    targets = {paced.averagers.average(0), paced.averagers.average(1)}
+    assert (paced.company.facts, host.next(1.7)) == ([], None)
+    assert host.due() == pytest.approx(1.0)
+    paced.at = 2.0
+    fact = host.next(2.0)
+    assert fact == ReduceFinished(group=0, at=1.75)
+    assert (host.next(2.0), host.due()) == (None, None)
+    assert replicas(paced.company) == before, "until the machine is told"
+    host.tell(fact)
+    assert {replicas(paced.company)[0], replicas(paced.company)[1]} == targets
+    assert paced.company.members[0].transfers == [("pull", 0.5, 1.75)]
+
+
+def test_an_average_whose_shares_are_made_later_than_its_bytes_have_moved_ends_then(paced: Paced) -> None:
+    paced.host.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    paced.averagers.average(0)
+    paced.at = 1.5
+    assert (paced.host.next(1.5), paced.host.due()) == (None, None)
+    paced.at = 2.0
+    paced.averagers.average(1)
+    assert paced.company.facts == [ReduceFinished(group=0, at=2.0)]
+
+
+def test_an_average_begins_once_its_members_steps_are_made(paced: Paced) -> None:
+    paced.host.carry_out(StepReplica(worker=0, step=1, version=2))
+    paced.host.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    assert paced.host.due() is None
+    paced.at = 0.5
+    paced.host.steps.stepped(0, 1)
+    assert paced.host.due() == pytest.approx(1.0)
+
+
+def test_a_member_s_death_fails_its_group_when_the_average_would_have_ended(paced: Paced) -> None:
+    """It had made its share, but its bytes were still on their way."""
+    host, before = paced.host, replicas(paced.company)
+    host.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+    paced.averagers.average(0)
+    paced.averagers.average(1)
+    paced.company.members[1].stage = "gone"
+    host.gone(1)
+    assert paced.company.facts == []
+    paced.at = 1.25
+    assert host.next(1.25) is None
+    assert paced.company.facts == [ReduceFailed(group=0, lost=(1,), at=1.25)]
+    assert (host.averages.averaging, replicas(paced.company)) == (False, before)
 
 
 # --- what scripts change before the first step

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from ripples_virtual import ALL, BETWEEN, OURS, PAGE, PROTOCOLS, WITHIN, WORKERS, cluster, run
+from ripples_virtual import ALL, BETWEEN, MESSAGE, OURS, PAGE, PROTOCOLS, WITHIN, WORKERS, cluster, run
 
-from paceline.core.orders import Reduce
-from paceline.sim.costs import ScenarioCosts
+from paceline.cluster.group_links import GroupLinks, ring_bytes
 
 STATIC, RANDOM, NO_FILTER = "ripples:schedule=static", "ripples:schedule=random", "ripples:threshold=none"
 SLOW = (1.0, 2.0, 5.0)
@@ -24,9 +23,10 @@ def speed(protocol: str, slow: float = 1.0) -> float:
 )
 def test_averages_cost_what_the_page_s_model_has(members: range, seconds: float) -> None:
     """Section 1.9: intra .05, one of each node .15, all sixteen .25; our own model."""
-    costs = ScenarioCosts(cluster(), WORKERS, seed=0)
-    order = Reduce(group=0, members=tuple(members), what="parameters")
-    assert costs.average(order) == pytest.approx(seconds)
+    links = GroupLinks.of(cluster(), WORKERS)
+    assert links is not None
+    links.begin(0, tuple(members), ring_bytes(len(members), MESSAGE), 0.0)
+    assert links.next_change() == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("number", range(len(SLOW)))

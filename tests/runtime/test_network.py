@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
-from paceline.core.facts import ParametersTaken, UpdateArrived
+from paceline.core.facts import ParametersTaken, ReduceFinished, UpdateArrived
 from paceline.records.ledger import read_facts
+from support.recorded import checked
 from support.runs import Run, run, side_by_side
 from support.scripts import training
 
@@ -34,13 +38,38 @@ bandwidth = "50MB/s"
 message = "1MB"
 """
 
+NODES = """
+[cluster]
+nodes = 2
+compute = "10ms"
+[network]
+between_nodes = "20MB/s"
+within_nodes = "100MB/s"
+message = "1MB"
+latency = "1ms"
+"""
+
+SLOW = """
+[cluster]
+nodes = 2
+compute = "10ms"
+[network]
+bandwidth = "10MB/s"
+within_nodes = "10MB/s"
+message = "1MB"
+[[event]]
+worker = 1
+at_step = 2
+kill = true
+"""
+
 Runs = dict[str, Future[Run]]
 Row = tuple[int, str, int, int, float, float, float]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """Four workers with a network between them and the store; one alone; and four without one."""
+    """Four workers with a network between them and the store, or between replicas; one alone; and four without one."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "network.toml").write_text(NETWORK)
     script, flags = training(), ("--threads", "1", "--tee", "none")
@@ -55,6 +84,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         calls[f"{protocol} overlapped"] = partial(
             run, script, "-n", "2", "-p", protocol, *overlapped, *flags, tmp_path=folder
         )
+    calls["all-reduce 2"] = partial(run, script, "-n", "2", "-p", "all-reduce", *network, *flags, tmp_path=folder)
+    (folder / "nodes.toml").write_text(NODES)
+    nodes = ("--scenario", str(folder / "nodes.toml"))
+    calls["ad-psgd 4"] = partial(run, script, "-n", "4", "-p", "ad-psgd", *nodes, *flags, tmp_path=folder)
     calls["without"] = partial(run, script, "-n", "4", "-p", "asp", *flags, tmp_path=folder)
     with side_by_side(calls) as futures:
         yield futures
@@ -128,6 +161,70 @@ def test_where_the_worker_computes_on_a_transfer_costs_it_nothing(runs: Runs) ->
         shares[protocol] = waited / sum(row[5] - row[4] for row in transfers(ended))
     assert shares["asp"] > 0.8
     assert shares["ps-plus"] < 0.5
+
+
+# Averages of groups
+
+
+def test_an_average_of_two_takes_a_ring_s_time_on_their_links(runs: Runs) -> None:
+    """The scenario says nothing of nodes: each worker has a link as fast as the store's."""
+    ended = runs["all-reduce 2"].result().completed()
+    rows = transfers(ended)
+    assert [row[:4] for row in rows] == [
+        (worker, "average", group, 1_000_000) for group in range(len(rows) // 2) for worker in range(2)
+    ]
+    assert len(rows) == 2 * 16
+    for *_, began, there, delivered in rows:
+        assert there - began == pytest.approx(SECONDS + 2 * LATENCY, rel=1e-9)
+        assert delivered >= there
+    assert "averages of all-reduce go over a link of each worker, as fast as the store's" in ended.err
+
+
+def test_every_average_ends_when_the_model_says_that_it_does(runs: Runs) -> None:
+    """Pairs across the two nodes share their links. The model is fed with the beginnings alone."""
+    rows = transfers(runs["ad-psgd 4"].result().completed())
+    pairs: dict[int, list[Row]] = {}
+    for row in rows:
+        pairs.setdefault(row[2], []).append(row)
+    assert all(len(pair) == 2 for pair in pairs.values())
+    links, ends = GroupLinks(("a", "a", "b", "b"), 100e6, 20e6, 20e6, LATENCY), dict[int, float]()
+    for group, ((one, _, _, size, began, *_), (other, *_)) in sorted(pairs.items(), key=lambda pair: pair[1][0][4]):
+        while (moved := links.finish(began)) is not None:
+            ends[moved.group] = moved.ended
+        links.begin(group, (one, other), size, began)
+    while (moved := links.finish(math.inf)) is not None:
+        ends[moved.group] = moved.ended
+    assert ends == {group: pytest.approx(pair[0][5], rel=1e-12) for group, pair in pairs.items()}
+
+
+@pytest.mark.parametrize("name", ["all-reduce 2", "ad-psgd 4"])
+def test_an_average_has_the_model_s_time_unless_its_shares_were_made_later(name: str, runs: Runs) -> None:
+    ended = runs[name].result().completed()
+    there = {row[2]: (row[5], row[6]) for row in transfers(ended)}
+    facts = [fact for fact, _ in read_facts(ended.folder / "ledger.sqlite")]
+    assert [fact.at for fact in facts] == sorted(fact.at for fact in facts)
+    averaged = {fact.group: fact.at for fact in facts if isinstance(fact, ReduceFinished)}
+    assert averaged.keys() <= there.keys()
+    for group, at in averaged.items():
+        end, delivered = there[group]
+        assert at == end or at >= delivered >= end
+
+
+@pytest.mark.parametrize("protocol", ["all-reduce", "ad-psgd", "ripples"])
+def test_a_run_whose_members_die_or_stop_while_their_bytes_move_goes_on_and_ends(protocol: str, tmp_path: Path) -> None:
+    """An average takes ten times as long as a step."""
+    (tmp_path / "slow.toml").write_text(SLOW)
+    flags = ("--scenario", str(tmp_path / "slow.toml"), "--threads", "1", "--tee", "none", "--max-steps", "24")
+    ended = run(training(), "-n", "4", "-p", protocol, *flags, tmp_path=tmp_path).completed()
+    assert ended.summary["per_worker"][1]["left"]["reason"] == "died"
+    assert checked(ended.folder).wrong is None
+
+
+@pytest.mark.parametrize("name", ["all-reduce 2", "ad-psgd 4"])
+def test_check_asks_the_model_of_the_links_again(name: str, runs: Runs) -> None:
+    found = checked(runs[name].result().completed().folder)
+    assert found.wrong is None
+    assert any("averages take what the model of their links gives" in line for line in found.proved)
 
 
 def test_without_a_network_nothing_is_paced(runs: Runs) -> None:

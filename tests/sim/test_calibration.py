@@ -255,6 +255,23 @@ def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path
     assert run.recorded.steps[0][1] == Step(began=1.2, before=before, compute=0.8, works=0.8, after=after)
 
 
+class Summing(ScenarioCosts):
+    """An average takes a tenth of a second of work."""
+
+    def average(self, order: Reduce) -> float:
+        return 0.1
+
+
+@pytest.mark.parametrize(("message", "seconds"), [(10**6, {0.1}), (10**8, {0.0})])
+def test_an_average_that_ended_as_its_bytes_had_moved_took_no_other_time_that_is_known(
+    message: int, seconds: set[float], tmp_path: Path
+) -> None:
+    """Otherwise the link's time would count as work, in predictions of groups that have the link for themselves."""
+    scenario = replace(ALONE, network=Network(bandwidth=1e8, message=message))
+    _, run = made(tmp_path / "run", "all-reduce", scenario, costs=Summing(scenario, 2, 0))
+    assert {round(took, 9) for _, took in run.recorded.averages.values()} == seconds
+
+
 # --- what the run can't say ---------------------------------------------------------------------------
 
 
@@ -270,6 +287,9 @@ def test_what_the_run_has_nothing_of_is_said(tmp_path: Path) -> None:
     none = "no groups averaged in that run: an average of ad-psgd is taken to take no time"
     real = replace(stored, simulated=False)
     assert real.remarks(chosen("ad-psgd")) == [f"no groups averaged in that run: {both}"]
+    paced = replace(real, scenario=replace(ALONE, network=Network(latency=0.1)))
+    (line,) = paced.remarks(chosen("ad-psgd"))
+    assert line.endswith("what a version took, besides what the scenario's network says of averages")
     assert replace(real, recorded=replace(real.recorded, commits={})).remarks(chosen("ad-psgd")) == [none]
     assert replace(grouped, simulated=False).remarks(chosen("bsp")) == [f"{version} what an average took"]
 

@@ -306,13 +306,12 @@ LINK = '[network]\nbandwidth = "1Gbit/s"\nmessage = "1MB"\n'
 @pytest.mark.parametrize(
     ("network", "told"),
     [
-        (LINK, "no time"),
-        (LINK + 'latency = "1ms"\n', "the latency alone"),
+        (LINK, "averages of all-reduce go over a link of each worker, as fast as the store's"),
         (LINK + 'within_nodes = "1Gbit/s"\n', None),
         ("", None),
     ],
 )
-def test_that_averages_are_free_where_only_the_stores_link_is_given_is_said(
+def test_what_averages_are_taken_to_go_over_where_only_the_stores_link_is_given_is_said(
     simulate: Any, network: str, told: str | None
 ) -> None:
     said = simulate("-p", "all-reduce", "-p", "bsp", "--steps", "8", cluster=CLUSTER + network)
@@ -321,7 +320,7 @@ def test_that_averages_are_free_where_only_the_stores_link_is_given_is_said(
         assert said.err == ""
     else:
         assert said.err.count("\n") == 1
-        assert f"averages of all-reduce take {told}" in said.err
+        assert told in said.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -20,6 +21,8 @@ from paceline.core.facts import (
     Fact,
     GradientReady,
     ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
     ReplicaCopied,
     TrainingBegan,
     UpdateArrived,
@@ -213,6 +216,58 @@ def test_where_nothing_is_said_of_mixed_groups_they_take_the_links_between_nodes
     assert period("all-reduce", two, 4) == period("all-reduce", four, 4) == pytest.approx(2.0 + 1.5 * 1.5)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "network", "pairs", "fours"),
+    [
+        (1, {"within_nodes": B}, (2.0, 6.0), (8.0, 11.0)),
+        (8, {"between_nodes": B}, (2.0, 3.0), (5.0, 6.5)),
+        (1, {"bandwidth": B}, (2.0, 3.0), (5.0, 6.5)),
+        (4, {"between_nodes": B}, (2.0, 2.0), (4.0, 5.5)),
+    ],
+)
+def test_groups_that_average_at_the_same_time_share_the_links_that_they_meet_on(
+    nodes: int, network: dict[str, float], pairs: tuple[float, float], fours: tuple[float, float], tmp_path: Path
+) -> None:
+    """Blocks of two after the second step, of four after the fourth: 100 and 150 bytes of each member at 100 a second.
+
+    On one node, four pairs share its memory, then two fours. On four nodes, pairs are within one.
+    """
+    scenario = Scenario(nodes=nodes, compute=1.0, network=Network(message=100, **network))  # type: ignore[arg-type]
+    folder = tmp_path / "run"
+    simulate(simulation("ripples:schedule=static", scenario, 8, steps=40), folder)
+    moved = connect(folder / "ledger.sqlite").execute(
+        "SELECT number, group_concat(worker), bytes, began, ended FROM transfers WHERE direction = 'average' GROUP BY 1"
+    )
+    expected = [(members, 100, *pairs) for members in ("0,1", "2,3", "4,5", "6,7")]
+    expected += [(members, 150, *fours) for members in ("0,1,2,3", "4,5,6,7")]
+    assert [tuple(row[1:]) for row in moved][:6] == expected
+    averaged = [fact.at for fact, _ in read_facts(folder / "ledger.sqlite") if isinstance(fact, ReduceFinished)]
+    assert averaged[:6] == [pairs[1]] * 4 + [fours[1]] * 2
+
+
+class Summing(ScenarioCosts):
+    """An average takes two seconds of work."""
+
+    def average(self, order: Reduce) -> float:
+        return 2.0
+
+
+@pytest.mark.parametrize(("message", "takes"), [(100, 2.0), (200, 2.0), (300, 3.0)])
+def test_an_average_ends_when_its_work_is_done_and_its_bytes_have_moved(message: int, takes: float) -> None:
+    scenario = Scenario(compute=1.0, network=Network(bandwidth=B, message=message))
+    one = simulation("all-reduce", scenario, 2, steps=20, costs=Summing(scenario, 2, 0))
+    assert simulate(one)["wall_seconds"] == 10 * (1.0 + takes)
+
+
+def test_a_network_of_groups_changes_nothing_for_a_store() -> None:
+    """To the last bit."""
+    link = Network(bandwidth=B, latency=0.01, message=25)
+    scenario = Scenario(nodes=2, compute=1.0, jitter=0.2, network=link)
+    grouped = replace(scenario, network=replace(link, within_nodes=7.0, between_nodes=3.0, mixed=2.0))
+    for protocol in ("bsp", "asp", "hsp"):
+        assert simulated(protocol, scenario, 4, steps=80) == simulated(protocol, grouped, 4, steps=80)
+
+
 def test_without_a_bandwidth_an_average_takes_its_latencies() -> None:
     assert period("all-reduce", Scenario(compute=2.0, network=Network(latency=0.25)), 3) == 2.0 + 4 * 0.25
 
@@ -366,13 +421,39 @@ def test_every_transfer_ends_or_its_worker_has_left_and_as_many_bytes_arrive_as_
             open_[key] = fact.at
     assert not open_, "all have left in the end"
     with connect(folder / "ledger.sqlite") as ledger:
-        kept = ledger.execute("SELECT worker, direction, number, bytes, began, ended, delivered FROM transfers")
+        kept = ledger.execute(
+            "SELECT worker, direction, number, bytes, began, ended, delivered FROM transfers "
+            "WHERE direction <> 'average'"
+        )
         rows = kept.fetchall()
     assert sorted((row[0], row[1], row[2], row[4], row[5]) for row in rows) == sorted(ended)
     assert {row[3] for row in rows} <= {50_000}
     assert all(row[5] == row[6] for row in rows), "the run acts on an end as it comes"
     if choice.spec.family == "parameter-server":
         assert len(rows) > STEPS
+
+
+def test_every_average_moves_a_ring_s_bytes_into_each_member_and_is_over_then(
+    run: tuple[Choice, Path, Summary],
+) -> None:
+    _, folder, _ = run
+    ordered: dict[int, tuple[tuple[int, ...], float]] = {}
+    over: dict[int, float] = {}
+    for fact, orders in facts(folder):
+        if isinstance(fact, ReduceFinished | ReduceFailed):
+            over[fact.group] = fact.at
+        ordered |= {order.group: (order.members, fact.at) for order in orders if isinstance(order, Reduce)}
+    with connect(folder / "ledger.sqlite") as ledger:
+        kept = ledger.execute(
+            "SELECT number, worker, bytes, began, ended FROM transfers WHERE direction = 'average' ORDER BY rowid"
+        )
+        rows = kept.fetchall()
+    assert sorted(rows) == sorted(
+        (group, worker, -(-2 * (len(members) - 1) * 50_000 // len(members)), at, over[group])
+        for group, (members, at) in ordered.items()
+        if group in over
+        for worker in members
+    )
 
 
 def test_a_workers_four_seconds_are_its_time_and_a_steps_parts_are_the_time_to_the_next(
@@ -524,7 +605,7 @@ def test_who_is_back_before_its_step_would_have_ended_does_not_end_that_step(
 ) -> None:
     """At 4; until then it waits for the round's end, or for a replica."""
     events = (Kill(worker=0, at=3.5, rejoin_after=0.25),)
-    summary = simulated(protocol, Scenario(compute=4.0, network=network, events=events), 3, seconds=60.0)
+    summary = simulated(protocol, Scenario(compute=4.0, network=network, events=events), 3, seconds=80.0)
     assert (summary["outcome"], summary["error"]) == ("completed", None)
     assert summary["per_worker"][0]["steps"] > 10
 
@@ -556,7 +637,7 @@ def test_an_update_that_arrives_as_its_worker_is_killed_has_arrived() -> None:
 
 def test_a_copy_whose_source_dies_under_way_never_ends(tmp_path: Path) -> None:
     """0 is back at 3.5 and copies for 2 s; whom it copied at first dies at 4.5, and it copies another's."""
-    network = Network(bandwidth=B / 2, message=100)
+    network = Network(bandwidth=B / 2, message=100, within_nodes=math.inf)  # averages take no time
     death = Kill(worker=0, at=2.5, rejoin_after=1.0)
     copies: list[tuple[float, int]] = []
     for name, events in (("alive", (death,)), ("dead", (death, Kill(worker=1, at=4.5)))):
@@ -565,7 +646,7 @@ def test_a_copy_whose_source_dies_under_way_never_ends(tmp_path: Path) -> None:
         (copied,) = (fact for fact, _ in facts(tmp_path / name) if isinstance(fact, ReplicaCopied))
         copies.append((copied.at, copied.source))
         with connect(tmp_path / name / "ledger.sqlite") as ledger:
-            assert ledger.execute("SELECT count(*) FROM transfers").fetchone() == (1,)
+            assert ledger.execute("SELECT count(*) FROM transfers WHERE direction = 'pull'").fetchone() == (1,)
     assert copies == [(5.5, 1), (6.5, 2)]
 
 

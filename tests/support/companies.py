@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.cluster.scenario import Network
+from paceline.cluster.group_links import GroupLinks
+from paceline.cluster.scenario import Network, Scenario
 from paceline.core.facts import Fact
 from paceline.core.leases import Leases
 from paceline.core.machine import Spec
@@ -94,6 +95,7 @@ def company(
         loop,
         Heard(timed=ignored, checked=ignored, made=lambda version, _: made.append(version), not_finite=unused),
         network=network,
+        groups=GroupLinks.of(Scenario(network=network), workers),
         owns_replicas=spec.family == "decentralized",
         steps_in_store=steps_in_store,
         rate_scale=1.0,

@@ -23,7 +23,7 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The parameter server's link, and what groups average over. Bandwidths: bytes a second; None is unlimited."""
+    """The store's link, and those that groups average over. Bandwidths are bytes a second; None is unlimited."""
 
     bandwidth: float | None = None
     """Of each server's link, each way."""
@@ -40,11 +40,12 @@ class Network:
     commit: float = 0.0
     """Seconds that the store takes to make a version, one after another."""
     within_nodes: float | None = None
-    """Of a group whose members are all in one node."""
+    """Of a node's memory, which groups use whose members are all on it."""
     between_nodes: float | None = None
-    """Of a group with one member of each of several nodes."""
+    """Of a node's link to others, which groups across nodes use. None is the less of `bandwidth` and
+    `worker_bandwidth`. See `group_links`."""
     mixed: float | None = None
-    """Of a group with several members of one node and others elsewhere; None is as `between_nodes`."""
+    """The same for a group with several members on one node and others elsewhere; None is as `between_nodes`."""
 
     @property
     def narrow(self) -> bool:
@@ -139,7 +140,7 @@ class Scenario:
         """Return this scenario. Raises ConfigError if it asks for what no real run can do.
 
         A real step can be made longer, never shorter. So speeds above 1 need `compute` as the length to pad to, and so
-        does jitter, whose factors lie on both sides of 1. No worker rejoins, and an average takes its own time.
+        does jitter, whose factors lie on both sides of 1. No worker rejoins, and a version takes its own time.
         """
         for number, event in enumerate(self.events, 1):
             if isinstance(event, Kill) and event.rejoin_after is not None:
@@ -147,12 +148,11 @@ class Scenario:
                     f"{self.name}: event {number}: rejoin_after is {as_duration(event.rejoin_after)}; in a real run a "
                     "killed worker stays away: leave it out, or see what would come of it with paceline simulate"
                 )
-        for key in ("commit", "within_nodes", "between_nodes", "mixed"):
-            if self.network is not None and getattr(self.network, key):
-                raise ConfigError(
-                    f"{self.name}: network.{key} is given; a real run's versions and averages take what they "
-                    "take: leave it out, or see what would come of it with paceline simulate"
-                )
+        if self.network is not None and self.network.commit:
+            raise ConfigError(
+                f"{self.name}: network.commit is given; a real run's versions take what they take: leave it out, or "
+                "see what would come of it with paceline simulate"
+            )
         self.checked_to_count()
         if self.compute is None:
             remedy = "a real step can't be made shorter: set cluster.compute, so that a step can be padded"

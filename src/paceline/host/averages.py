@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.items import Mean, Update
@@ -12,6 +13,7 @@ from paceline.core.orders import Reduce
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.groups import Kept
 from paceline.fabric.unix import Channel, pair
+from paceline.host.fetch import Fetcher
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps
@@ -34,8 +36,10 @@ class _Average:
     awaited: set[int] = field(default_factory=set)
     """Members whose share is not made yet."""
     began: float = 0.0
+    moving: bool = True
+    """Whether its bytes are on their way."""
     made: bool = False
-    """Whether all shares are made: the average takes effect when the machine is told."""
+    """Whether all shares are made and no bytes are on their way: it takes effect when the machine is told."""
     failed: bool = False
     """A replay or simulation said so while its shares were made: its place is kept until the last of them."""
     void: bool = False
@@ -61,6 +65,7 @@ class Averages:
         self,
         shelf: Shelf,
         plan: Plan,
+        fetcher: Fetcher,
         members: Mapping[int, Member],
         loop: Loop,
         happened: Callable[[Fact], None],
@@ -77,6 +82,7 @@ class Averages:
         Replicas outlive their workers, so the others can make its share."""
         self._shelf = shelf
         self._plan = plan
+        self._fetcher = fetcher
         self._members = members
         self._loop = loop
         self._happened = happened
@@ -121,12 +127,12 @@ class Averages:
         def go() -> None:
             if average.failed:
                 return
-            average.began = self._now()
             here = [w for w in order.members if self._members[w].here and w in self._averagers]
             if not here or (len(here) < len(order.members) and not self.deaths_are_told):
                 self._fail(average)
                 return
             average.awaited = set(here)
+            average.began = self._fetcher.gather(order.group, order.members, partial(self._moved, average))
             for unused in self._kept.use(order.members):
                 self._tell(unused, messages.Evict(list(unused)))
             self._tell(tuple(here), messages.Average(order.group, here, sources, target, weights))
@@ -218,25 +224,34 @@ class Averages:
             if worker in self._averagers:
                 self._averagers[worker].outbox.send(message)
 
+    def _moved(self, average: _Average, at: float) -> Fact | None:
+        """Its bytes have moved."""
+        average.moving = False
+        return self._over(average, at)
+
     def _end(self, average: _Average) -> None:
-        """When its place is no longer written: the average is made, unless a member was lost."""
+        """Tell that the average is made, if it is."""
+        if (fact := self._over(average, self._now())) is not None:
+            self._happened(fact)
+
+    def _over(self, average: _Average, at: float) -> Fact | None:
+        """When its place is no longer written and no bytes move: the average is made, unless a member was lost."""
         order = average.order
-        if average.awaited:
-            return
+        if average.awaited or average.moving:
+            return None
         if average.failed:
             del self._averages[order.group]
             self._shelf.release(mean_of(order.group))
-            return
+            return None
         if average.made:
-            return
+            return None
         if not self.deaths_are_told and not all(self._members[worker].here for worker in order.members):
             self._fail(average)
-            return
+            return None
         average.made = True
-        ended = self._now()
         for worker in order.members:
-            self._members[worker].transfers.append(("pull", average.began, ended))
-        self._happened(ReduceFinished(group=order.group, at=ended))
+            self._members[worker].transfers.append(("pull", average.began, at))
+        return ReduceFinished(group=order.group, at=at)
 
     def _fail(self, average: _Average) -> None:
         order = average.order

@@ -8,15 +8,19 @@ from typing import Protocol
 from paceline.core.facts import Fact
 from paceline.core.items import Update, Version
 
-Then = Callable[[float], Fact]
-"""Called once the item is there, with that moment in seconds since the run's start. It says what has happened."""
+Then = Callable[[float], Fact | None]
+"""Called once the item is there, with that moment in seconds since the run's start. It says what has happened, if
+anything has."""
 
 
 class Fetcher(Protocol):
-    """Brings updates of workers to the store, and versions to workers."""
+    """Brings updates of workers to the store, versions to workers, and what members of a group average together."""
 
     def fetch(self, worker: int, item: Update | Version, then: Then) -> None:
         """Bring that worker's update to the store, or that version to the worker."""
+
+    def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
+        """Bring together what the group averages, and the mean to its members. Return when that began."""
 
     def cancel(self, worker: int) -> None:
         """The worker takes no part any more: what is on the way to it or from it never arrives."""
@@ -25,7 +29,7 @@ class Fetcher(Protocol):
         """Return what came of the earliest fetch that has ended by then: each once, in the order of their ends."""
 
     def due(self) -> float | None:
-        """Seconds until the next fetch ends, if one is under way."""
+        """Seconds until the next fetch may end, if one is under way."""
 
 
 class Local:
@@ -38,7 +42,13 @@ class Local:
 
     def fetch(self, worker: int, item: Update | Version, then: Then) -> None:
         """See `Fetcher`."""
-        self._happened(then(self._now()))
+        self._over(then)
+
+    def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
+        """See `Fetcher`."""
+        began = self._now()
+        self._over(then)
+        return began
 
     def cancel(self, worker: int) -> None:
         """See `Fetcher`. Nothing is ever on the way."""
@@ -50,3 +60,7 @@ class Local:
     def due(self) -> float | None:
         """See `Fetcher`."""
         return None
+
+    def _over(self, then: Then) -> None:
+        if (fact := then(self._now())) is not None:
+            self._happened(fact)

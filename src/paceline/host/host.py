@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 
-from paceline.cluster.network import Direction, SharedLink
+from paceline.cluster.group_links import GroupLinks
+from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, WorkerLeft
 from paceline.core.items import Beginning, Version
@@ -25,7 +26,7 @@ from paceline.host.arithmetic import Arithmetic
 from paceline.host.averages import Averages
 from paceline.host.commits import NEWEST, Commits, Heard
 from paceline.host.copies import Copies
-from paceline.host.fetch import Fetcher, Local
+from paceline.host.fetch import Local
 from paceline.host.paced import Paced
 from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
@@ -57,6 +58,7 @@ class Host:
         heard: Heard,
         *,
         network: Network | None,
+        groups: GroupLinks | None,
         owns_replicas: bool,
         steps_in_store: bool,
         rate_scale: float,
@@ -66,7 +68,9 @@ class Host:
         give_up: Callable[[Member, str], None],
         idle_cores: Callable[[], int],
     ) -> None:
-        """`owns_replicas`: every worker has a replica of its own. Otherwise the store makes versions.
+        """`network` paces pushes and pulls, and `groups` averages.
+
+        `owns_replicas`: every worker has a replica of its own. Otherwise the store makes versions.
 
         `now()` is seconds since the run's start. `happened` takes the facts that an order causes.
         `give_up(member, why)` ends a worker that can't go on. See `Commits` for the others.
@@ -85,10 +89,9 @@ class Host:
         self._owns_replicas = owns_replicas
         self._leases = Leases("queue", [])
         self._begun = False
-        link = SharedLink.of(network)
-        self._paced = None if link is None else Paced(link, now, self._moment, self._transferred)
-        self._fetcher: Fetcher = self._paced or Local(now, happened)
-        self.averages = Averages(self.shelf, plan, members, loop, happened, now, give_up)
+        local = Local(now, happened)
+        self._fetcher = Paced(SharedLink.of(network), groups, local, now, self._moment, self._transferred)
+        self.averages = Averages(self.shelf, plan, self._fetcher, members, loop, happened, now, give_up)
         self.steps = Steps(self.shelf, plan, members, journal, send, self.averages.needs_no_mean)
         self.averages.steps = self.steps
         self.copies = Copies(self.shelf, plan, self.steps)
@@ -151,8 +154,8 @@ class Host:
         self._begun = True
         self._leases = self.steps.leases = self.pushes.leases = leases
         self.commits.begin(self.arithmetic)
-        if self._paced is not None and self._network is not None:
-            self._paced.size = model_bytes if self._network.message is None else self._network.message
+        given = None if self._network is None else self._network.message
+        self._fetcher.size = model_bytes if given is None else given
         if self._owns_replicas:
             self.steps.begin((worker for worker, member in self._members.items() if member.trains), Version(0))
             self.shelf.release(NEWEST)  # no store makes another one of it
@@ -281,6 +284,7 @@ class Host:
     def _moment(self) -> float:
         return self._now() if self.present is None else self.present
 
-    def _transferred(self, worker: int, direction: Direction, number: int, size: int, times: TransferTimes) -> None:
-        self._members[worker].transfers.append((direction, times.began, times.ended))
+    def _transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
+        if direction != "average":  # a share that is made later ends an average later
+            self._members[worker].transfers.append((direction, times.began, times.ended))
         self._journal.ledger.transferred(worker, direction, number, size, times)

@@ -1,74 +1,113 @@
-"""Fetches at the pace of a scenario's network: each takes what a model of the link says."""
+"""Fetches at the pace of a scenario's network: each takes what a model of the links says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.cluster.network import Direction, SharedLink
+from paceline.cluster.group_links import GroupLinks, Moved, ring_bytes
+from paceline.cluster.network import Direction, SharedLink, Transfer
 from paceline.core.facts import Fact
 from paceline.core.items import Update, Version
-from paceline.host.fetch import Then
+from paceline.host.fetch import Local, Then
 from paceline.records.times import TransferTimes
 
-Ended = Callable[[int, Direction, int, int, TransferTimes], None]
-"""Told of each transfer: the worker, the direction, the step or version, bytes, times."""
+Ended = Callable[[int, str, int, int, TransferTimes], None]
+"""Told of each transfer: the worker, what it was, the number of its step, version or group, bytes, times."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """A transfer under way."""
+    """A transfer under way on the store's link."""
 
     worker: int
-    direction: Direction
     number: int
     """The step that is pushed, or the version that is pulled."""
     then: Then
 
 
 class Paced:
-    """See `Fetcher`. No byte moves here either: `next` tells a fetch's end when the model of the link says so.
+    """See `Fetcher`. No byte moves here either: `next` tells a fetch's end when the model of its link says so.
 
-    `at` is the model's time, to the last bit, however late the loop comes to it.
+    The end is the model's time, to the last bit, however late the loop comes to it. What no link paces is local.
     """
 
-    def __init__(self, link: SharedLink, now: Callable[[], float], moment: Callable[[], float], ended: Ended) -> None:
-        """`now()` is seconds since the run's start.
+    def __init__(
+        self,
+        store: SharedLink | None,
+        groups: GroupLinks | None,
+        local: Local,
+        now: Callable[[], float],
+        moment: Callable[[], float],
+        ended: Ended,
+    ) -> None:
+        """`store` paces pushes and pulls, `groups` averages. `now()` is seconds since the run's start.
 
         `moment()` is the time of the event that is being handled: at that time a fetch begins.
         """
         self.size = 0
-        """Bytes of one transfer. Set when training begins."""
-        self._link = link
+        """Bytes of one model. Set when training begins."""
+        self._store = store
+        self._groups = groups
+        self._local = local
         self._now = now
         self._moment = moment
         self._ended = ended
         self._flows: dict[int, _Flow] = {}
+        self._gathering: dict[int, Then] = {}
 
     def fetch(self, worker: int, item: Update | Version, then: Then) -> None:
         """See `Fetcher`."""
+        if self._store is None:
+            self._local.fetch(worker, item, then)
+            return
         direction: Direction = "push" if isinstance(item, Update) else "pull"
         number = item.step if isinstance(item, Update) else item.version
-        flow = self._link.begin(worker, direction, self.size, self._moment())
-        self._flows[flow] = _Flow(worker, direction, number, then)
+        self._flows[self._store.begin(worker, direction, self.size, self._moment())] = _Flow(worker, number, then)
+
+    def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
+        """See `Fetcher`."""
+        if self._groups is None:
+            return self._local.gather(group, members, then)
+        self._gathering[group] = then
+        began = self._moment()
+        self._groups.begin(group, members, ring_bytes(len(members), self.size), began)
+        return began
 
     def cancel(self, worker: int) -> None:
-        """See `Fetcher`."""
+        """See `Fetcher`. An average goes on: its other members may make the worker's share."""
         for number, flow in list(self._flows.items()):
-            if flow.worker == worker and self._link.cancel(number, self._now()):
+            if flow.worker == worker and self._store is not None and self._store.cancel(number, self._now()):
                 del self._flows[number]
 
     def next(self, until: float) -> Fact | None:
         """See `Fetcher`."""
-        ended = self._link.finish(until)
-        if ended is None:
-            return None
-        flow = self._flows.pop(ended.number)
-        times = TransferTimes(ended.began, ended.ended, self._now())
-        self._ended(flow.worker, flow.direction, flow.number, ended.size, times)
-        return flow.then(ended.ended)
+        while True:
+            end = None if self._store is None else self._store.next_end()
+            before = until if end is None else min(until, end)
+            if self._groups is not None and (moved := self._groups.finish(before)) is not None:
+                fact = self._gathered(moved)
+            elif self._store is not None and (fetched := self._store.finish(until)) is not None:
+                fact = self._fetched(fetched)
+            else:
+                return None
+            if fact is not None:
+                return fact
 
     def due(self) -> float | None:
         """See `Fetcher`."""
-        end = self._link.next_end()
-        return None if end is None else max(0.0, end - self._now())
+        ends = [self._store.next_end() if self._store else None, self._groups.next_change() if self._groups else None]
+        due = min((end for end in ends if end is not None), default=None)
+        return None if due is None else max(0.0, due - self._now())
+
+    def _fetched(self, fetched: Transfer) -> Fact | None:
+        flow = self._flows.pop(fetched.number)
+        times = TransferTimes(fetched.began, fetched.ended, self._now())
+        self._ended(flow.worker, fetched.direction, flow.number, fetched.size, times)
+        return flow.then(fetched.ended)
+
+    def _gathered(self, moved: Moved) -> Fact | None:
+        times = TransferTimes(moved.began, moved.ended, self._now())
+        for worker in moved.members:
+            self._ended(worker, "average", moved.group, moved.size, times)
+        return self._gathering.pop(moved.group)(moved.ended)

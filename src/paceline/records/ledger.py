@@ -292,7 +292,10 @@ class Ledger:
         self._queue.put(("step_times", worker, step, t.began, t.compute, t.push, t.wait, t.pull, t.other))
 
     def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
-        """A transfer of so many bytes has ended: a step's push, or a version's pull."""
+        """A transfer of so many bytes has ended: a step's push, a version's pull, or a part of a group's average.
+
+        For an average, the number is the group's. The schema's text does not say so, as it has to stay as it is.
+        """
         self._queue.put(("transfers", worker, direction, number, size, times.began, times.ended, times.delivered))
 
     def version_recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:

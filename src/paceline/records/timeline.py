@@ -155,7 +155,8 @@ def read_timeline(path: Path, history: Iterable[tuple[Fact, tuple[Order, ...]]] 
         for worker, step, began, ended in steps:
             notes.computed(worker, step, began, ended)
         transfers = database.execute(
-            "SELECT worker, direction, number, bytes, began, ended FROM transfers ORDER BY worker, began, ended"
+            "SELECT worker, direction, number, bytes, began, ended FROM transfers WHERE direction <> 'average' "
+            "ORDER BY worker, began, ended"
         )
         for worker, direction, number, size, began, ended in transfers:
             transfer = Transfer(began=began, ended=ended, direction=direction, number=number, size=size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.cluster.group_links import assumed
 from paceline.core.choice import nearest
 from paceline.core.leases import Dealing
 from paceline.core.listed import listed
@@ -142,8 +143,8 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
     spec, hosts = settings.choice.spec, settings.scenario.hosts(settings.workers)
     if spec.remark is not None and (line := spec.remark(settings.choice.config, hosts)):
         yield line
-    if decentralized and settings.scenario.network is not None:
-        yield "the scenario's network is the parameter server's link: averages of groups are not paced"
+    if decentralized and (links := assumed(settings.scenario, settings.choice.spec.name)):
+        yield links
     if settings.epochs is not None and offer.epochs is not None and settings.epochs != offer.epochs:
         yield (
             f"--epochs {settings.epochs} counts as the amount of work, though the script says {offer.epochs}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from paceline.cluster.group_links import GroupLinks
 from paceline.core.facts import Fact
 from paceline.core.membership import Membership
 from paceline.host.commits import Heard
@@ -152,7 +153,8 @@ class Rooms:
                 made=lambda version, at: self.versions.made(version, at),
                 not_finite=lambda order, parameter, worker: self.store.not_finite(order, parameter, worker),
             ),
-            network=None if owns_replicas else settings.scenario.network,
+            network=settings.scenario.network,
+            groups=GroupLinks.of(settings.scenario, settings.workers),
             owns_replicas=owns_replicas,
             steps_in_store=spec.optimizer == "store",
             rate_scale=settings.learning_rate_scale,

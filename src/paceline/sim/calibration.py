@@ -3,7 +3,8 @@
 A worker's k-th step takes as long as its k-th step in the run. When there are no more, the steps go round, without the
 first one, as much in it happens only once. So bursts stay bursts, whatever caused them, and the order of steps stays as
 it was. Drawing steps at random would keep neither. A slow-down of the scenario is taken off where it was, and put on
-where it would be. Versions and averages are replayed in the same manner.
+where it would be. Versions and averages are replayed in the same manner. An average that ended as its bytes had moved,
+at the network's pace, took no other time that is known.
 
 A step's time in the run is measured between the facts at its two ends, on one clock: from when it could begin until its
 update was there. The worker notes when it computed and how much went into its own copies. The rest is messages.
@@ -28,6 +29,7 @@ from typing import Literal
 
 import msgspec
 
+from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Kill, Scenario, Slowdown
 from paceline.core.choice import Choice
@@ -98,7 +100,7 @@ class RecordedCosts:
         model: ScenarioCosts | None,
         moved: Literal["worker", "replica"] | None = None,
     ) -> None:
-        """`model`: what averages cost where the run has none; None: no time.
+        """`model`: what versions cost where the run has none; None: what averages cost.
 
         `moved`: where the optimizer runs now, if it ran in the store in that run: in each worker, on what it pushes, or
         in each worker's replica. A replica's step is ordered and told of by messages, as a version is, so each takes
@@ -167,8 +169,6 @@ class RecordedCosts:
         members, seconds = self._recorded.averages.get(order.group, ((), 0.0))
         if members == order.members:
             return seconds
-        if not self._recorded.averages and self._model is not None:
-            return self._model.average(order)
         return _nearest(self._averages, self._kind(order.members), order.group)
 
     def _version(self, number: int) -> float:
@@ -267,6 +267,8 @@ class Run:
                     like = "an average of {} is taken to take what the scenario's network says"
                 elif recorded.commits:
                     like = "a replica's step of {} and its average are taken to take what a version took"
+                    if GroupLinks.of(self.scenario, self.workers) is not None:
+                        like += ", besides what the scenario's network says of averages"
                 lines.append(f"no groups averaged in that run: {like.format(name)}")
         else:
             if not recorded.commits:
@@ -321,9 +323,7 @@ def _read(run: RecordedRun) -> Run:
         message=message,
         limit=limit,
         data=data,
-        costs=RecordedCosts(
-            recorded, scenario, workers, ScenarioCosts(scenario, workers, seed, message) if simulated else None
-        ),
+        costs=RecordedCosts(recorded, scenario, workers, ScenarioCosts(scenario, workers, seed) if simulated else None),
         recorded=recorded,
         simulated=simulated,
         died=tuple(worker for worker, reason in reading.left.items() if reason == "died" and worker not in killed),
@@ -379,6 +379,8 @@ class _Reading:
     ordered: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By version: when it was ordered, and of how many updates."""
     averages: dict[int, tuple[tuple[int, ...], Window]] = field(default_factory=dict)
+    moved: dict[int, float] = field(default_factory=dict)
+    """By group: when its bytes had moved at the network's pace."""
     flows: dict[int, list[tuple[str, float, float]]] = field(default_factory=dict)
     """By worker: its transfers at the network's pace, and its averages, in the form that `exposed` takes."""
 
@@ -388,8 +390,11 @@ class _Reading:
 
     def take_transfers(self, database: sqlite3.Connection) -> None:
         """Take all step times, before the facts."""
-        rows = database.execute("SELECT worker, direction, bytes, began, ended FROM transfers ORDER BY began")
-        for worker, direction, size, began, ended in rows:
+        rows = database.execute("SELECT worker, direction, number, bytes, began, ended FROM transfers ORDER BY began")
+        for worker, direction, number, size, began, ended in rows:
+            if direction == "average":
+                self.moved[number] = ended
+                continue
             self.message = size
             self.flows.setdefault(worker, []).append((direction, began, ended))
 
@@ -417,7 +422,8 @@ class _Reading:
                         self.since[fact.worker, step] = there
                 case ReduceFinished():
                     members, since = averaging.pop(fact.group)
-                    self.averages[fact.group] = members, (since, fact.at)
+                    worked = fact.at > self.moved.get(fact.group, -math.inf)
+                    self.averages[fact.group] = members, (since, fact.at if worked else since)
                     for worker in members:
                         self.flows.setdefault(worker, []).append(("pull", since, fact.at))
             for order in orders:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli_w
 
+from paceline.cluster.group_links import assumed
 from paceline.cluster.scenario import Scenario
 from paceline.cluster.scenario_file import to_plain
 from paceline.core.choice import Choice, check_fit
@@ -114,14 +115,10 @@ class Simulation:
 
     def remarks(self) -> list[str]:
         """What the simulation takes for granted, a sentence each."""
-        network, name = self.scenario.network, self.choice.spec.name
-        if self.costs is not None or network is None or self.choice.spec.family != "decentralized":
+        if self.costs is not None or self.choice.spec.family != "decentralized":
             return []
-        paced = network.bandwidth is not None or network.worker_bandwidth is not None
-        if not paced or any((network.within_nodes, network.between_nodes, network.mixed)):
-            return []
-        free = "no time" if network.latency == 0 else "the latency alone"
-        return [f"the bandwidth is of the store's link: averages of {name} take {free} without network.between_nodes"]
+        line = assumed(self.scenario, self.choice.spec.name)
+        return [] if line is None else [line]
 
 
 def simulate(
@@ -211,7 +208,7 @@ def world_of(
     return World(
         scenario,
         one.workers,
-        costs=one.costs or ScenarioCosts(scenario, one.workers, one.seed, one.message),
+        costs=one.costs or ScenarioCosts(scenario, one.workers, one.seed),
         training=training,
         limit=one.limit,
         journal=journal,

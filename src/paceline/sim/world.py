@@ -1,10 +1,11 @@
 """A cluster in virtual time: it carries out a machine's orders, and says what comes of them, and when.
 
-The clock jumps from event to event: a heap of (second, number, event), and the link, which knows its own. The world
+The clock jumps from event to event: a heap of (second, number, event), and the links, which know their own. The world
 depends only on its arguments, so the same arguments give the same facts.
 
-At one instant transfers end first, then events come, in the order in which they were put on the heap: an update that
-arrives as its worker is killed has arrived. What follows from either at that instant is told before the next one.
+At one instant transfers end first, then events come, in the order in which they were put on the heap, then averages
+have moved their bytes. So an update that arrives as its worker is killed has arrived. What follows from any of them at
+that instant is told before the next one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal, Protocol
 
+from paceline.cluster.group_links import GroupLinks, Moved, ring_bytes
 from paceline.cluster.network import SharedLink, Transfer, Way
 from paceline.cluster.scenario import Kill, Scenario, Slowdown
 from paceline.core.facts import (
@@ -191,6 +193,10 @@ class _Flow:
 class _Group:
     members: tuple[int, ...]
     began: float
+    moving: bool
+    """Whether its bytes are on their way."""
+    summed: bool = False
+    """Whether its work is done."""
     lost: list[int] = field(default_factory=list)
     """Members that have died since."""
 
@@ -216,7 +222,7 @@ class World:
         progress: Callable[[float, int, int], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        """`message`: bytes of a push or pull, if the scenario's network does not say.
+        """`message`: bytes of a push or pull, or of a replica, if the scenario's network does not say.
 
         `progress(now, steps, versions)` is called at every fact. So is `stop()`, which says whether to end there.
         """
@@ -238,6 +244,7 @@ class World:
         self._stop = stop
         network = scenario.network
         self._link = SharedLink.of(network)
+        self._group_links = GroupLinks.of(scenario, workers)
         self._message = network.message if network is not None and network.message is not None else message
         self._workers = {worker: Worker(-1) for worker in range(workers)}
         self._used: dict[int, int] = {}
@@ -381,7 +388,12 @@ class World:
                 if ended.number in self._flows:  # otherwise its worker left at that very moment
                     self._transferred(ended)
                 continue
-            if until == math.inf and not self._flows:
+            if self._group_links is not None and self._group_links.open:
+                moved = self._group_links.finish(min(math.nextafter(until, 0.0), self._limit.seconds))
+                if moved is not None:
+                    self._moved(moved)
+                    continue
+            if until == math.inf and not self._flows and not self._groups:
                 return None
             if until > self._limit.seconds or until == math.inf:
                 self.now = self._limit.seconds
@@ -565,13 +577,33 @@ class World:
     # --- groups ---------------------------------------------------------------------------------------
 
     def _average(self, order: Reduce) -> None:
-        self._groups[order.group] = _Group(order.members, self.now)
+        links = self._group_links
+        self._groups[order.group] = _Group(order.members, self.now, moving=links is not None)
         for member in order.members:
             if member in self._workers:
                 self._workers[member].group = order.group
-        self._work(None, self._costs.average(order), lambda: self._averaged(order.group))
+        if links is not None:
+            links.begin(order.group, order.members, ring_bytes(len(order.members), self._message), self.now)
+        self._work(None, self._costs.average(order), lambda: self._summed(order.group))
+
+    def _summed(self, number: int) -> Fact | None:
+        """The work of that group's average is done."""
+        self._groups[number].summed = True
+        return None if self._groups[number].moving else self._averaged(number)
+
+    def _moved(self, moved: Moved) -> None:
+        """The bytes of that group's average have moved."""
+        self.now = moved.ended
+        times = TransferTimes(moved.began, moved.ended, moved.ended)
+        for member in moved.members:
+            self._journal.ledger.transferred(member, "average", moved.group, moved.size, times)
+        group = self._groups[moved.group]
+        group.moving = False
+        if group.summed:
+            self._at_once.append(self._averaged(moved.group))
 
     def _averaged(self, number: int) -> Fact:
+        """The average ends as its work is done and its bytes have moved, whichever is later."""
         group = self._groups.pop(number)
         for member in group.members:
             worker = self._workers.get(member)

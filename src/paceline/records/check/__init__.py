@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.records.check.averages import averages
 from paceline.records.check.checking import Checking
 from paceline.records.check.configuration import configuration
 from paceline.records.check.data import data
@@ -72,6 +73,7 @@ def _everything(checking: Checking, again: Again | None) -> None:
     scalars(checking)
     for_replay(checking)
     times(checking)
+    averages(checking)
     simulated(checking, again)
     versions(checking)
     files(checking)

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.facts import Fact, GradientReady, ParametersTaken, TrainingBegan, UpdateArrived, WorkerLeft
-from paceline.core.orders import Order, Release, StartPull, StartPush
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerLeft,
+)
+from paceline.core.orders import Order, Reduce, Release, StartPull, StartPush
 
 
 @dataclass(slots=True)
@@ -36,6 +45,12 @@ class Moments:
     """By (worker, "push" or "pull", the step or the version): when its transfer had ended."""
     ordered: dict[tuple[int, str, int], list[float]] = field(default_factory=dict)
     """The same keys: when the transfer was ordered."""
+    reduced: dict[int, tuple[tuple[int, ...], float]] = field(default_factory=dict)
+    """By group: its members, and when its average was ordered."""
+    averaged: dict[int, float] = field(default_factory=dict)
+    """By group: when it had averaged."""
+    failed: dict[int, None] = field(default_factory=dict)
+    """Groups whose average failed."""
 
     def note(self, fact: Fact, orders: Sequence[Order]) -> None:
         """A fact, and the orders that followed from it."""
@@ -52,6 +67,10 @@ class Moments:
                 self.came.setdefault((worker, "push", step), []).append(fact.at)
             case ParametersTaken(worker=worker, version=version):
                 self.came.setdefault((worker, "pull", version), []).append(fact.at)
+            case ReduceFinished(group=group):
+                self.averaged[group] = fact.at
+            case ReduceFailed(group=group):
+                self.failed[group] = None
         for order in orders:
             match order:
                 case Release(worker=worker, step=step):
@@ -62,6 +81,8 @@ class Moments:
                     self._order((worker, "pull", version), fact.at)
                 case StartPush(worker=worker, step=step):
                     self._order((worker, "push", step), fact.at)
+                case Reduce(group=group, members=members):
+                    self.reduced[group] = members, fact.at
 
     def leaves_after(self, worker: int, at: float) -> float:
         """When this worker left next; infinity if it did not."""

@@ -72,4 +72,5 @@ def _transfers(checking: Checking) -> None:
 
 
 def _transfer(worker: int, direction: str, number: int) -> str:
-    return f"the {direction} of {'step' if direction == 'push' else 'version'} {number} by worker {worker}"
+    of = {"push": "step", "pull": "version", "average": "group"}
+    return f"the {direction} of {of[direction]} {number} by worker {worker}"
