@@ -33,6 +33,8 @@ class Text(msgspec.Struct, tag=True, array_like=True):
 
 
 class Nested(msgspec.Struct, tag=True, array_like=True):
+    descriptors: ClassVar[int] = 1
+
     value: Any
 
 
@@ -177,6 +179,7 @@ def fill(end: Endpoint) -> int:
     sent = 0
     while end.try_to_send(Number(sent)):
         sent += 1
+        assert sent < 100_000, "there is always room"
     return sent
 
 
