@@ -239,8 +239,9 @@ def test_every_version_of_a_run_whose_workers_pull_when_they_like_has_its_own_ti
 
 def test_what_is_neither_computing_nor_the_workers_own_are_messages(tmp_path: Path) -> None:
     run = written(tmp_path / "run", one_step(1.0), TIMES)
-    before, after = Overhead(own=0.09, messages=0.01), Overhead(own=0.02, messages=0.18)
-    assert run.recorded.steps == {0: {0: Step(began=0.1, before=before, compute=0.7, works=0.7, after=after)}}
+    before, after = Overhead(own=0.09), Overhead(own=0.02, messages=0.18)
+    step = Step(began=0.1, release=0.01, before=before, compute=0.7, works=0.7, after=after)
+    assert run.recorded.steps == {0: {0: step}}
 
 
 def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path: Path) -> None:
@@ -252,7 +253,8 @@ def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path
     run = written(tmp_path / "run", [*one_step(1.0), (ready, ())], times)
     before, after = Overhead(own=0.06, messages=0.04), Overhead(own=0.01, messages=0.09)
     assert run.recorded.steps[0][0].before.own == pytest.approx(0.09)
-    assert run.recorded.steps[0][1] == Step(began=1.2, before=before, compute=0.8, works=0.8, after=after)
+    step = Step(began=1.2, release=0.0, before=before, compute=0.8, works=0.8, after=after)
+    assert run.recorded.steps[0][1] == step
 
 
 class Summing(ScenarioCosts):

@@ -29,12 +29,16 @@ class Given:
     """These costs, of every step alike."""
 
     cores: int | None = 2
+    telling: float = 0.0
     prepare: Overhead = NOTHING
     work: float = 0.0
     sleep: float = 1.0
     tell: Overhead = NOTHING
     version: float = 0.0
     group: float = 0.0
+
+    def release(self, worker: int, step: int) -> float:
+        return self.telling
 
     def before(self, worker: int, step: int) -> Overhead:
         return self.prepare
@@ -67,6 +71,7 @@ class Uneven(Given):
 
 FEW = Uneven(
     cores=2,
+    telling=0.001,
     prepare=Overhead(own=0.003, messages=0.001),
     work=0.0,
     sleep=0.02,
@@ -99,6 +104,17 @@ def test_work_of_more_workers_than_cores_takes_as_much_longer(cores: int | None,
     assert seconds("bsp", Given(cores, prepare=half)) == pytest.approx(1.0 + took)
     assert seconds("bsp", Given(cores, work=0.1, sleep=1.0)) == pytest.approx(1.0 + took)
     assert seconds("bsp", Given(cores, tell=half)) == pytest.approx(1.0 + took)
+
+
+def test_workers_are_told_to_begin_one_after_another() -> None:
+    assert seconds("bsp", Given(None, telling=0.1), rounds=3) == pytest.approx(3 * (1.0 + 4 * 0.1))
+    assert seconds("all-reduce", Given(None, telling=0.1), rounds=3) == pytest.approx(3 * (1.0 + 4 * 0.1))
+
+
+def test_who_dies_before_it_is_told_never_begins() -> None:
+    killed = Scenario(workers=2, events=(Kill(worker=1, at=0.15),))
+    summary = simulated("asp", Given(None, telling=0.1), 2, limit=Limit(steps=1), scenario=killed)
+    assert summary["wall_seconds"] == pytest.approx(1.1)
 
 
 def test_sleep_takes_no_core() -> None:
@@ -169,9 +185,10 @@ def test_what_work_took_is_told_from_what_it_waited_for_a_core(protocol: str, co
         for number, step in list(steps.items())[:-1]:
             expected = costs.compute(worker, number, 0.0), costs.works(worker, number)
             assert (step.compute, step.works) == pytest.approx(expected)
+            assert step.release == pytest.approx(costs.telling)
             for found, given in ((step.before, costs.prepare), (step.after, costs.tell)):
                 assert (found.own, found.messages) == pytest.approx((given.own, given.messages))
-    versions = list(run.recorded.commits.values())
+    versions = list(run.recorded.commits.values())[:-1]  # the end cut off what else was at work beside the last one
     assert len(versions) > 30
     assert [took for _, took in versions] == pytest.approx([costs.version] * len(versions))
 

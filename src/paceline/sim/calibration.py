@@ -8,6 +8,7 @@ at the network's pace, took no other time that is known.
 
 A step's time in the run is measured between the facts at its two ends, on one clock: from when it could begin until its
 update was there. The worker notes when it computed and how much went into its own copies. The rest is messages.
+The coordinator tells one worker after another to begin. Without a network, the fact of a step's pull says when it had.
 None of this time is a wait for others, and none is a transfer at the network's pace.
 
 All of it is work, except sleeping, and so are versions and averages. A real run notes how many cores it had. While more
@@ -62,6 +63,8 @@ class Step:
     """What one step of the run took, in seconds. `began`, when it began to compute, counts from the run's start."""
 
     began: float
+    release: float
+    """In which the coordinator told the worker to begin. 0 where that can't be told from `before`."""
     before: Overhead
     compute: float
     works: float
@@ -127,8 +130,12 @@ class RecordedCosts:
         self._averages = averages
         self._moved = moved
         every = [step for steps in self._round for _, step in steps]
-        self._turn = fmean(step.before.messages + step.after.messages for step in every)
+        self._turn = fmean(step.release + step.before.messages + step.after.messages for step in every)
         """Seconds of a message and its answer."""
+
+    def release(self, worker: int, step: int) -> float:
+        """See `Costs`."""
+        return self._step(worker, step)[1].release
 
     def before(self, worker: int, step: int) -> Overhead:
         """See `Costs`."""
@@ -338,6 +345,8 @@ Window = tuple[float, float]
 class _Timed:
     """When the parts of a step were, and how much of each was the worker's own work, in seconds."""
 
+    released: Window
+    """When the coordinator told the worker to begin."""
     since: float
     began: float
     compute: float
@@ -351,10 +360,10 @@ class _Timed:
     """The worker's own part between `ended` and `until`."""
 
     @property
-    def windows(self) -> tuple[Window, Window, Window]:
-        """The windows of work: before computing, of computing, after it."""
+    def windows(self) -> tuple[Window, Window, Window, Window]:
+        """The windows of work: of telling the worker, before computing, of computing, after it."""
         working = min(self.began + self.works, self.ended)
-        return (self.since, self.began), (self.began, working), (self.ended, self.until)
+        return self.released, (self.since, self.began), (self.began, working), (self.ended, self.until)
 
 
 @dataclass(slots=True)
@@ -372,6 +381,10 @@ class _Reading:
     """By worker that left: why it left."""
     since: dict[tuple[int, int], float] = field(default_factory=dict)
     """By (worker, step): when the step could begin, as it was released and its version was there."""
+    released: dict[tuple[int, int], Window] = field(default_factory=dict)
+    """By (worker, step) that began with a pull without a network: when the coordinator told the worker to begin.
+
+    That is all that such a pull is. The coordinator tells one worker after another."""
     until: dict[tuple[int, int], float] = field(default_factory=dict)
     """By (worker, step): when what follows from the step could begin."""
     made: dict[int, float] = field(default_factory=dict)
@@ -402,6 +415,7 @@ class _Reading:
         """Take every fact with its orders, in order."""
         awaited: dict[int, tuple[int, int, float]] = {}  # by worker: the step that it awaits a version for, since when
         averaging: dict[int, tuple[tuple[int, ...], float]] = {}
+        told = 0.0  # when the last worker was told to begin
         pushed_at_once: set[tuple[int, int]] = set()
         for fact, orders in history:
             self.ended = fact.at
@@ -418,8 +432,11 @@ class _Reading:
                     step, version, since = awaited.get(fact.worker, (-1, -1, 0.0))
                     if version == fact.version:
                         del awaited[fact.worker]
-                        there = fact.at if self.paced else max(since, self.made.get(version, 0.0))
-                        self.since[fact.worker, step] = there
+                        self.since[fact.worker, step] = fact.at
+                        if not self.paced:
+                            could = max(since, self.made.get(version, 0.0), told)
+                            self.released[fact.worker, step] = min(could, fact.at), fact.at
+                            told = fact.at
                 case ReduceFinished():
                     members, since = averaging.pop(fact.group)
                     worked = fact.at > self.moved.get(fact.group, -math.inf)
@@ -473,7 +490,9 @@ class _Reading:
             works = 0.0
             if scenario.compute is None:
                 works = compute / max(1.0, scenario.step_seconds(worker, step, began, 1.0, seed))
-            found.setdefault(worker, {})[step] = _Timed(since, began, compute, works, ended, until, preparing, filling)
+            released = self.released.get((worker, step), (since, since))
+            timed = _Timed(released, since, began, compute, works, ended, until, preparing, filling)
+            found.setdefault(worker, {})[step] = timed
         return found
 
 
@@ -491,10 +510,11 @@ def _alone(
     work = _Work(windows, cores)
 
     def of(one: _Timed) -> Step:
-        before, works, after = (work.of(window) for window in one.windows)
+        release, before, works, after = (work.of(window) for window in one.windows)
         began, ended = one.began - one.since, one.until - one.ended
         return Step(
             began=one.began,
+            release=release,
             before=_overhead(before, one.preparing / began if began else 0.0),
             compute=round(works + one.compute - one.works, DIGITS),
             works=works,

@@ -38,6 +38,13 @@ class Costs(Protocol):
     cores: int | None
     """How many cores share all work, each job on one core at most. None: each job has a core of its own."""
 
+    def release(self, worker: int, step: int) -> float:
+        """Seconds in which the coordinator tells the worker to begin that step. It tells one after another. It is work.
+
+        Not asked where the step's pull takes what a link says: the worker is told as the pull ends.
+        """
+        ...
+
     def before(self, worker: int, step: int) -> Overhead:
         """From the moment when that step is ordered and its parameters are there, until the worker computes."""
         ...
@@ -88,6 +95,10 @@ class ScenarioCosts:
             if steady and worker not in self._busy
         }
         """By worker whose steps are all equally long: that length."""
+
+    def release(self, worker: int, step: int) -> float:
+        """See `Costs`."""
+        return 0.0
 
     def before(self, worker: int, step: int) -> Overhead:
         """See `Costs`."""

@@ -263,6 +263,8 @@ class World:
         """Versions that the store is to make, with the seconds that each takes. It works on the first."""
         self._awaiting: dict[int, list[Callable[[], None]]] = {}
         """By version that is not made yet: the pulls that begin once it is."""
+        self._telling: deque[tuple[float, Callable[[], None]]] = deque()
+        """Releases that workers are to be told of, the first at present: the seconds that each takes, what follows."""
         self._cores = None if costs.cores is None else Way(costs.cores, costs.cores, most=1.0)
         """A way whose flows are work, in seconds of one core; None: each job has a core of its own."""
         self._jobs: dict[int, tuple[Worker | None, Event]] = {}
@@ -416,7 +418,32 @@ class World:
             worker.awaits = order.version
             self._pull(order.worker, order.version)
         else:
-            self._begin(order.worker)
+            self._tell(order.worker, lambda: self._begin(order.worker))
+
+    def _tell(self, number: int, then: Callable[[], None]) -> None:
+        """Tell the worker to begin its step, once those before it are told."""
+        worker = self._workers[number]
+        cost = self._costs.release(number, worker.step)
+        if not cost:
+            then()
+            return
+
+        def told() -> None:
+            if self._workers.get(number) is worker:  # otherwise it has left, and may be back
+                then()
+
+        self._telling.append((cost, told))
+        if len(self._telling) == 1:
+            self._tell_next()
+
+    def _tell_next(self) -> None:
+        if self._telling:
+            self._work(None, self._telling[0][0], self._is_told)
+
+    def _is_told(self) -> None:
+        _, told = self._telling.popleft()
+        self._tell_next()
+        told()
 
     def _begin(self, number: int) -> None:
         """The worker has its parameters, and computes from now on."""
@@ -546,11 +573,15 @@ class World:
 
     def _transfer(self, number: int, what: Literal["push", "pull", "copy"], of: int) -> None:
         if self._link is None:
-            self._arrived(_Flow(number, what, of))
+            flow = _Flow(number, what, of)
+            if what == "pull" and self._workers[number].awaits == of:
+                self._tell(number, lambda: self._arrived(flow))
+            else:
+                self._arrived(flow)
             return
-        flow = self._link.begin(number, "push" if what == "push" else "pull", self._message, self.now)
-        self._flows[flow] = _Flow(number, what, of)
-        self._workers[number].flows[flow] = None
+        transfer = self._link.begin(number, "push" if what == "push" else "pull", self._message, self.now)
+        self._flows[transfer] = _Flow(number, what, of)
+        self._workers[number].flows[transfer] = None
 
     def _transferred(self, ended: Transfer) -> None:
         self.now = ended.ended
