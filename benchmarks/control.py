@@ -16,9 +16,9 @@ import time
 
 from paceline.errors import PeerLost
 from paceline.fabric.unix import Channel, pair
-from paceline.runtime import messages
-from paceline.runtime.loop import Loop
-from paceline.runtime.outbox import Outbox
+from paceline.host import messages
+from paceline.host.loop import Loop
+from paceline.host.outbox import Outbox
 
 
 def ask(channel: Channel, count: int) -> list[float]:

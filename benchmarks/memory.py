@@ -42,8 +42,8 @@ from step import Failed, machine, print_table
 
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
+from paceline.host.processes import adopt_orphans
 from paceline.protocols import registry
-from paceline.runtime.processes import adopt_orphans
 
 WORKLOAD = Path(__file__).parent / "workloads" / "mlp_step.py"
 LARGE, BASE = (1024, 4096, 4096, 1024), (63, 1)  # widths

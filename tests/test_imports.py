@@ -21,10 +21,10 @@ MAY_IMPORT = {
     "training": {"core", "fabric"},
     "records": {"core", "cluster", "files"},
     "sim": {"core", "cluster", "records"},
-    "host": {"core", "cluster", "fabric", "training", "records", "runtime"},
-    "runtime": {"core", "cluster", "fabric", "training", "records", "host"},
-    "runs": {"core", "cluster", "protocols", "fabric", "training", "records", "sim", "runtime", "files"},
-    "cli": {"core", "cluster", "protocols", "records", "sim", "runtime", "runs", "files"},
+    "host": {"core", "cluster", "fabric", "training", "records", "terminal"},
+    "runtime": {"core", "cluster", "fabric", "training", "records", "host", "terminal"},
+    "runs": {"core", "cluster", "protocols", "fabric", "training", "records", "sim", "host", "runtime", "files"},
+    "cli": {"core", "cluster", "protocols", "records", "sim", "host", "runtime", "runs", "files", "terminal"},
     "programs": {"__main__", "core", "cluster", "protocols", "training", "records", "runtime", "runs", "cli", "files"},
 }
 """Folder to the other folders that it may import (and, always, itself, `errors` and `version`)."""
@@ -79,7 +79,7 @@ def test_core_opens_no_file(file: Path) -> None:
     assert "open" not in [call.id for call in calls if isinstance(call, ast.Name)]
 
 
-@pytest.mark.parametrize("file", ["fabric/endpoint.py", "runtime/turns.py"])
+@pytest.mark.parametrize("file", ["fabric/endpoint.py", "host/turns.py"])
 def test_what_is_pure_knows_no_socket_and_no_clock(file: str) -> None:
     tops = {name.split(".")[0] for name in imports(ROOT / file)}
     assert not tops & {*OUTSIDE, "selectors", "threading", "time"}

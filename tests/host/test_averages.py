@@ -13,7 +13,7 @@ from paceline.core.items import Replica
 from paceline.core.leases import Leases
 from paceline.core.orders import Reduce, Release, StepReplica
 from paceline.fabric.unix import Channel
-from paceline.runtime import messages
+from paceline.host import messages
 from support.companies import Company, company
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from paceline.fabric.unix import Channel, pair
+from paceline.host import messages
+from paceline.host.loop import Loop
+from paceline.host.output import Output
+from paceline.host.processes import exit_phrase, fork_child
+from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
 from paceline.protocols import registry
-from paceline.runtime import messages
-from paceline.runtime.loop import Loop
-from paceline.runtime.output import Output
-from paceline.runtime.processes import exit_phrase, fork_child
-from paceline.runtime.turns import Turns
 from support.events import LONG
 
 Body = Callable[[Channel], int]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from paceline.host import messages
+from paceline.host.member import Member
 from paceline.records.times import StepTimes
-from paceline.runtime import messages
 from paceline.runtime.accounts import Accounts
 from paceline.runtime.clock import Clock
-from paceline.runtime.member import Member
 
 
 class Books:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from paceline.fabric.unix import Channel, pair
-from paceline.runtime import messages
-from paceline.runtime.averager import start_averager
+from paceline.host import messages
+from paceline.host.averager import start_averager
 from support.launch import Launch
 from support.scripts import training
 

@@ -12,11 +12,11 @@ from paceline.core.choice import choose
 from paceline.core.leases import Batch
 from paceline.core.orders import Order, Release
 from paceline.errors import RunFailed
+from paceline.host.member import Member
 from paceline.protocols import registry
 from paceline.runtime.adoption import Adoption
 from paceline.runtime.course import Course, PrescribedLeases
 from paceline.runtime.director import Director
-from paceline.runtime.member import Member
 
 
 @pytest.mark.parametrize("early", [False, True])

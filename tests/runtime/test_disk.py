@@ -13,12 +13,12 @@ import pytest
 from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.facts import StepDeclined
+from paceline.host.loop import Loop
 from paceline.protocols import registry
 from paceline.records import ledger as ledgers
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, connect
 from paceline.runtime.disk import Disk
-from paceline.runtime.loop import Loop
 from paceline.runtime.run import _write_config
 from paceline.runtime.settings import Settings
 

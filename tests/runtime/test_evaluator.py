@@ -9,9 +9,9 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.fabric.unix import Channel, pair
-from paceline.runtime import messages
-from paceline.runtime.evaluator import Evaluator
-from paceline.runtime.loop import Loop
+from paceline.host import messages
+from paceline.host.evaluator import Evaluator
+from paceline.host.loop import Loop
 from support.launch import Launch
 from support.scripts import ENDLESS, training
 

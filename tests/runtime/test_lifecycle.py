@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.facts import StepDeclined, TrainingBegan, WorkerLeft
 from paceline.core.orders import Release
-from paceline.runtime import messages
+from paceline.host import messages
 from paceline.runtime.lifecycle import Closing, Gathering, Training
 from support.rooms import OFFER, Stage
 

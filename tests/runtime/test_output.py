@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.runtime.output import LONGEST, Output
+from paceline.host.output import LONGEST, Output
 from paceline.runtime.progress import Screen
 from paceline.runtime.view import View
 from support.events import LONG

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runtime.processes import children, end_adopted, end_group
+from paceline.host.processes import children, end_adopted, end_group
 from support.launch import Launch
 from support.runs import ended
 from support.scripts import ENDLESS, training
@@ -20,7 +20,7 @@ from support.scripts import ENDLESS, training
 SHARED = """
 import multiprocessing, os, tempfile
 from multiprocessing import connection
-from paceline.runtime.processes import share_without_files
+from paceline.host.processes import share_without_files
 
 share_without_files()
 multiprocessing.current_process().authkey = b"key"
@@ -264,7 +264,7 @@ def test_an_error_in_the_coordinator_that_nobody_foresaw_is_a_failed_run_with_a_
     script = training(
         """
         if step == 3 and me == 0:
-            from paceline.runtime import messages
+            from paceline.host import messages
             optimizer.paceline_session.link._channel.send(messages.Stepped(0, None))
             signal.pause()
         """

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from paceline.host import messages as m
+from paceline.host.messages import Message
+from paceline.host.turns import MOST_QUESTIONS, Turns
 from paceline.protocols import registry
-from paceline.runtime import messages as m
-from paceline.runtime.messages import Message
-from paceline.runtime.turns import MOST_QUESTIONS, Turns
 
 OFFERED = m.Offered(
     forms=[], fixed_bytes=0, slot_bytes=0, push_bytes=0, state_bytes=0, model_bytes=0, optimizer="SGD",

@@ -49,7 +49,7 @@ def test_a_worker_that_speaks_out_of_turn_is_ended_and_the_others_go_on(launch: 
     script = training(
         f"""
         if step == 2 and me:
-            from paceline.runtime import messages
+            from paceline.host import messages
             optimizer.paceline_session.link._channel.send({{{messages}}}[me])
             signal.pause()
         """,
@@ -84,7 +84,7 @@ def test_a_worker_with_a_replica_that_speaks_out_of_turn_is_ended_and_the_others
     script = training(
         """
         if step == 2 and me in (1, 2):
-            from paceline.runtime import messages
+            from paceline.host import messages
             strange = {1: messages.Stepped(99, None), 2: messages.SnapshotWanted(hold=True)}
             optimizer.paceline_session.link._channel.send(strange[me])
             signal.pause()
@@ -100,7 +100,7 @@ def test_descriptors_that_no_message_has_end_the_worker_that_sends_them(launch: 
     script = training(
         """
         if step == 2 and me == 1:
-            from paceline.runtime import messages
+            from paceline.host import messages
             optimizer.paceline_session.link._channel.send(messages.Logged(2, {}), (0, 1))
             signal.pause()
         """

@@ -13,8 +13,8 @@ from paceline.core.choice import choose
 from paceline.core.leases import Batch
 from paceline.errors import PeerLost, RunFailed
 from paceline.fabric.unix import Channel, pair
+from paceline.host import messages
 from paceline.protocols import registry
-from paceline.runtime import messages
 from paceline.runtime.settings import Settings
 from paceline.runtime.worker import WorkerLink
 from paceline.training.link import Finished

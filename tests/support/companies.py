@@ -12,15 +12,15 @@ from paceline.core.facts import Fact
 from paceline.core.leases import Leases
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate
+from paceline.host import messages
 from paceline.host.commits import Heard
 from paceline.host.host import Host
+from paceline.host.loop import Loop
+from paceline.host.member import Member
 from paceline.host.plan import plan
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
-from paceline.runtime import messages
-from paceline.runtime.loop import Loop
-from paceline.runtime.member import Member
 
 
 def unused(*_: Any) -> Any:

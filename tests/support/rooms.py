@@ -10,10 +10,10 @@ from typing import Any
 
 from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
+from paceline.host import messages
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
-from paceline.runtime import messages
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings

@@ -30,7 +30,7 @@ from paceline.runs.pace import Pace
 from paceline.runs.report import report
 from paceline.runs.run import check_fits, chosen
 from paceline.runs.series import Stopped
-from paceline.runtime.terminal import redraws
+from paceline.terminal import redraws
 
 if TYPE_CHECKING:
     from rich.text import Text

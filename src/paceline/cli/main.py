@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TextIO
 
 from paceline.core.choice import declared, nearest
 from paceline.errors import ConfigError, PacelineError, unforeseen
-from paceline.runtime.terminal import is_read
+from paceline.terminal import is_read
 from paceline.version import __version__
 
 USAGE, FAILED, INTERRUPTED = 2, 3, 130

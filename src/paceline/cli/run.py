@@ -27,7 +27,7 @@ from paceline.runs.folders import checked_folder
 from paceline.runs.run import CODES, STARTS, check_fits, chosen, cores, crowd, settled, train, train_under_ddp
 from paceline.runs.script import changes, checked_script
 from paceline.runtime.settings import Settings
-from paceline.runtime.terminal import is_read
+from paceline.terminal import is_read
 
 MOST_THREADS = 1024
 LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years
@@ -195,7 +195,7 @@ def call(options: argparse.Namespace) -> int:
     folder = checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
     threads = options.threads or max(1, cores() // workers)
 
-    from paceline.runtime.evaluator import THREADS as EVALUATION_THREADS
+    from paceline.host.evaluator import THREADS as EVALUATION_THREADS
 
     settings = partial(
         Settings,

@@ -21,9 +21,9 @@ from paceline.records.summary import Summary, Target
 from paceline.runs.run import CODES, STARTS
 from paceline.runs.script import checked_script
 from paceline.runs.simulate import Made, check, folders_of, in_place_of, interrupts, simulated, trained
-from paceline.runtime.terminal import redraws
 from paceline.sim.simulate import Progress, Say, Simulation
 from paceline.sim.world import Limit
+from paceline.terminal import redraws
 
 if TYPE_CHECKING:
     from paceline.runs.gradients import Script

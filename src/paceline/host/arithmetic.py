@@ -6,9 +6,9 @@ import os
 
 from paceline.core.items import Item
 from paceline.fabric.unix import Channel
+from paceline.host import messages
+from paceline.host.outbox import Outbox
 from paceline.host.shelf import Owner, Shelf
-from paceline.runtime import messages
-from paceline.runtime.outbox import Outbox
 
 
 class Arithmetic:

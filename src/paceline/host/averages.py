@@ -13,14 +13,14 @@ from paceline.core.orders import Reduce
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.groups import Kept
 from paceline.fabric.unix import Channel, pair
+from paceline.host import messages
 from paceline.host.fetch import Fetcher
+from paceline.host.loop import Loop
+from paceline.host.member import Member
+from paceline.host.outbox import Outbox
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps
-from paceline.runtime import messages
-from paceline.runtime.loop import Loop
-from paceline.runtime.member import Member
-from paceline.runtime.outbox import Outbox
 
 
 def mean_of(group: int) -> Owner:

@@ -9,11 +9,11 @@ from typing import Any
 
 from paceline.core.items import Beginning, Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate
+from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.plan import Plan
 from paceline.host.pushes import Pushes
 from paceline.host.shelf import Shelf
-from paceline.runtime import messages
 
 MOST_THREADS = 2  # one core gets 75 % of this memory's bandwidth (docs/performance.md)
 NEWEST = ("newest version",)

@@ -22,11 +22,15 @@ from paceline.core.orders import (
     StepReplica,
 )
 from paceline.fabric.unix import Channel
+from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.averages import Averages
 from paceline.host.commits import NEWEST, Commits, Heard
 from paceline.host.copies import Copies
 from paceline.host.fetch import Local
+from paceline.host.loop import Loop
+from paceline.host.member import Member
+from paceline.host.outbox import Outbox
 from paceline.host.paced import Paced
 from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
@@ -36,10 +40,6 @@ from paceline.host.shelf import Shelf
 from paceline.host.steps import Steps
 from paceline.records.journal import Journal
 from paceline.records.times import TransferTimes
-from paceline.runtime import messages
-from paceline.runtime.loop import Loop
-from paceline.runtime.member import Member
-from paceline.runtime.outbox import Outbox
 
 
 class Host:

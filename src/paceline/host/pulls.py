@@ -9,8 +9,8 @@ from paceline.core.items import Version
 from paceline.core.orders import StartPull
 from paceline.host.commits import Commits
 from paceline.host.fetch import Fetcher
+from paceline.host.member import Member
 from paceline.host.shelf import Owner, Shelf
-from paceline.runtime.member import Member
 
 
 def ahead(worker: int) -> Owner:

@@ -10,9 +10,9 @@ from paceline.core.items import Update
 from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, StartPush
 from paceline.host.fetch import Fetcher
+from paceline.host.member import Member
 from paceline.host.plan import Plan
 from paceline.host.shelf import Shelf
-from paceline.runtime.member import Member
 
 
 @dataclass(slots=True)

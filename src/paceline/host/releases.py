@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 from paceline.core.items import Item, Version
 from paceline.core.orders import Release
+from paceline.host import messages
 from paceline.host.commits import Commits
+from paceline.host.member import Member
 from paceline.host.pulls import Pulls, ahead
 from paceline.host.pushes import Pushes
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps, shown
-from paceline.runtime import messages
-from paceline.runtime.member import Member
 
 
 def step_of(worker: int) -> Owner:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from paceline.core.items import Item, Mean, Replica
 from paceline.core.leases import Leases
 from paceline.core.orders import StepReplica
+from paceline.host import messages
+from paceline.host.member import Member
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.records.journal import Journal
-from paceline.runtime import messages
-from paceline.runtime.member import Member
 
 
 def replica_of(worker: int) -> Owner:

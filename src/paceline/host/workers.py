@@ -11,12 +11,12 @@ from pathlib import Path
 
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.unix import Channel
-from paceline.runtime import messages
-from paceline.runtime.loop import Loop
-from paceline.runtime.outbox import Outbox
-from paceline.runtime.output import Output
-from paceline.runtime.processes import end_group
-from paceline.runtime.turns import Turns
+from paceline.host import messages
+from paceline.host.loop import Loop
+from paceline.host.outbox import Outbox
+from paceline.host.output import Output
+from paceline.host.processes import end_group
+from paceline.host.turns import Turns
 
 Hear = Callable[[int, messages.Message, list[int]], None]
 """Told what a worker says: the worker, the message, the descriptors that came along."""

@@ -139,7 +139,7 @@ def main() -> None:
     from paceline.__main__ import command, end_when_asked
 
     end_when_asked()
-    from paceline.runtime.processes import die_with
+    from paceline.host.processes import die_with
 
     die_with(parent)
     os.set_inheritable(report, False)

@@ -75,7 +75,7 @@ def replay(
 
     Raises ConfigError if it can't be made again here.
     """
-    from paceline.runtime.evaluator import THREADS as EVALUATION_THREADS
+    from paceline.host.evaluator import THREADS as EVALUATION_THREADS
     from paceline.runtime.run import Interrupts, run
     from paceline.runtime.settings import Settings
 

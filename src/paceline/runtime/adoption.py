@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from paceline.host import messages
 from paceline.host.host import Host
+from paceline.host.member import Member
 from paceline.records.ledger import Ledger
-from paceline.runtime import messages
-from paceline.runtime.member import Member
 
 
 @dataclass(slots=True)

@@ -30,11 +30,11 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from paceline.cluster.scenario import Scenario
 from paceline.errors import ConfigError
+from paceline.host.processes import end_group, exit_phrase, fork_child, forks_die_with_me
 from paceline.records import summary as summaries
 from paceline.records.due import Due
 from paceline.records.summary import Summary
 from paceline.runtime.imports import import_torch
-from paceline.runtime.processes import end_group, exit_phrase, fork_child, forks_die_with_me
 from paceline.runtime.run import Interrupts, make_folder, undo
 from paceline.runtime.settings import Settings
 from paceline.runtime.worker import redirect, run_script

@@ -22,13 +22,13 @@ from paceline.core.orders import (
     StepReplica,
     SwitchProtocol,
 )
-from paceline.runtime import messages
+from paceline.host import messages
+from paceline.host.member import Member
+from paceline.host.processes import exit_phrase
 from paceline.runtime.alike import Alike
 from paceline.runtime.disk import Disk
 from paceline.runtime.lifecycle import Closing, Gathering, Training, begin
-from paceline.runtime.member import Member
 from paceline.runtime.offers import epochs_over
-from paceline.runtime.processes import exit_phrase
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.unused import unused
 

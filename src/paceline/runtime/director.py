@@ -18,11 +18,11 @@ from paceline.core.facts import (
 )
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
 from paceline.errors import RunFailed
+from paceline.host.member import Member
 from paceline.records.summary import Outcome
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.course import Course, Prescribed
 from paceline.runtime.lifecycle import Training
-from paceline.runtime.member import Member
 from paceline.runtime.recordings import Recordings
 
 Result = GradientReady | StepDeclined | WorkerLeft

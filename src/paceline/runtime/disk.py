@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.host.loop import Loop
 from paceline.records.ledger import GATHER, Ledger
-from paceline.runtime.loop import Loop
 
 
 class Disk:

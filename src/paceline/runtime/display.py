@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from paceline.host.loop import Loop
+from paceline.host.member import Member
+from paceline.host.output import Output
 from paceline.records.summary import Tally
 from paceline.runtime.board import Board
 from paceline.runtime.clock import Clock
 from paceline.runtime.evaluations import Evaluations
-from paceline.runtime.loop import Loop
-from paceline.runtime.member import Member
-from paceline.runtime.output import Output
 from paceline.runtime.progress import Shower, shower
 from paceline.runtime.settings import Settings
 from paceline.runtime.view import Watch

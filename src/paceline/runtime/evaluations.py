@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from paceline.runtime import messages
-from paceline.runtime.member import Member
+from paceline.host import messages
+from paceline.host.member import Member
 
 Send = Callable[[Member, messages.Message], None]
 

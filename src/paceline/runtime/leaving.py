@@ -7,10 +7,10 @@ from collections.abc import Callable
 from paceline.core.facts import Fact, WorkerLeft
 from paceline.core.membership import Left, Membership
 from paceline.host.host import Host
+from paceline.host.member import Member
 from paceline.runtime.accounts import Accounts
 from paceline.runtime.clock import Clock
 from paceline.runtime.data import Data
-from paceline.runtime.member import Member
 
 
 class Leaving:

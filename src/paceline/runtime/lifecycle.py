@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from paceline.core.facts import TrainingBegan
 from paceline.fabric.memory import Region, available_bytes
-from paceline.runtime import messages
-from paceline.runtime.member import Member
+from paceline.host import messages
+from paceline.host.member import Member
 from paceline.runtime.offers import (
     dealing,
     difference,

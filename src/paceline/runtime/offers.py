@@ -9,8 +9,8 @@ from paceline.core.choice import nearest
 from paceline.core.leases import Dealing
 from paceline.core.listed import listed
 from paceline.core.machine import Spec
+from paceline.host.messages import Offered
 from paceline.host.plan import BESIDE_READERS
-from paceline.runtime.messages import Offered
 from paceline.runtime.settings import Settings
 
 

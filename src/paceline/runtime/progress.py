@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.choice import brief
-from paceline.runtime.output import Output
+from paceline.host.output import Output
 from paceline.runtime.settings import Settings
-from paceline.runtime.terminal import redraws
 from paceline.runtime.view import NAMED, View, duration, named
+from paceline.terminal import redraws
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,12 +7,15 @@ from collections import deque
 from paceline.cluster.group_links import GroupLinks
 from paceline.core.facts import Fact
 from paceline.core.membership import Membership
+from paceline.host import messages
 from paceline.host.commits import Heard
 from paceline.host.host import Host
+from paceline.host.loop import Loop
+from paceline.host.member import Member
+from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.workers import Workers
 from paceline.records.journal import Journal
-from paceline.runtime import messages
 from paceline.runtime.accounts import Accounts
 from paceline.runtime.adoption import Adopting
 from paceline.runtime.clock import Clock
@@ -22,10 +25,7 @@ from paceline.runtime.ending import Ending
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.leaving import Leaving
 from paceline.runtime.limits import Limits
-from paceline.runtime.loop import Loop
 from paceline.runtime.losses import Losses
-from paceline.runtime.member import Member
-from paceline.runtime.output import Output
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.scores import Scores
 from paceline.runtime.settings import Settings

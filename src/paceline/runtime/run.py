@@ -22,22 +22,10 @@ from paceline.core.drive import drive
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed, unforeseen
 from paceline.fabric.memory import available_bytes
 from paceline.fabric.unix import Channel, pair
-from paceline.host.workers import Process, Workers
-from paceline.records import summary as summaries
-from paceline.records.journal import Journal
-from paceline.records.ledger import Ledger
-from paceline.records.summary import Summary
-from paceline.records.whole import MODE, write_whole
-from paceline.runtime import messages
-from paceline.runtime.coordinator import Coordinator
-from paceline.runtime.course import Course
-from paceline.runtime.director import Director
-from paceline.runtime.folders import notes
-from paceline.runtime.imports import import_torch
-from paceline.runtime.loop import Loop
-from paceline.runtime.offers import too_many
-from paceline.runtime.output import Output, Unread
-from paceline.runtime.processes import (
+from paceline.host import messages
+from paceline.host.loop import Loop
+from paceline.host.output import Output, Unread
+from paceline.host.processes import (
     NoProcess,
     adopt_orphans,
     allow_descriptors,
@@ -46,10 +34,22 @@ from paceline.runtime.processes import (
     end_adopted,
     fork_child,
 )
+from paceline.host.turns import Turns
+from paceline.host.workers import Process, Workers
+from paceline.records import summary as summaries
+from paceline.records.journal import Journal
+from paceline.records.ledger import Ledger
+from paceline.records.summary import Summary
+from paceline.records.whole import MODE, write_whole
+from paceline.runtime.coordinator import Coordinator
+from paceline.runtime.course import Course
+from paceline.runtime.director import Director
+from paceline.runtime.folders import notes
+from paceline.runtime.imports import import_torch
+from paceline.runtime.offers import too_many
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
-from paceline.runtime.turns import Turns
 from paceline.version import __version__
 
 DESCRIPTORS, DESCRIPTORS_EACH = 48, 6

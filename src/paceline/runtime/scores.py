@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from paceline.core.membership import Membership
 from paceline.fabric.unix import Channel
+from paceline.host.evaluator import Evaluator
+from paceline.host.loop import Loop
+from paceline.host.member import Member
 from paceline.records.journal import Journal
 from paceline.runtime.display import Display
 from paceline.runtime.ending import Ending
 from paceline.runtime.evaluations import Evaluations
-from paceline.runtime.evaluator import Evaluator
 from paceline.runtime.limits import Limits
-from paceline.runtime.loop import Loop
-from paceline.runtime.member import Member
 from paceline.runtime.recordings import Recordings
 
 

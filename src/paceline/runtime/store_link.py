@@ -11,16 +11,16 @@ from paceline.core.listed import listed
 from paceline.core.orders import ApplyUpdate
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.unix import Channel
+from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.host import Host
+from paceline.host.loop import Loop
+from paceline.host.member import Member
+from paceline.host.outbox import Outbox
 from paceline.records.journal import Journal
-from paceline.runtime import messages
 from paceline.runtime.accounts import Accounts
 from paceline.runtime.clock import Clock
 from paceline.runtime.ending import Ending
-from paceline.runtime.loop import Loop
-from paceline.runtime.member import Member
-from paceline.runtime.outbox import Outbox
 from paceline.runtime.scores import Scores
 from paceline.runtime.settings import Settings
 from paceline.runtime.versions import Means, StoredVersions

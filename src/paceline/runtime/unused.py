@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.runtime.messages import Offered
+from paceline.host.messages import Offered
 
 
 def unused(offer: Offered, workers: int, *, steps: bool, opened: bool, fetched: int) -> str | None:

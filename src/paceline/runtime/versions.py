@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from paceline.core.items import Replica, Version
+from paceline.host import messages
 from paceline.host.host import Host
+from paceline.host.member import Member
 from paceline.records.journal import Journal
-from paceline.runtime import messages
-from paceline.runtime.member import Member
 from paceline.runtime.recordings import Made, Recordings
 
 

@@ -27,22 +27,22 @@ from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.fabric.unix import LONGEST, Channel, attached, attachment
-from paceline.runtime import messages
-from paceline.runtime.averager import start_averager
-from paceline.runtime.evaluator import fork_evaluator
-from paceline.runtime.folders import share
-from paceline.runtime.opens import guard_open
-from paceline.runtime.own_parser import ended_by_parser
-from paceline.runtime.processes import (
+from paceline.host import messages
+from paceline.host.arithmetic_process import fork_store
+from paceline.host.averager import start_averager
+from paceline.host.evaluator import fork_evaluator
+from paceline.host.processes import (
     NoProcess,
     forks_die_with_me,
     keeps_input,
     share_without_files,
     terminals_never_stop_me,
 )
+from paceline.runtime.folders import share
+from paceline.runtime.opens import guard_open
+from paceline.runtime.own_parser import ended_by_parser
 from paceline.runtime.saves import guard
 from paceline.runtime.settings import Settings
-from paceline.runtime.store_process import fork_store
 from paceline.training import prepare
 from paceline.training.link import Evaluate, Finished, Go, Offer, Started, Step
 from paceline.training.orders import BLOCK, Orders

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from paceline.errors import PeerLost
 from paceline.fabric.endpoint import Endpoint
-from paceline.runtime import messages
+from paceline.host import messages
 
 MOST = 10_000
 """Messages that may wait for one process. A socket holds some two hundred more, and a run has a few for each worker."""

@@ -18,8 +18,8 @@ import torch
 from paceline.errors import ConfigError, PeerLost
 from paceline.fabric.memory import Region, keep_freed_memory
 from paceline.fabric.unix import Channel, attached, attachment
-from paceline.runtime import messages
-from paceline.runtime.processes import fork_orphan
+from paceline.host import messages
+from paceline.host.processes import fork_orphan
 from paceline.training.buffers import Policy
 from paceline.training.link import MakeStore
 from paceline.training.packing import packed, unpacked

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from paceline.core.listed import MOST, workers_named
-from paceline.runtime.terminal import is_read
+from paceline.terminal import is_read
 
 LAST_LINES = 10  # of a dead worker's log
 LONGEST = 1 << 16  # bytes of a line that is not over yet, which are kept until it is

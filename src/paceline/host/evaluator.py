@@ -15,10 +15,10 @@ import torch
 
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.unix import Channel
-from paceline.runtime import messages
-from paceline.runtime.loop import Loop
-from paceline.runtime.outbox import Outbox
-from paceline.runtime.processes import fork_orphan
+from paceline.host import messages
+from paceline.host.loop import Loop
+from paceline.host.outbox import Outbox
+from paceline.host.processes import fork_orphan
 from paceline.training.link import Measure
 
 THREADS = 1

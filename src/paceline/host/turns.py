@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.core.machine import Spec
-from paceline.runtime import messages
+from paceline.host import messages
 
 MOST_QUESTIONS = 100
 """Questions for the optimizer's state that one worker may have open: the store answers each with a copy of it."""

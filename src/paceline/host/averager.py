@@ -13,7 +13,7 @@ import torch
 from paceline.errors import PeerLost
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.unix import Channel
-from paceline.runtime import messages
+from paceline.host import messages
 
 
 def start_averager(channel: Channel, groups: GroupAverage) -> None:
