@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "runtime": {"core", "cluster", "fabric", "training", "records", "host", "terminal"},
     "runs": {"core", "cluster", "protocols", "fabric", "training", "records", "sim", "host", "runtime", "files"},
     "cli": {"core", "cluster", "protocols", "records", "sim", "host", "runtime", "runs", "files", "terminal"},
-    "programs": {"__main__", "core", "cluster", "protocols", "training", "records", "runtime", "runs", "cli", "files"},
+    "programs": {"__main__", "core", "cluster", "protocols", "training", "records", "host", "runs", "cli", "files"},
 }
 """Folder to the other folders that it may import (and, always, itself, `errors` and `version`)."""
 
@@ -127,12 +127,18 @@ FROM_THE_LOOP = {"time", "datetime", "socket", "select", "selectors", "subproces
 """Modules with clocks and sockets, which the loop hands out."""
 ROOMS = (
     *("accounts", "adoption", "clock", "coordinator", "course", "data", "director", "display", "ending", "evaluations"),
-    *("leaving", "lifecycle", "limits", "losses", "member", "recordings", "rooms", "scores", "store_link", "terms"),
+    *("leaving", "lifecycle", "limits", "losses", "recordings", "rooms", "scores", "store_link", "terms"),
+)
+AT_HOME = (
+    *("arithmetic", "averages", "commits", "copies", "fetch", "host", "member", "paced", "plan", "pulls", "pushes"),
+    *("releases", "shelf", "steps", "turns", "workers"),
 )
 
 
-@pytest.mark.parametrize("file", ["core/membership", "host/workers", *(f"runtime/{name}" for name in ROOMS)])
-def test_a_coordinator_and_its_rooms_read_no_clock_and_open_no_socket(file: str) -> None:
+@pytest.mark.parametrize(
+    "file", ["core/membership", *(f"host/{name}" for name in AT_HOME), *(f"runtime/{name}" for name in ROOMS)]
+)
+def test_a_coordinator_its_rooms_and_a_host_read_no_clock_and_open_no_socket(file: str) -> None:
     names = imports(ROOT / f"{file}.py")
     assert not {name.split(".")[0] for name in names} & FROM_THE_LOOP
     assert not {name for name in names if name.startswith("paceline.fabric") and name.endswith(".pair")}

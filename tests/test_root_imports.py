@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "errors": set(),
     "version": set(),
     "files": set(),
+    "terminal": set(),
     "api": {"cluster", "core", "errors", "protocols", "records", "sim"},
     "__init__": {"errors", "version", "training", "api", "programs"},
     "__main__": {"cli"},

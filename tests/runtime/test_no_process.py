@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.host.processes import NoProcess, fork_child, fork_orphan
 from paceline.host import processes
+from paceline.host.processes import NoProcess, fork_child, fork_orphan
 from support.launch import Launch
 from support.leftovers import Traces
 from support.runs import run

@@ -24,7 +24,11 @@ MOST_DESCRIPTORS = 4
 LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts no more than some weeks
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
+End = socket.socket
+"""One end of a channel, to be passed on."""
+
+
+def pair() -> tuple[End, End]:
     """Two connected ends; neither is inherited by a program that is executed."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +11,7 @@ from paceline.core.items import Mean, Update
 from paceline.core.orders import Reduce
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.groups import Kept
-from paceline.fabric.unix import Channel, pair
+from paceline.fabric.unix import Channel, End
 from paceline.host import messages
 from paceline.host.fetch import Fetcher
 from paceline.host.loop import Loop
@@ -104,10 +103,9 @@ class Averages:
         """Whether no share is still to be made."""
         return not any(one.awaited for one in self._averages.values())
 
-    def connect(self, member: Member) -> socket.socket:
+    def connect(self, member: Member) -> End:
         """Open a channel to that worker's averaging thread. Return its other end, to be passed on and closed."""
-        ours, theirs = pair()
-        channel = Channel(ours, messages.FromAverager, f"worker {member.worker}'s averager")
+        channel, theirs = self._loop.connect(messages.FromAverager, f"worker {member.worker}'s averager")
         self._loop.watch(channel, lambda: self._hear(member, channel))
         outbox = Outbox(channel, self._loop, lambda: self._give_up(member, "its averager does not read"))
         self._averagers[member.worker] = _Averager(channel, outbox)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 
 from paceline.cluster.group_links import GroupLinks
@@ -21,7 +20,7 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.fabric.unix import Channel
+from paceline.fabric.unix import Channel, End
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.averages import Averages
@@ -144,7 +143,7 @@ class Host:
         self.arithmetic = Arithmetic(channel, outbox, self.shelf)
         return self.arithmetic
 
-    def connect(self, member: Member) -> list[socket.socket]:
+    def connect(self, member: Member) -> list[End]:
         """Return ends of sockets that this worker needs in addition to its channel, to be passed on and closed."""
         return [self.averages.connect(member)] if self._owns_replicas else []
 
