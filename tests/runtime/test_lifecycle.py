@@ -79,6 +79,14 @@ def test_if_the_worker_that_forks_the_store_dies_another_one_does(tmp_path: Path
     assert stage.crew.take() == [(1, "Begin")]
 
 
+def test_while_a_worker_sets_up_the_store_no_other_is_told_to(tmp_path: Path) -> None:
+    stage = gathered(Stage(tmp_path, workers=3))
+    stage.crew.gone(2, KILLED)
+    assert stage.crew.take() == []
+    stage.loop.hear("the store", READY)
+    assert stage.crew.take() == [(0, "Begin"), (1, "Begin")]
+
+
 def test_a_script_that_ends_without_prepare_fails_the_run(tmp_path: Path) -> None:
     stage = Stage(tmp_path, workers=2)
     stage.coordinator.open()
