@@ -172,6 +172,13 @@ def test_a_death_is_told_and_borne_or_ends_the_run(
     assert stage.rooms.ending.stopping == (error is not None)
 
 
+def test_of_the_last_worker_that_dies_it_is_not_said_that_others_go_on(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path, workers=2))
+    for worker in range(2):
+        stage.crew.gone(worker, KILLED)
+    assert [at for _, _, at in stage.crew.died_of] == ["; the others go on", ""]
+
+
 def test_a_process_that_exits_well_though_its_script_could_not_tell_has_finished(tmp_path: Path) -> None:
     """By `os._exit(0)`, say."""
     stage = training(Stage(tmp_path))
