@@ -73,6 +73,11 @@ class Company:
             self.loop.wait(0.1)
         return self.heard
 
+    def let_them_end(self) -> None:
+        """Wait until all processes have ended, without hearing anything of it."""
+        for one in self.processes.values():
+            os.waitid(os.P_PID, one.process, os.WEXITED | os.WNOWAIT)
+
     def close(self) -> None:
         self.workers.end_all()
         self.workers.await_all()
@@ -127,14 +132,16 @@ def answers(channel: Channel) -> int:
 
 def test_all_that_a_worker_had_said_is_heard_before_its_end(company: Callable[..., Company]) -> None:
     said = [messages.Remarked(str(number)) for number in range(5)]
-    heard = company(says(*said, code=7)).until_all_have_gone()
-    assert heard == [*((0, message) for message in said), (0, "exit code 7")]
+    made = company(says(*said, code=7))
+    made.let_them_end()
+    assert made.until_all_have_gone() == [*((0, message) for message in said), (0, "exit code 7")]
 
 
 def test_what_a_worker_had_printed_is_passed_on_before_its_end(
     company: Callable[..., Company], capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = company(prints_and_ends)
+    made.let_them_end()
     assert made.until_all_have_gone() == [(0, "exit code 3")]
     assert capsys.readouterr().out == "[worker 0] a word\n" * 10
     assert made.processes[0].log.read_text() == "a word\n" * 10
