@@ -259,21 +259,42 @@ def test_a_run_whose_folder_is_removed_meanwhile_fails_in_one_line(launch: Launc
     assert "the recorded versions" not in run.out + run.err
 
 
-def test_an_error_in_the_coordinator_that_nobody_foresaw_is_a_failed_run_with_a_summary(launch: Launch) -> None:
-    """Here a message that means nothing under this protocol: nobody has a replica."""
-    script = training(
-        """
-        if step == 3 and me == 0:
-            from paceline.runtime import messages
-            optimizer.paceline_session.link._channel.send(messages.Stepped(0, None))
-            signal.pause()
-        """
+UNFORESEEN = """
+import sys
+from paceline.runtime.coordinator import Coordinator
+
+carry_out = Coordinator.carry_out
+
+
+def fail_in_step_3(self, order):
+    if getattr(order, "step", 0) == 3:
+        raise KeyError("nobody foresaw this")
+    carry_out(self, order)
+
+
+Coordinator.carry_out = fail_in_step_3
+from paceline.cli.main import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_error_in_the_coordinator_that_nobody_foresaw_is_a_failed_run_with_a_summary(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(training())
+    flags = ["run", "--quiet", "-n", "2", "-p", "asp", "--out", "run", "train.py"]
+    done = subprocess.run(
+        [sys.executable, "-c", UNFORESEEN, *flags],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    run = launch.run(script, "-n", "2", "-p", "asp")
-    assert run.code == 3
-    assert run.summary["outcome"] == "failed"
-    assert run.summary["error"].startswith("an error in Paceline that should not be: ")
-    assert "Traceback" not in run.out + run.err
+    assert done.returncode == 3
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["outcome"] == "failed"
+    assert summary["error"].startswith("an error in Paceline that should not be: ")
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_ledger_that_the_disk_has_no_room_for_fails_the_run_and_the_summary_says_so(tmp_path: Path) -> None:
