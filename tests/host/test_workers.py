@@ -26,16 +26,17 @@ Body = Callable[[Channel], int]
 
 
 class Company:
-    """Workers whose processes do what a test says, and what is heard of them."""
+    """Workers whose processes do what a test says, and what is heard of them. `first` is told before all else."""
 
-    def __init__(self, folder: Path, *bodies: Body) -> None:
+    def __init__(self, folder: Path, *bodies: Body, first: messages.Message | None) -> None:
         self.loop = Loop()
         self.output = Output(shown_on=sys.stdout, prefix=True)
-        self.processes: dict[int, Process] = {}
         self.heard: list[tuple[int, object]] = []
+        self.workers = Workers(self.loop, self.output)
         for worker, body in enumerate(bodies):
-            self.processes[worker] = self._fork(worker, body, folder)
-        self.workers = Workers(self.processes, self.loop, self.output)
+            self.workers.add(self._fork(worker, body, folder))
+            if first is not None:
+                self.workers.send(worker, first)
         self.workers.open(lambda worker, message, _: self.heard.append((worker, message)), self._gone)
 
     def _fork(self, worker: int, body: Body, folder: Path) -> Process:
@@ -45,7 +46,7 @@ class Company:
 
         def run() -> int:
             ours.close()
-            for other in self.processes.values():
+            for other in self.workers.processes:
                 other.forget()
             os.dup2(output, 1)
             return body(Channel(theirs, messages.ToWorker, "the coordinator"))
@@ -68,10 +69,15 @@ class Company:
 
     def until_all_have_gone(self) -> list[tuple[int, object]]:
         deadline = time.monotonic() + LONG
-        while any(one.here for one in self.processes.values()):
+        while any(one.here for one in self.workers.processes):
             assert time.monotonic() < deadline
             self.loop.wait(0.1)
         return self.heard
+
+    def let_them_end(self) -> None:
+        """Wait until all processes have ended, without hearing anything of it."""
+        for one in self.workers.processes:
+            os.waitid(os.P_PID, one.process, os.WEXITED | os.WNOWAIT)
 
     def close(self) -> None:
         self.workers.end_all()
@@ -84,8 +90,8 @@ class Company:
 def company(tmp_path: Path) -> Iterator[Callable[..., Company]]:
     made: list[Company] = []
 
-    def make(*bodies: Body) -> Company:
-        made.append(Company(tmp_path, *bodies))
+    def make(*bodies: Body, first: messages.Message | None = None) -> Company:
+        made.append(Company(tmp_path, *bodies, first=first))
         return made[-1]
 
     yield make
@@ -127,17 +133,19 @@ def answers(channel: Channel) -> int:
 
 def test_all_that_a_worker_had_said_is_heard_before_its_end(company: Callable[..., Company]) -> None:
     said = [messages.Remarked(str(number)) for number in range(5)]
-    heard = company(says(*said, code=7)).until_all_have_gone()
-    assert heard == [*((0, message) for message in said), (0, "exit code 7")]
+    made = company(says(*said, code=7))
+    made.let_them_end()
+    assert made.until_all_have_gone() == [*((0, message) for message in said), (0, "exit code 7")]
 
 
 def test_what_a_worker_had_printed_is_passed_on_before_its_end(
     company: Callable[..., Company], capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = company(prints_and_ends)
+    made.let_them_end()
     assert made.until_all_have_gone() == [(0, "exit code 3")]
     assert capsys.readouterr().out == "[worker 0] a word\n" * 10
-    assert made.processes[0].log.read_text() == "a word\n" * 10
+    assert made.workers.processes[0].log.read_text() == "a word\n" * 10
 
 
 def test_a_worker_that_says_what_can_t_be_read_is_ended_and_no_more_of_it_is_heard(
@@ -153,6 +161,12 @@ def test_a_worker_that_says_what_can_t_be_read_is_ended_and_no_more_of_it_is_hea
 def test_a_worker_is_told_what_it_is_sent(company: Callable[..., Company]) -> None:
     made = company(answers)
     made.workers.send(0, messages.Leased(2, 5))
+    assert made.until_all_have_gone() == [(0, messages.GivenBack([(2, 5)])), (0, "exit code 0")]
+
+
+def test_a_worker_can_be_told_something_before_it_is_listened_to(company: Callable[..., Company]) -> None:
+    """To stop, as a signal came while others were forked."""
+    made = company(answers, first=messages.Leased(2, 5))
     assert made.until_all_have_gone() == [(0, messages.GivenBack([(2, 5)])), (0, "exit code 0")]
 
 

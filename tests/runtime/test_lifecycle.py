@@ -79,6 +79,14 @@ def test_if_the_worker_that_forks_the_store_dies_another_one_does(tmp_path: Path
     assert stage.crew.take() == [(1, "Begin")]
 
 
+def test_while_a_worker_sets_up_the_store_no_other_is_told_to(tmp_path: Path) -> None:
+    stage = gathered(Stage(tmp_path, workers=3))
+    stage.crew.gone(2, KILLED)
+    assert stage.crew.take() == []
+    stage.loop.hear("the store", READY)
+    assert stage.crew.take() == [(0, "Begin"), (1, "Begin")]
+
+
 def test_a_script_that_ends_without_prepare_fails_the_run(tmp_path: Path) -> None:
     stage = Stage(tmp_path, workers=2)
     stage.coordinator.open()
@@ -162,6 +170,13 @@ def test_a_death_is_told_and_borne_or_ends_the_run(
     assert (worker, at) == (1, " in step 3" + ("" if error else "; the others go on"))
     assert (stage.rooms.ending.error or "").startswith(error or "")
     assert stage.rooms.ending.stopping == (error is not None)
+
+
+def test_of_the_last_worker_that_dies_it_is_not_said_that_others_go_on(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path, workers=2))
+    for worker in range(2):
+        stage.crew.gone(worker, KILLED)
+    assert [at for _, _, at in stage.crew.died_of] == ["; the others go on", ""]
 
 
 def test_a_process_that_exits_well_though_its_script_could_not_tell_has_finished(tmp_path: Path) -> None:

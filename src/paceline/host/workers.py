@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -52,24 +52,34 @@ class Process:
 class Workers:
     """Listens to the workers' processes, tells them what others want said, and ends them on order."""
 
-    def __init__(self, processes: Mapping[int, Process], loop: Loop, output: Output) -> None:
+    def __init__(self, loop: Loop, output: Output) -> None:
         """`output` takes what they print."""
-        self._processes = processes
+        self._processes: dict[int, Process] = {}
         self._loop = loop
         self._output = output
         self._hear: Hear = _unheard
         self._gone: Callable[[int, int], None] = _unheard
 
     @property
+    def processes(self) -> list[Process]:
+        """All of them, ascending."""
+        return list(self._processes.values())
+
+    @property
     def numbers(self) -> list[int]:
         """The workers, ascending."""
         return list(self._processes)
+
+    def add(self, process: Process) -> None:
+        """The next worker's process is forked. It can be told something before it is listened to: to stop, say."""
+        self._processes[process.worker] = process
+        full = partial(self.give_up, process.worker, "it has stopped reading")
+        process.outbox = Outbox(process.channel, self._loop, full)
 
     def open(self, hear: Hear, gone: Callable[[int, int], None]) -> None:
         """Listen to all of them. `gone(worker, status)` is called when a process has ended, as waitpid returned it."""
         self._hear, self._gone = hear, gone
         for one in self._processes.values():
-            one.outbox = Outbox(one.channel, self._loop, partial(self.give_up, one.worker, "it has stopped reading"))
             self._loop.watch(one.channel, lambda one=one: self._receive(one))  # type: ignore[misc]
             self._loop.watch(one.watch, lambda one=one: self._ended(one))  # type: ignore[misc]
             if one.printed is not None:

@@ -176,8 +176,7 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
     loop = Loop()
     output.after = loop.after
     _write_config(settings, None, journal)
-    processes: dict[int, Process] = {}
-    workers = Workers(processes, loop, output)
+    workers = Workers(loop, output)
     folders = notes()
     rooms, failure = None, ""
     try:
@@ -186,7 +185,7 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
                 break
             try:
                 with journal.ledger.still():
-                    processes[worker] = _fork(worker, settings, list(processes.values()), folders, journal.ledger)
+                    workers.add(_fork(worker, settings, workers.processes, folders, journal.ledger))
             except NoProcess as error:
                 failure = f"worker {worker} can't be started: {error}"
 
