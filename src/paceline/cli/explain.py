@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.cli.run import whole
 from paceline.protocols import registry
-from paceline.records.explain import Past, numbers, of_step, of_worker, past, verdict
+from paceline.records.explain import numbers, past, sentences
 from paceline.records.reading import open_run, reading
 
 
@@ -34,9 +34,9 @@ def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     run = open_run(options.run, registry())
     with closing(run.ledger), reading(options.run):
-        read = past(run)
-        lines = sentences(read, options.worker, options.step)
-        told = numbers(read, options.worker, options.step) if options.json else {}
+        read = past(run, options.worker, options.step)
+        lines = sentences(read)
+        told = numbers(read) if options.json else {}
     if options.json:
         plain = {"run": str(options.run), "ended": run.ended, "protocol": str(run.choice), "lines": lines}
         print(json.dumps({**plain, **told}, indent=2))
@@ -45,10 +45,3 @@ def call(options: argparse.Namespace) -> int:
         print(run.unended)
     print("\n".join(lines))
     return 0
-
-
-def sentences(read: Past, worker: int | None, step: int | None) -> list[str]:
-    """Explain that step, or that worker, or else the whole run, a line each."""
-    if step is not None:
-        return of_step(read, step, worker)
-    return verdict(read) if worker is None else of_worker(read, worker)
