@@ -19,7 +19,7 @@ from paceline.records.check.simulated import Again, simulated
 from paceline.records.check.summed_up import summary
 from paceline.records.check.tables import scalars, tables
 from paceline.records.check.times import times
-from paceline.records.check.versions import versions
+from paceline.records.check.versions import to_be_made, versions
 from paceline.records.reading import MALFORMED, RecordedRun
 
 __all__ = ["Again", "Checked", "Wrong", "check"]
@@ -66,7 +66,8 @@ def _everything(checking: Checking, again: Again | None) -> None:
     tables(checking)
     configuration(checking)
     undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
-    checking.made.undone = checking.rules.undone = checking.tally.left_undone = undone
+    checking.rules.undone = checking.tally.left_undone = undone
+    checking.made = to_be_made(checking, undone)
     history(checking)
     data(checking)
     scalars(checking)

@@ -110,6 +110,24 @@ class Broken(Exception):
         return Wrong(table=table, row=row, rule=self.rule, expected=self.expected, found=self.found)
 
 
+class First:
+    """The first of several broken rules, in the order in which a check tells of them: not that in which it looks."""
+
+    def __init__(self) -> None:
+        self._broken: Broken | None = None
+        self._place: tuple[int, ...] = ()
+
+    def note(self, broken: Broken, *place: int) -> None:
+        """Take note of a broken rule, at this place."""
+        if self._broken is None or place < self._place:
+            self._broken, self._place = broken, place
+
+    def settle(self) -> None:
+        """Raise the first one, if there is any."""
+        if self._broken is not None:
+            raise self._broken
+
+
 def brief(value: object) -> str:
     return cut(value if isinstance(value, str) else _said(value), AT_LENGTH)
 
