@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, Why
 
 
-class Applied(NamedTuple):
+@dataclass(slots=True)  # a frozen one takes four times as long to make
+class Applied:
     """An update went into a version."""
 
     worker: int
     step: int
     version: int
     """The version that it made, of the store or of its worker's replica."""
-    on: int | None
-    """The version that it was computed on; None if no gradient of that step was ready."""
+    staleness: int | None
+    """Versions made between the one that it was computed on and the one that it went into; None if no gradient of that
+    step was ready."""
     samples: int | None
     """How many samples are in it; None if they are not counted."""
     replica: bool
@@ -30,13 +31,9 @@ class Applied(NamedTuple):
     group: int | None
     """The group in whose mean gradient it is, if it is in one."""
 
-    @property
-    def staleness(self) -> int | None:
-        """Versions made between the one that it was computed on and the one that it went into."""
-        return None if self.on is None else self.version - 1 - self.on
 
-
-class Dropped(NamedTuple):
+@dataclass(slots=True)
+class Dropped:
     """An update was never applied, or was lost with the one replica that had it."""
 
     worker: int
@@ -64,35 +61,34 @@ class Fates:
 
     def fact(self, fact: Fact) -> None:
         """Take note of a fact."""
-        match fact:
-            case GradientReady():
-                self.ready[fact.worker, fact.step] = (fact.version, fact.samples)
-            case ReduceFinished(group=group):
-                for worker in self.averaging.pop(group, ()):
-                    self.alone.pop(worker, None)
-            case ReduceFailed(group=group):
-                self.averaging.pop(group, None)
-                self.gathered.pop(group, None)
+        if isinstance(fact, GradientReady):
+            self.ready[fact.worker, fact.step] = (fact.version, fact.samples)
+        elif isinstance(fact, ReduceFinished):
+            for worker in self.averaging.pop(fact.group, ()):
+                self.alone.pop(worker, None)
+        elif isinstance(fact, ReduceFailed):
+            self.averaging.pop(fact.group, None)
+            self.gathered.pop(fact.group, None)
 
     def order(self, order: Order) -> Sequence[Fate]:
         """Return the fates that this order decides."""
-        match order:
-            case ApplyUpdate(version=version, contributions=contributions):
-                return [self._applied(worker, step, version) for worker, step, _ in contributions]
-            case StepReplica(group=None):
-                applied = self._applied(order.worker, order.step, order.version, replica=True)
-                self.alone.setdefault(order.worker, {})[order.step] = applied
-                return (applied,)
-            case StepReplica(version=version, group=int(group)):  # once for all members; some may have left
-                mean = self.gathered.pop(group, ())
-                return [self._applied(worker, step, version, True, group) for worker, step, _ in mean]
-            case DropUpdate(worker=worker, step=step):
-                self.ready.pop((worker, step), None)
-                return (Dropped(worker, step, self.taken_back(worker, step), order.why),)
-            case Reduce(group=group, what="gradients"):
-                self.gathered[group] = order.contributions
-            case Reduce(group=group, members=members) if len(members) > 1:
-                self.averaging[group] = members
+        if isinstance(order, ApplyUpdate):
+            return [self._applied(worker, step, order.version) for worker, step, _ in order.contributions]
+        if isinstance(order, StepReplica):
+            if order.group is not None:  # once for all members; some may have left
+                mean = self.gathered.pop(order.group, ())
+                return [self._applied(worker, step, order.version, True, order.group) for worker, step, _ in mean]
+            applied = self._applied(order.worker, order.step, order.version, replica=True)
+            self.alone.setdefault(order.worker, {})[order.step] = applied
+            return (applied,)
+        if isinstance(order, DropUpdate):
+            self.ready.pop((order.worker, order.step), None)
+            return (Dropped(order.worker, order.step, self.taken_back(order.worker, order.step), order.why),)
+        if isinstance(order, Reduce):
+            if order.what == "gradients":
+                self.gathered[order.group] = order.contributions
+            elif len(order.members) > 1:
+                self.averaging[order.group] = order.members
         return ()
 
     def taken_back(self, worker: int, step: int) -> Applied | None:
@@ -103,4 +99,4 @@ class Fates:
         self, worker: int, step: int, version: int, replica: bool = False, group: int | None = None
     ) -> Applied:
         on, samples = self.ready.pop((worker, step), (None, None))
-        return Applied(worker, step, version, on, samples, replica, group)
+        return Applied(worker, step, version, None if on is None else version - 1 - on, samples, replica, group)

@@ -22,6 +22,8 @@ from paceline.core.facts import (
     Fact,
     GradientReady,
     ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
@@ -159,9 +161,9 @@ class Tally:
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
         """A fact, and the orders that followed from it."""
         self.latest = fact.at
-        self.fates.fact(fact)
         match fact:
             case GradientReady():
+                self.fates.fact(fact)
                 self.counted = self.counted and fact.samples is not None
             case UpdateArrived(worker=worker):
                 self._advance([worker])
@@ -183,13 +185,11 @@ class Tally:
                 self._resumed(worker, None)
             case ParametersTaken(worker=worker):
                 self._resumed(worker, fact.at)
+            case ReduceFinished() | ReduceFailed():
+                self.fates.fact(fact)
         stepped = []
         for order in orders:
             if type(order) not in _COUNTED:
-                continue
-            if isinstance(order, SwitchProtocol):
-                waiting = {worker for worker, _, _ in order.members}
-                self.switches.append(Switch(order.to, fact.at, order.why, order.since, waiting, fact.at - order.since))
                 continue
             for fate in self.fates.order(order):
                 if isinstance(fate, Applied):
@@ -200,6 +200,9 @@ class Tally:
                 self.versions += 1
             elif isinstance(order, StepReplica):
                 stepped.append(order.worker)
+            elif isinstance(order, SwitchProtocol):
+                waiting = {worker for worker, _, _ in order.members}
+                self.switches.append(Switch(order.to, fact.at, order.why, order.since, waiting, fact.at - order.since))
         if stepped:
             self._advance(stepped)
 
@@ -330,9 +333,8 @@ class Tally:
             share.max_lead = max(share.max_lead, self.counts.lead(worker))
 
     def _apply(self, applied: Applied) -> None:
-        self._count(applied, 1)
-        self.shares[applied.worker].stale = applied.staleness
-        if applied.replica and (applied.worker, applied.step) in self.left_undone:
+        self.shares[applied.worker].stale = self._count(applied, 1)
+        if self.left_undone and (applied.worker, applied.step) in self.left_undone:
             self._take_back(applied.worker, applied.step)
 
     def _take_back(self, worker: int, step: int) -> None:
@@ -340,16 +342,18 @@ class Tally:
         if lost is not None:
             self._count(lost, -1)
 
-    def _count(self, applied: Applied, steps: int) -> None:
+    def _count(self, applied: Applied, times: int) -> int:
+        """Count that update so many times. Return how stale it was."""
         stale = applied.staleness
         assert stale is not None  # only gradients that were ready are applied
-        self.steps += steps
+        self.steps += times
         share = self.shares[applied.worker]
-        share.steps += steps
-        share.samples += steps * (applied.samples or 0)
-        self.staleness[stale] += steps
+        share.steps += times
+        share.samples += times * (applied.samples or 0)
+        self.staleness[stale] += times
         if not self.staleness[stale]:
             del self.staleness[stale]
+        return stale
 
     def _if_counted(self, samples: int | None) -> int | None:
         return samples if self.counted else None
