@@ -167,3 +167,21 @@ def test_of_a_chain_at_one_moment_the_first_link_is_to_blame(tmp_path: Path) -> 
         due = blame(waits(run.history()))
     seconds = {worker: sum(one.get(worker, 0.0) for one in due) for worker in range(4)}
     assert seconds[3] > 10 * max(seconds[worker] for worker in range(3))
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "ssp", "hsp:idle=guarded,broadcast=all", "ripples"])
+def test_blame_told_as_waits_end_is_what_is_told_after_the_last_and_keeps_few(tmp_path: Path, protocol: str) -> None:
+    run = open_run(simulated(tmp_path / "run", protocol, steps=400), registry())
+    with closing(run.ledger):
+        found, streamed = Waits(), []
+        judge = Blame(found)
+        judge._most = 0  # forget whatever may be forgotten, at once
+        most = 0
+        for fact, orders in run.history():
+            streamed += judge.judge(found.record(fact, orders))
+            most = max(most, judge._kept)
+        streamed += judge.judge(found.rest())
+        every = list(waits(run.history()))
+    assert streamed == list(zip(every, blame(every), strict=True))
+    assert len(every) > 100
+    assert most < 40

@@ -28,6 +28,7 @@ from paceline.core.facts import (
 from paceline.core.listed import listed, workers_named
 from paceline.core.orders import Release, Why
 from paceline.errors import ConfigError
+from paceline.records import waits
 from paceline.records.fates import Dropped, Fate, Fates
 from paceline.records.reading import RecordedRun
 from paceline.records.waits import Blame, Wait, Waits
@@ -118,8 +119,8 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
     """Read the run, in one pass. `worker` and `step` are in question, or None for the whole run."""
     found = Past(run, worker, step)
     here: dict[int, float] = {}
-    fates, waits, steps = Fates(), Waits(), _Steps(run, found.spent)
-    blame = Blame(waits)
+    fates, holds, steps = Fates(), Waits(), _Steps(run, found.spent)
+    blame = Blame(holds)
     at = 0.0
     for fact, orders in run.history():
         at = fact.at
@@ -139,9 +140,9 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
             for fate in fates.order(order):
                 if fate.step == step:
                     found.fates[fate.worker] = fate
-        if ended := waits.record(fact, orders):
+        if ended := holds.record(fact, orders):
             _judge(found, blame, steps, ended, at)
-    _judge(found, blame, steps, waits.rest(), inf)
+    _judge(found, blame, steps, holds.rest(), inf)
     for one, since in here.items():
         found.spent.setdefault(one, Spent()).stayed += at - since
     found.spent = dict(sorted(found.spent.items()))
@@ -189,8 +190,7 @@ class _Steps:
         self._steps: dict[int, list[tuple[float, float]]] = {}
         """By worker: the beginning and end of each step that is kept, in order."""
         self._kept = 0
-        self._most = 1000
-        """How many steps are kept before those that no longer matter are forgotten."""
+        self._most = waits.LEAST
         self.finished: Counter[int] = Counter()
         """By worker."""
 
@@ -223,7 +223,7 @@ class _Steps:
         for steps in self._steps.values():
             del steps[: max(0, bisect_right(steps, (before, before)) - 1)]
         self._kept = sum(map(len, self._steps.values()))
-        self._most = max(1000, 2 * self._kept)
+        self._most = max(waits.LEAST, 2 * self._kept)
 
 
 def _typical(run: RecordedRun, finished: Mapping[int, int]) -> dict[int, float]:

@@ -14,6 +14,9 @@ from math import inf
 from paceline.core.facts import Fact, GradientReady, WorkerLeft
 from paceline.core.orders import Hold, Order, Reduce, Release, StartPush, StepReplica, Why
 
+LEAST = 1000
+"""How many waits, or steps, are kept before those that no longer matter are forgotten. Looking costs time, too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
@@ -137,8 +140,7 @@ class Blame:
         """By worker: those waits that one which has not been judged may overlap."""
         self._unjudged: deque[Wait] = deque()
         self._kept = 0
-        self._most = 1000
-        """How many waits are kept before those that no longer matter are forgotten."""
+        self._most = LEAST
 
     def judge(self, ended: Iterable[Wait]) -> Iterator[tuple[Wait, dict[int, float]]]:
         """Take the waits that have ended. Yield those that can be judged, in order: seconds, by the worker to blame."""
@@ -193,4 +195,4 @@ class Blame:
         for its in self._own.values():
             del its[: bisect_right(its, horizon, key=lambda wait: wait.ended)]
         self._kept = sum(map(len, self._own.values()))
-        self._most = max(1000, 2 * self._kept)
+        self._most = max(LEAST, 2 * self._kept)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.records.broken import READABLE, Broken, Wrong, count
 from paceline.records.check.checking import Checking
 from paceline.records.check.configuration import configuration
 from paceline.records.check.data import data
 from paceline.records.check.files import files
 from paceline.records.check.history import history
 from paceline.records.check.replays import for_replay
-from paceline.records.check.rules import READABLE, Broken, Wrong, count
 from paceline.records.check.simulated import Again, simulated
 from paceline.records.check.summed_up import summary
 from paceline.records.check.tables import scalars, tables

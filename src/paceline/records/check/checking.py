@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.records.check.general import Rules
 from paceline.records.check.versions_made import VersionsMade
 from paceline.records.reading import RecordedRun
+from paceline.records.rules import Rules
 from paceline.records.summary import Tally
 
 

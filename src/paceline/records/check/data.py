@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.records.check.checking import Checking
-from paceline.records.check.rules import (
+from paceline.records.broken import (
     ACCOUNTED,
     BATCHES,
     BLOCKS,
@@ -34,6 +33,7 @@ from paceline.records.check.rules import (
     First,
     count,
 )
+from paceline.records.check.checking import Checking
 from paceline.records.reading import SUMMARY
 
 _BATCHES = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
+from paceline.records.broken import DEATHS, ENDED, OUTCOME, READABLE, Broken
 from paceline.records.check.checking import Checking
-from paceline.records.check.rules import DEATHS, ENDED, OUTCOME, READABLE, Broken
 from paceline.records.summary import Outcome, Target
 
 OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed")

@@ -19,9 +19,7 @@ from paceline.core.facts import (
 from paceline.core.machine import Machine
 from paceline.core.orders import Order
 from paceline.errors import ProtocolViolation
-from paceline.records.check.checking import Checking
-from paceline.records.check.ending import ending
-from paceline.records.check.rules import (
+from paceline.records.broken import (
     ALL_LEFT,
     BELONGS,
     MEMBERS,
@@ -35,6 +33,8 @@ from paceline.records.check.rules import (
     brief,
     count,
 )
+from paceline.records.check.checking import Checking
+from paceline.records.check.ending import ending
 from paceline.records.ledger import FACTS
 
 _WHY = msgspec.json.Decoder()

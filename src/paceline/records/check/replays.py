@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.records.broken import CHECKSUMS, READABLE, TRANSFERS, UNDONE, Broken, First, count
 from paceline.records.check.checking import Checking
-from paceline.records.check.marks import Marks
-from paceline.records.check.rules import CHECKSUMS, READABLE, TRANSFERS, UNDONE, Broken, First, count
+from paceline.records.marks import Marks
 
 
 def for_replay(checking: Checking) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 from paceline.core.link import SharedLink
 from paceline.core.scenario import Network, Scenario, Slowdown
-from paceline.records.check.checking import Checking
-from paceline.records.check.rules import (
+from paceline.records.broken import (
     COMMITS,
     DELIVERED,
     LINK,
@@ -26,6 +25,7 @@ from paceline.records.check.rules import (
     First,
     count,
 )
+from paceline.records.check.checking import Checking
 
 TICK = 1e-6
 """Seconds. All processes of a run read one clock, in seconds since the machine started: after some years of that a

@@ -7,8 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from paceline.records.check.checking import Checking
-from paceline.records.check.rules import (
+from paceline.records.broken import (
     CONSENSUS,
     EVALUATED,
     READABLE,
@@ -19,6 +18,7 @@ from paceline.records.check.rules import (
     Broken,
     count,
 )
+from paceline.records.check.checking import Checking
 from paceline.records.check.versions_made import Made, VersionsMade
 from paceline.records.due import Due
 from paceline.records.reading import unmeasured

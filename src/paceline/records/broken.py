@@ -1,4 +1,4 @@
-"""The rules that a check tries, and how it reports a broken one."""
+"""The rules that a check tries, each in a sentence, and how a broken one is reported."""
 
 from __future__ import annotations
 

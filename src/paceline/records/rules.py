@@ -1,4 +1,4 @@
-"""Rules for every protocol's facts and orders."""
+"""The rules that facts and orders keep under every protocol: `Rules` judges them as they come, from whatever source."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from paceline.core.orders import (
     StepReplica,
     SwitchProtocol,
 )
-from paceline.records.check.marks import Marks
-from paceline.records.check.rules import (
+from paceline.records.broken import (
     APPLIED_ONCE,
     ARRIVED,
     DROPPED_ONCE,
@@ -50,6 +49,7 @@ from paceline.records.check.rules import (
     brief,
 )
 from paceline.records.fates import Applied, Fate, Fates
+from paceline.records.marks import Marks
 
 WEIGHTS = 1e-9
 """How far the sum of a version's weights may be from 1, as they are rounded."""
