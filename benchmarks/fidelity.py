@@ -35,8 +35,8 @@ from typing import Any
 
 from step import Failed, machine, print_table
 
+from paceline.cluster.scenario_file import load
 from paceline.core.choice import choose
-from paceline.core.scenario import load
 from paceline.protocols import registry
 from paceline.sim.calibration import Run, read
 from paceline.sim.simulate import Simulation, simulate

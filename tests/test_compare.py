@@ -17,6 +17,7 @@ import pytest
 
 from paceline.cli import compare as command
 from paceline.cli.main import main
+from paceline.runs import series
 from support.launch import Launch
 from support.leftovers import Traces
 from support.nursery import Process
@@ -71,8 +72,8 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("pass\n")
     job = Job()
-    monkeypatch.setattr(command, "make_run", job)
-    monkeypatch.setattr(command, "report", lambda folders, out: None)  # of runs without ledgers
+    monkeypatch.setattr(series, "make_run", job)
+    monkeypatch.setattr(command, "report", lambda folders, out, say: None)  # of runs without ledgers
     return job
 
 
@@ -180,7 +181,7 @@ def test_with_stop_at_target_each_run_stops_at_it_and_another_target_makes_anoth
     job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given: list[Sequence[str]] = []
-    monkeypatch.setattr(command, "make_run", lambda words, interrupts: given.append(words) or job(words, interrupts))
+    monkeypatch.setattr(series, "make_run", lambda words, interrupts: given.append(words) or job(words, interrupts))
     assert compare("-p", "bsp", "--stop-at-target") == 2
     assert capsys.readouterr().err.startswith("paceline: --stop-at-target has nothing to stop at: give --target")
     assert compare("-p", "bsp", "--stop-at-target", "--target", "accuracy>=0.9") == 0
@@ -456,7 +457,7 @@ def test_real_runs_interrupted_and_gone_on_with_are_made_once_each(
         assert json.loads(out)["outcome"] in ("completed", "interrupted"), err
         return process.wait()
 
-    monkeypatch.setattr(command, "make_run", make_run)
+    monkeypatch.setattr(series, "make_run", make_run)
     monkeypatch.chdir(launch.tmp_path)
     flags = ["compare", "-p", "bsp", "-p", "asp", "--seeds", "2", "--target", "loss<=9", "--out", "both", "train.py"]
     assert main(flags) == 130

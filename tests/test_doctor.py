@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import doctor
 from paceline.cli.main import main
+from paceline.runs import doctor
 from paceline.version import OLDEST_TORCH, TORCH
 
 ROOT = Path(__file__).parents[1]

@@ -15,18 +15,23 @@ ROOT = Path(paceline.__file__).parent
 
 MAY_IMPORT = {
     "core": set(),
+    "cluster": {"core", "files"},
     "protocols": {"core"},
     "fabric": {"core"},
     "training": {"core", "fabric"},
-    "records": {"core"},
-    "sim": {"core", "records"},
-    "runtime": {"core", "fabric", "training", "records"},
-    "cli": {"core", "protocols", "fabric", "training", "records", "sim", "runtime"},
-    "programs": {"__main__", "core", "protocols", "training", "records", "runtime", "cli"},
+    "records": {"core", "cluster", "files"},
+    "sim": {"core", "cluster", "records"},
+    "runtime": {"core", "cluster", "fabric", "training", "records"},
+    "runs": {"core", "cluster", "protocols", "fabric", "training", "records", "sim", "runtime", "files"},
+    "cli": {"core", "cluster", "protocols", "records", "sim", "runtime", "runs", "files"},
+    "programs": {"__main__", "core", "cluster", "protocols", "training", "records", "runtime", "runs", "cli", "files"},
 }
 """Folder to the other folders that it may import (and, always, itself, `errors` and `version`)."""
 
-WITHOUT_TORCH = ("core", "protocols", "records", "sim")
+WITHOUT_TORCH = ("core", "cluster", "protocols", "records", "sim")
+
+OUTSIDE = {"fcntl", "io", "mmap", "os", "pathlib", "select", "shutil", "socket", "sqlite3", "subprocess", "tempfile"}
+"""Modules that open files, or what else the system has."""
 
 
 def imports(file: Path) -> set[str]:
@@ -66,6 +71,20 @@ def test_pure_folders_do_not_import_torch_and_core_only_the_standard_library(fil
         assert tops <= {*sys.stdlib_module_names, "paceline"}
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "core").glob("*.py")), ids=lambda file: file.stem)
+def test_core_opens_no_file(file: Path) -> None:
+    assert not OUTSIDE & {name.split(".")[0] for name in imports(file)}
+    calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    assert "open" not in [call.id for call in calls if isinstance(call, ast.Name)]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "runs").glob("*.py")), ids=lambda file: file.stem)
+def test_runs_neither_parse_nor_print(file: Path) -> None:
+    assert "argparse" not in imports(file)
+    calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    assert "print" not in [call.id for call in calls if isinstance(call, ast.Name)]
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "protocols").glob("*.py")), ids=lambda file: file.stem)
 def test_protocols_never_import_each_other(file: Path) -> None:
     assert not {name for name in imports(file) if name.startswith("paceline.protocols")}
@@ -73,7 +92,7 @@ def test_protocols_never_import_each_other(file: Path) -> None:
 
 def test_neither_the_package_nor_its_pure_folders_load_torch() -> None:
     program = (
-        "import sys, paceline, paceline.cli.main, paceline.protocols, paceline.core.scenario, "
+        "import sys, paceline, paceline.cli.main, paceline.protocols, paceline.cluster.scenario, "
         "paceline.records.journal; paceline.protocols.registry(); paceline.run, paceline.Run, paceline.Comparison; "
         "assert not {'torch', 'pandas', 'cloudpickle'} & set(sys.modules)"
     )

@@ -48,7 +48,7 @@ def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built("wheel", sources, tmp_path_factory.mktemp("wheel"))
 
 
-NOT_OURS = ("__pycache__", "runs", "build", "dist")
+NOT_OURS = ("__pycache__", "build", "dist")
 """Folders that come of work in this one (.gitignore names them); so do those whose names begin with a dot."""
 
 

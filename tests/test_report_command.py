@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
+from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
-from paceline.core.scenario import Scenario
 from paceline.protocols import registry
 from paceline.records.report import figures
 from paceline.sim.simulate import Simulation, simulate

@@ -20,6 +20,8 @@ from paceline.cli import tune as command
 from paceline.cli.main import main
 from paceline.core.machine import Spec
 from paceline.protocols import registry
+from paceline.runs import series
+from paceline.runs.tune import PROTOCOL
 from support.events import LONG
 from support.launch import Launch
 from support.scripts import ENDLESS, training
@@ -35,7 +37,7 @@ class Config:
 
 
 STAND_IN = Spec(
-    name=command.PROTOCOL,
+    name=PROTOCOL,
     title="",
     family="parameter-server",
     paper="",
@@ -96,9 +98,9 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     """In a folder with a training script."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("pass\n")
-    monkeypatch.setattr(command, "registry", lambda: {**registry(), command.PROTOCOL: STAND_IN})
+    monkeypatch.setattr(command, "registry", lambda: {**registry(), PROTOCOL: STAND_IN})
     job = Job()
-    monkeypatch.setattr(command, "make_run", job)
+    monkeypatch.setattr(series, "make_run", job)
     return job
 
 
@@ -467,7 +469,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 
 ONE_RUN = """
 import sys
-from paceline.cli.series import interrupts, make_run
+from paceline.runs.series import interrupts, make_run
 with interrupts() as taken:
     print(make_run(sys.argv[1:], taken))
 """

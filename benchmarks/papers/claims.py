@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
-from paceline.core.scenario import Scenario
 from paceline.protocols import registry
 from paceline.records.summary import Summary
 from paceline.sim.costs import Costs

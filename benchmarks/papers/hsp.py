@@ -28,7 +28,7 @@ from pathlib import Path
 
 from claims import Claim, modelled, print_claims, print_table, simulated
 
-from paceline.core.scenario import Network, Scenario
+from paceline.cluster.scenario import Network, Scenario
 from paceline.records.ledger import connect
 from paceline.sim.world import Limit
 

@@ -65,7 +65,7 @@ from statistics import mean, median
 import numpy as np
 from claims import Claim, modelled, print_claims, print_table, simulated
 
-from paceline.core.scenario import from_plain
+from paceline.cluster.scenario_file import from_plain
 from paceline.protocols.hsp import Config as HspConfig
 from paceline.sim.world import Limit
 

@@ -28,10 +28,10 @@ from typing import Literal
 
 from claims import Claim, print_claims, print_table
 
+from paceline.cluster.scenario import Network, Scenario
 from paceline.core.choice import choose
 from paceline.core.lots import Lots
 from paceline.core.orders import ApplyUpdate
-from paceline.core.scenario import Network, Scenario
 from paceline.protocols import registry
 from paceline.sim.costs import ScenarioCosts
 from paceline.sim.simulate import Simulation, simulate

@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 
 from claims import Claim, print_claims, print_table
 
+from paceline.cluster.scenario import Network, Scenario
 from paceline.core.choice import choose
 from paceline.core.facts import Fact
 from paceline.core.orders import Order, Reduce
-from paceline.core.scenario import Network, Scenario
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger

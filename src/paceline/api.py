@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.scenario_file import from_plain, load
 from paceline.core.choice import choose
-from paceline.core.scenario import from_plain, load
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.summary import Summary

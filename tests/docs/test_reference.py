@@ -10,8 +10,9 @@ from typing import Any
 from from_code import on_page_markdown
 
 import paceline
+from paceline.cluster.quantities import DURATIONS, SIZES
+from paceline.cluster.scenario_file import KEYS
 from paceline.core.choice import choose
-from paceline.core.scenario import _DURATIONS, _KEYS, _SIZES
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
 
@@ -20,12 +21,12 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 def test_the_scenario_page_has_every_key_of_every_table() -> None:
     page = (REFERENCE / "scenario.md").read_text()
-    for table, keys in _KEYS.items():
+    for table, keys in KEYS.items():
         section = re.search(rf"^## `\[+{table}\]+`\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
         assert section is not None, table
         assert sorted(re.findall(r"^\| `(\w+)` \|", section[1], re.MULTILINE)) == sorted(keys), table
     units = re.search(r"^\| duration \| (.*?) \|", page, re.MULTILINE), re.search(r"^\| size \| (.*?) \|", page, re.M)
-    assert [set(re.findall(r"`(\w+)`", row[1])) for row in units if row] == [set(_DURATIONS), set(_SIZES)]
+    assert [set(re.findall(r"`(\w+)`", row[1])) for row in units if row] == [set(DURATIONS), set(SIZES)]
 
 
 def test_the_summary_page_has_every_key_of_a_summary() -> None:
@@ -62,7 +63,7 @@ def counted() -> Iterator[str]:
 
 OWN_ROW = ("per_worker[].left", "targets")
 """Objects that the page also says something of as a whole."""
-OTHERS_KEYS = ("protocol.config", "staleness.histogram")
+OTHERSKEYS = ("protocol.config", "staleness.histogram")
 """Objects whose keys are not the summary's own."""
 
 
@@ -74,7 +75,7 @@ def paths(value: dict[str, Any], above: str = "") -> Iterator[str]:
             yield f"{path}[]"
             for one in inner:
                 yield from paths(one, f"{path}[].")
-        if not isinstance(inner, list | dict) or path in OWN_ROW + OTHERS_KEYS:
+        if not isinstance(inner, list | dict) or path in OWN_ROW + OTHERSKEYS:
             yield path
-        if isinstance(inner, dict) and path not in OTHERS_KEYS:
+        if isinstance(inner, dict) and path not in OTHERSKEYS:
             yield from paths(inner, f"{path}.")

@@ -21,7 +21,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("page", "link", "leads_to"),
     [
-        ("scenarios.md", "../src/paceline/core/link.py", "https://host/us/blob/main/src/paceline/core/link.py"),
+        (
+            "scenarios.md",
+            "../src/paceline/cluster/network.py",
+            "https://host/us/blob/main/src/paceline/cluster/network.py",
+        ),
         ("protocols/bsp.md", "../../examples", "https://host/us/tree/main/examples"),
         ("scenarios.md", "../README.md#protocols", "https://host/us/blob/main/README.md#protocols"),
         ("protocols/bsp.md", "../compare.md", "../compare.md"),

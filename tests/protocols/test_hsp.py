@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from paceline.cluster.network import SharedLink
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ParametersTaken, UpdateArrived, WorkerLeft
-from paceline.core.link import SharedLink
 from paceline.core.machine import Machine as AnyMachine
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.errors import ConfigError

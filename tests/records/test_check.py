@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
+from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.core.choice import Choice
 from paceline.core.facts import Fact
 from paceline.core.orders import DropUpdate, Order
-from paceline.core.scenario import Kill, Network, Scenario
 from paceline.protocols import registry
 from paceline.records.check import check, rules
 from paceline.records.ledger import SCHEMA

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import main
-from paceline.core.scenario import Network, Scenario
+from paceline.cluster.scenario import Network, Scenario
 from paceline.records.explain import _seconds
 from support.recorded import edited, simulated
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, TrainingBegan, UpdateArrived
-from paceline.core.scenario import Kill, Network, Scenario
 from paceline.protocols import registry
 from paceline.records.reading import LEDGER, SUMMARY, RecordedRun, open_run
 from paceline.records.report import contents as module

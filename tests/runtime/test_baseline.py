@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from paceline.core.scenario import Scenario
+from paceline.cluster.scenario import Scenario
 from paceline.errors import ConfigError
 from paceline.runtime.baseline import Worker
 from support.launch import Launch

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.facts import StepDeclined
-from paceline.core.scenario import Scenario
 from paceline.protocols import registry
 from paceline.records import ledger as ledgers
 from paceline.records.journal import Journal

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
-from paceline.core.scenario import Scenario
 from paceline.fabric.channel import Channel, pair
 from paceline.protocols import registry
 from paceline.records.journal import Journal

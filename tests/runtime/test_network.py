@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
+from paceline.cluster.network import SharedLink
 from paceline.core.facts import ParametersTaken, UpdateArrived
-from paceline.core.link import SharedLink
 from paceline.records.ledger import read_facts
 from support.runs import Run, run, side_by_side
 from support.scripts import training

@@ -83,7 +83,8 @@ def await_end(process: int, within: float = LONG) -> None:
 def test_a_process_that_is_left_behind_is_found_and_ended(tmp_path: Path) -> None:
     traces = Traces(tmp_path / "temporary")
     with subprocess.Popen(["cat", "-"], env=traces.environment, stdin=PIPE, stdout=PIPE) as process:
-        assert process.stdin and process.stdout
+        assert process.stdin
+        assert process.stdout
         process.stdin.write(b"here\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"here\n"  # while a program is being loaded, /proc shows no environment

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.leases import Batch
-from paceline.core.scenario import Scenario
 from paceline.errors import PeerLost, RunFailed
 from paceline.fabric.channel import Channel, pair
 from paceline.protocols import registry

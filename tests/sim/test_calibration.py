@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
+from paceline.cluster.scenario import Kill, Network, Scenario, Slowdown
+from paceline.cluster.scenario_file import to_plain
 from paceline.core.choice import Choice, choose
 from paceline.core.facts import Fact, GradientReady, ParametersTaken, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush
-from paceline.core.scenario import Kill, Network, Scenario, Slowdown
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.ledger import Ledger, read_facts
@@ -188,7 +189,7 @@ def written(folder: Path, facts: Written, times: dict[tuple[int, int], StepTimes
     folder.mkdir()
     ledger = Ledger(folder / "ledger.sqlite")
     protocol = {"name": "asp", "config": {}}
-    scenario = Scenario(workers=1).to_plain()
+    scenario = to_plain(Scenario(workers=1))
     for key, value in {"protocol": protocol, "workers": 1, "seed": 0, "limits": {}, "scenario": scenario}.items():
         ledger.note(key, value)
     for fact, orders in facts:

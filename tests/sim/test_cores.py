@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from paceline.cluster.scenario import Kill, Network, Scenario, Slowdown
+from paceline.cluster.scenario_file import to_plain
 from paceline.core.choice import choose
 from paceline.core.orders import ApplyUpdate, Reduce
-from paceline.core.scenario import Kill, Network, Scenario, Slowdown
 from paceline.protocols import registry
 from paceline.records.ledger import connect
 from paceline.records.summary import Summary
@@ -152,7 +153,7 @@ def recorded(folder: Path, protocol: str, costs: Given, cores: int | None = 2, c
     simulated(protocol, costs, folder=folder)
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
         environment = {} if cores is None else {"cores": cores}
-        scenario = replace(Scenario(workers=4), compute=compute).to_plain()
+        scenario = to_plain(replace(Scenario(workers=4), compute=compute))
         rows = {"simulated": False, "environment": environment, "scenario": scenario}
         ledger.executemany(
             "INSERT OR REPLACE INTO run VALUES (?, ?)", [(key, json.dumps(value)) for key, value in rows.items()]

@@ -18,7 +18,7 @@ import pytest
 
 import paceline.sim.simulate
 from paceline.cli.main import main
-from paceline.core.scenario import load
+from paceline.cluster.scenario_file import load
 from paceline.protocols import registry
 from paceline.records.ledger import read_facts
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from paceline.cluster.scenario import Kill, Network, Scenario, Slowdown
 from paceline.core.choice import Choice, check_fit, choose
 from paceline.core.facts import (
     Fact,
@@ -36,7 +37,6 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.core.scenario import Kill, Network, Scenario, Slowdown
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.journal import Journal

@@ -12,10 +12,10 @@ from typing import Any
 
 import tomli_w
 
+from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, StepDeclined
 from paceline.core.orders import ApplyUpdate, Order
-from paceline.core.scenario import Scenario
 from paceline.protocols import registry
 from paceline.records.check import Checked, Wrong, check
 from paceline.records.journal import Journal

@@ -6,16 +6,16 @@ The values become words of the command line, so that what is wrong with one of t
 from __future__ import annotations
 
 import argparse
-import hashlib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.scenario import Scenario
+from paceline.cluster.scenario_file import from_plain
 from paceline.core.choice import nearest
-from paceline.core.files import read_file
-from paceline.core.scenario import Scenario, from_plain
 from paceline.errors import ConfigError
+from paceline.files import read_file
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
 from paceline.records.reading import choice_of
@@ -113,11 +113,3 @@ def script_of(config: Mapping[str, Any]) -> Path:
     """Where the run's script was."""
     same = config.get("directory", str(Path.cwd())) == str(Path.cwd())
     return Path(config["script"]) if same else Path(config.get("directory", ""), config["script"])
-
-
-def changes(config: Mapping[str, Any], script: Path) -> Iterator[str]:
-    """What of the script and its folder is not as it was when the run was made, a line each."""
-    if config.get("script_sha256") not in (None, hashlib.sha256(script.read_bytes()).hexdigest()):
-        yield f"{script} has changed since the run was made"
-    if config.get("directory", str(Path.cwd())) != str(Path.cwd()):
-        yield f"the run was made in {config['directory']}: what the script reads by a relative path may be another file"

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.protocols import registry
-from paceline.records.check import Checked, Wrong, check
-from paceline.records.ledger import Ledger
-from paceline.records.reading import LEDGER, LedgerDamaged, RecordedRun, open_run
+from paceline.runs.check import checked_run
 
 WRONG = 3
 """Exit code if anything is not as it should be."""
@@ -32,24 +27,6 @@ def add_to(commands: Any) -> None:
     command.add_argument("run", metavar="RUN", type=Path, help="a run's folder, real or simulated")
     command.add_argument("--json", action="store_true", help="print the result as one JSON object")
     command.set_defaults(call=call)
-
-
-def _again(run: RecordedRun, ledger: Ledger, stop: Callable[[], bool]) -> str:
-    from paceline.sim.again import simulate_again
-
-    return simulate_again(run, registry(), ledger, stop)
-
-
-def checked_run(folder: Path) -> tuple[RecordedRun | None, Checked]:
-    """Check the run in that folder; the run, whose ledger is closed, is None if its ledger can't be read."""
-    try:
-        run = open_run(folder, registry())
-    except LedgerDamaged as error:
-        rule, expected = "the ledger can be read", "an SQLite database"
-        wrong = Wrong(table=LEDGER, row=None, rule=rule, expected=expected, found=str(error))
-        return None, Checked(wrong=wrong, proved=[], counts={})
-    with closing(run.ledger):
-        return run, check(run, _again)
 
 
 def call(options: argparse.Namespace) -> int:

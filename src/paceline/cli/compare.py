@@ -1,52 +1,41 @@
-"""`paceline compare`: train a script under several protocols, and say which came first to a target.
-
-Each run is an ordinary `paceline run`. Seed by seed, so that whatever else the machine does in the meantime meets every
-protocol alike. After each run `compare.json` has all that is known so far.
-"""
+"""`paceline compare`: train a script under several protocols, and say which came first to a target."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.cli import baseline, dry_run
+from paceline.cli import dry_run
 from paceline.cli.columns import as_csv, as_markdown, check_exports, export
-from paceline.cli.pace import Pace, Told
-from paceline.cli.report import report
-from paceline.cli.run import add_common, add_script, new_folder, seconds, whole
-from paceline.cli.series import (
-    INTERRUPTED,
-    RESULTS,
-    USAGE,
-    changes,
-    common_settings,
-    count,
-    interrupts,
-    made,
-    make_run,
-    opened,
-    place,
-    scenario_of,
-    undo,
-)
-from paceline.cli.table import WIDE, brief
-from paceline.core.choice import Choice, check_fit, choose, nearest
-from paceline.core.scenario import from_plain
+from paceline.cli.report import warn
+from paceline.cli.run import add_common, add_script, seconds, whole
+from paceline.cli.series import job_of, say_stopped
+from paceline.cli.table import WIDE
+from paceline.cluster.scenario_file import from_plain
+from paceline.core.choice import Choice, brief
+from paceline.core.listed import count
 from paceline.errors import ConfigError
-from paceline.protocols import registry
-from paceline.records import summary as summaries
-from paceline.records.comparison import COMPARISON, LEAST, compared, plain_run
-from paceline.records.summary import Summary, Target, metrics_of
+from paceline.records.comparison import LEAST
+from paceline.records.summary import Target
+from paceline.runs import baseline
+from paceline.runs.compare import STATE, Plan, begun, carry_out
+from paceline.runs.folders import new_folder
+from paceline.runs.pace import Pace
+from paceline.runs.report import report
+from paceline.runs.run import check_fits, chosen
+from paceline.runs.series import Stopped
 from paceline.runtime.terminal import redraws
 
-STATE, REPORT = COMPARISON, "report.html"
-ASKED = ("protocols", "seeds", "target")
-"""Settings that say which runs are looked at and how, and leave each run as it is."""
+if TYPE_CHECKING:
+    from rich.text import Text
+
+REPORT = "report.html"
 MEAN = {"": "mean", "_plus_minus": "plus_minus", "_low": "low", "_high": "high"}
 """The columns that a mean has in CSV: what follows its name, and the key that it has in `compare.json`."""
 
@@ -95,47 +84,27 @@ def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     check_exports({"--export-markdown": options.export_markdown, "--export-csv": options.export_csv})
     dry_run.check_flags(options)
-    choices, settings = _settings(options)
-    typed = dict(zip(choices, options.protocol, strict=True))
-    folder = options.out or new_folder("compare")
-    wanted = [(name, seed) for seed in settings["seeds"] for name in choices]
+    plan = _plan(options)
+    settings = plan.settings()
+    folder, typed = plan.folder, dict(zip(plan.choices, options.protocol, strict=True))
     if options.dry_run:
-        _show_plan(folder, settings, choices, wanted, options)
+        _show_plan(plan, settings, options)
         return 0
-    state = _opened(folder, settings)
-    target: Target | None = options.target
-    runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in choices}
-    say = _say(options)
-    found = {(name, seed): place(folder, _stem(name, seed)) for name, seed in wanted}
-    if there := sum(summary is not None for _, summary in found.values()):
-        say(f"{folder}: {count(there, 'run')} of {len(wanted)} done already")
-    took = [None if summary is None else float(summary["wall_seconds"]) for _, summary in found.values()]
-    pace = Pace([name for name, _ in wanted], took)
-    with interrupts() as taken:
-        for number, (name, seed) in enumerate(wanted):
-            run, summary = found[name, seed]
-            if summary is None:
-                pace.begin(number)
-                with _shown(options, Told(pace, f"{typed[name]}, seed {seed}")):
-                    arguments = _arguments(options, settings, choices[name], seed, run)
-                    code = INTERRUPTED if taken else make_run(arguments, taken)
-                if code == USAGE or (code == 0 and not run.exists()):  # it has said why, or shown the script's --help
-                    undo(folder / STATE)
-                    return code
-                if code == INTERRUPTED or (taken and code not in RESULTS):
-                    done = sum(len(of) for of in runs.values())
-                    line = f"{done} of {count(len(wanted), 'run')} done; go on with the same flags and --out {folder}"
-                    print(f"paceline: interrupted, {line}", file=sys.stderr)
-                    return INTERRUPTED
-                summary = made(run, code, folder)
-                pace.end()
-            _check_metric(target, summary, run)
-            metric = _metric(target, summary) or state.get("metric")
-            runs[name][seed] = {"folder": run.name, **plain_run(summary, target, metric)}
-            state |= _comparison(runs, choices, settings, metric)
-            summaries.write(folder / STATE, state)
-            so_far = "" if found[name, seed][1] or _draws(options) else f" ({pace})"
-            say(f"{typed[name]}, seed {seed}: {_came_to(runs[name][seed], target, metric)}{so_far}")
+    state, places, say = begun(folder, settings), plan.places(), _say(options)
+    if there := sum(summary is not None for _, summary in places.values()):
+        say(f"{folder}: {count(there, 'run')} of {len(places)} done already")
+
+    def under_way(pace: Pace, name: str, seed: int) -> AbstractContextManager[None]:
+        return _shown(options, UnderWay(pace, f"{typed[name]}, seed {seed}"))
+
+    def made(name: str, seed: int, run: Mapping[str, Any], metric: str | None, pace: Pace | None) -> None:
+        so_far = "" if pace is None or _draws(options) else f" ({pace})"
+        say(f"{typed[name]}, seed {seed}: {_came_to(run, plan.target, metric)}{so_far}")
+
+    try:
+        state = carry_out(plan, state, places, under_way, made)
+    except Stopped as stopped:
+        return say_stopped(stopped)
     if options.json:
         print(json.dumps(state, indent=2))
     else:
@@ -145,152 +114,47 @@ def call(options: argparse.Namespace) -> int:
     if options.export_csv is not None:
         export("--export-csv", options.export_csv, as_csv(*numbers(state, typed)))
     if shown := [folder / run["folder"] for run in state["runs"] if run["protocol"] != baseline.NAME]:
-        report(shown, folder / REPORT)  # the baseline has no ledger
+        report(shown, folder / REPORT, warn)  # the baseline has no ledger
     return 0
 
 
-def _settings(options: argparse.Namespace) -> tuple[dict[str, Choice | None], dict[str, Any]]:
-    """The protocols by name, as they are called here, and all that the comparison depends on; checked.
-
-    The baseline, which is none of our protocols, is None.
-    """
-    scenario, workers = scenario_of(options)
+def _plan(options: argparse.Namespace) -> Plan:
+    """What the flags ask for, checked."""
+    job = job_of(options)
     choices: dict[str, Choice | None] = {}
     for text in options.protocol:
-        choice = None if text == baseline.NAME else choose(text, registry())
-        if choice is None:
-            baseline.check(options, scenario)
-        else:
-            check_fit(choice, scenario.hosts(workers))
-        name = baseline.NAME if choice is None else brief(choice.spec.name, choice.parameters())
+        choice = chosen(text)
+        check_fits(choice, job.scenario, job.workers, vars(options))
+        name = baseline.NAME if choice is None else brief(choice.spec, choice.parameters())
         if name in choices:
             raise ConfigError(f"-p {text}: {choice or name} is given twice; give each protocol once")
         choices[name] = choice
     if options.stop_at_target and options.target is None:
         raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")
-    stopped = {"stop_at_target": options.target.text} if options.stop_at_target else {}  # the target then makes the run
-    return choices, {
-        **common_settings(options, scenario, workers),
-        "shards": options.shards,
-        "record": options.record,
-        "max_seconds": options.max_seconds,
-        "learning_rate_rule": options.learning_rate_rule,
-        **stopped,
-        "protocols": {
-            name: {"name": one.spec.name, "config": one.parameters()} if one else {"name": name, "config": {}}
-            for name, one in choices.items()
-        },
-        "seeds": list(range(options.seed, options.seed + options.seeds)),
-        "target": options.target.text if options.target else None,
-    }
-
-
-def _opened(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The comparison in that folder, or a new one. Raises ConfigError if it holds another one, or something else."""
-    state = opened(folder / STATE, "comparison", settings, {}, lambda state: state["settings"]["protocols"].items())
-    before = state["settings"]
-    changed = changes(
-        {key: value for key, value in before.items() if key not in ASKED},
-        {key: value for key, value in settings.items() if key not in ASKED},
+    return Plan(
+        job=job,
+        choices=choices,
+        seeds=range(options.seed, options.seed + options.seeds),
+        target=options.target,
+        stop_at_target=options.stop_at_target,
+        learning_rate_rule=options.learning_rate_rule,
+        shards=options.shards,
+        record=options.record,
+        max_seconds=options.max_seconds,
+        folder=options.out or new_folder("compare"),
     )
-    for name, choice in settings["protocols"].items():  # the same name, but other defaults: of another version
-        changed |= changes({name: before["protocols"].get(name, choice)}, {name: choice})
-    if changed:
-        differences = ", ".join(changed.values())
-        raise ConfigError(f"--out {folder} holds another comparison: {differences}; name another folder")
-    return {**state, "settings": settings}
 
 
-def _show_plan(
-    folder: Path,
-    settings: dict[str, Any],
-    choices: Mapping[str, Choice | None],
-    wanted: Sequence[tuple[str, int]],
-    options: argparse.Namespace,
-) -> None:
+def _show_plan(plan: Plan, settings: dict[str, Any], options: argparse.Namespace) -> None:
     """What would run, while nothing is made."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        _opened(folder, settings)  # which refuses another comparison's
-    runs = []
-    for name, seed in wanted:
-        run, summary = place(folder, _stem(name, seed))
-        runs.append(dry_run.Planned(protocol=name, seed=seed, folder=run, done=summary is not None))
+    if plan.folder.exists() and not (plan.folder.is_dir() and not any(plan.folder.iterdir())):
+        begun(plan.folder, settings)  # which refuses another comparison's
+    runs = [
+        dry_run.Planned(protocol=name, seed=seed, folder=run, done=summary is not None)
+        for (name, seed), (run, summary) in plan.places().items()
+    ]
     scenario = from_plain(settings["scenario"], str(options.scenario))
-    dry_run.show(runs, choices, scenario, settings["workers"], options)
-
-
-def _stem(name: str, seed: int) -> str:
-    """The name of the run's folder: without what shells and URLs take for something else."""
-    return f"{name.translate(str.maketrans(':,', '--'))}-seed{seed}"
-
-
-def scale(choice: Choice | None, rule: str, workers: int) -> float:
-    """What the script's learning rates are multiplied by under this protocol; None is the baseline.
-
-    Not under one that is composed of others: Sync-Switch has `rescale`.
-    """
-    return float(workers) if rule == "linear" and (choice is None or choice.spec.rounds) else 1.0
-
-
-def _arguments(
-    options: argparse.Namespace, settings: Mapping[str, Any], choice: Choice | None, seed: int, folder: Path
-) -> list[str]:
-    """Of `paceline run`."""
-    rate_scale = scale(choice, settings["learning_rate_rule"], settings["workers"])
-    flags = {
-        "-n": settings["workers"],
-        "-p": str(choice or baseline.NAME),
-        "--seed": seed,
-        "--scenario": options.scenario,
-        "--threads": options.threads,
-        "--start": options.start,
-        "--epochs": options.epochs,
-        "--shards": options.shards,
-        "--record": options.record,
-        "--max-seconds": options.max_seconds,
-        "--learning-rate-scale": None if rate_scale == 1.0 else rate_scale,
-        "--target": settings["target"],
-        "--tee": "none",
-        "--out": folder,
-    }
-    given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    if options.stop_at_target:
-        given.append("--stop-at-target")
-    return [*given, "--quiet", "--json", str(options.script), *options.arguments]
-
-
-def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:
-    """Raises ConfigError if the script knows nothing of what the target is about."""
-    if (
-        target is None
-        or summary["outcome"] != "completed"
-        or target.metric in (known := metrics_of(summary["evaluations"]))
-    ):
-        return
-    has = f"has {', '.join(known)}" if known else "has none, as the script registers no evaluate"
-    has += nearest(target.metric, known)
-    raise ConfigError(
-        f'--target is "{target.text}", but {run} {has}; name a metric that prepare(..., evaluate=) returns'
-    )
-
-
-def _metric(target: Target | None, summary: Summary) -> str | None:
-    return target.metric if target else next(iter(metrics_of(summary["evaluations"])), None)
-
-
-def _comparison(
-    runs: Mapping[str, Mapping[int, dict[str, Any]]],
-    choices: Mapping[str, Choice | None],
-    settings: Mapping[str, Any],
-    metric: str | None,
-) -> dict[str, Any]:
-    rule, workers = settings["learning_rate_rule"], settings["workers"]
-    rows = compared(runs, target=settings["target"] is not None)
-    return {
-        "metric": metric,
-        "runs": [{"protocol": name, "seed": seed, **run} for name, of in runs.items() for seed, run in of.items()],
-        "protocols": [{**row, "learning_rate_scale": scale(choices[row["protocol"]], rule, workers)} for row in rows],
-    }
+    dry_run.show(runs, plan.choices, scenario, plan.job.workers, options)
 
 
 def _came_to(run: Mapping[str, Any], target: Target | None, metric: str | None) -> str:
@@ -318,15 +182,28 @@ def _draws(options: argparse.Namespace) -> bool:
     return not options.quiet and not options.json and redraws(sys.stdout)
 
 
+@dataclass
+class UnderWay:
+    """What runs, and how the series goes on: written anew whenever a terminal draws it."""
+
+    pace: Pace
+    what: str
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(f"{self.pace}: {self.what} ...")
+
+
 @contextmanager
-def _shown(options: argparse.Namespace, told: Told) -> Iterator[None]:
+def _shown(options: argparse.Namespace, under_way: UnderWay) -> Iterator[None]:
     """That this is under way, on a terminal."""
     if not _draws(options):
         yield
         return
     from rich.console import Console
 
-    with Console(highlight=False).status(told, refresh_per_second=4):
+    with Console(highlight=False).status(under_way, refresh_per_second=4):
         yield
 
 

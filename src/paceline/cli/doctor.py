@@ -4,51 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import resource
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from importlib import metadata
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-from paceline.errors import PacelineError
-from paceline.version import OLDEST_TORCH, TORCH, __version__
+from paceline.runs import doctor
+from paceline.version import __version__
 
 FAILED = 3
-PYTHON = (3, 11)
-GIB, MIB = 1 << 30, 1 << 20
-LEAST_MEMORY = GIB
-LEAST_SHARED = 64 * MIB
-LEAST_FILES = 256
-"""Descriptors; a launcher has about ten, and five for each worker."""
-LEAST_MESSAGES = 2_000
-LEAST_STREAM = 100 * MIB
-"""A second. Below these a machine is overloaded, or emulated."""
-WORST_CLOCK = 1e-4  # seconds
-SELF_TEST_SECONDS = 180.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What came of a look."""
-
-    found: str
-    advice: str = ""
-    """What to do; empty where all is well."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether all is well."""
-        return not self.advice
+"""Exit code if something must be changed."""
 
 
 def add_to(commands: Any) -> None:
@@ -66,227 +29,13 @@ def add_to(commands: Any) -> None:
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     findings = {}
-    for name, look in CHECKS.items():
-        finding = findings[name] = looked(look)
+    for name, look in doctor.CHECKS.items():
+        finding = findings[name] = doctor.looked(look)
         if not options.json:
-            line = f"{'ok' if finding.ok else 'NO'}  {name:<{max(map(len, CHECKS))}}  {finding.found}"
+            line = f"{'ok' if finding.ok else 'NO'}  {name:<{max(map(len, doctor.CHECKS))}}  {finding.found}"
             print(line if finding.ok else f"{line}: {finding.advice}", flush=True)
     well = all(finding.ok for finding in findings.values())
     if options.json:
         checks = [{"name": name, "ok": finding.ok, **asdict(finding)} for name, finding in findings.items()]
         print(json.dumps({"paceline": __version__, "ok": well, "checks": checks}, indent=2))
     return 0 if well else FAILED
-
-
-def looked(look: Callable[[], Finding]) -> Finding:
-    """What it finds; that it can't look is a finding, too."""
-    try:
-        return look()
-    except (OSError, ValueError, PacelineError, subprocess.SubprocessError) as error:
-        return Finding(f"{type(error).__name__}: {error}", "this could not be examined; mend that first")
-
-
-# --- what is looked at
-
-
-def python_version() -> Finding:
-    """The interpreter."""
-    found = f"{platform.python_version()}, {sys.executable}"
-    old = sys.version_info < PYTHON
-    return Finding(found, f"install Python {'.'.join(map(str, PYTHON))} or newer" if old else "")
-
-
-def torch_version() -> Finding:
-    """Its version, without importing it."""
-    try:
-        found = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return Finding("not installed", f"pip install torch=={TORCH}")
-    if _numbers(found) < _numbers(OLDEST_TORCH):
-        return Finding(found, f"older than {OLDEST_TORCH}; pip install torch=={TORCH}")
-    tested = _numbers(found) == _numbers(TORCH)
-    return Finding(f"{found}, {'the tested one' if tested else f'where {TORCH} is the tested one'}")
-
-
-def cores() -> Finding:
-    """How many this process may use, of all."""
-    usable, there, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, _quota()
-    found = f"{usable} of {there}" + ("" if quota is None else f", a quota of {quota:g}")
-    if quota is not None and quota < usable:
-        advice = f"runs count on {usable}: pin them (taskset -c 0-{max(0, int(quota) - 1)} paceline …) or say --threads"
-        return Finding(found, advice)
-    return Finding(found)
-
-
-def memory() -> Finding:
-    """What can still be had: parameters, gradients and versions lie in anonymous memory."""
-    from paceline.fabric.memory import available_bytes
-
-    free = available_bytes()
-    return Finding(f"{free / GIB:.1f} GiB free", "free some: 1 GiB is little" if free < LEAST_MEMORY else "")
-
-
-def shared_memory() -> Finding:
-    """/dev/shm, which Paceline doesn't use, but torch does where a loader has processes."""
-    usage = shutil.disk_usage("/dev/shm")
-    found = f"/dev/shm has {usage.free / MIB:.0f} of {usage.total / MIB:.0f} MiB free"
-    advice = "loaders with num_workers need it: empty it, or enlarge it (docker run --shm-size=1g)"
-    return Finding(found, advice if usage.free < LEAST_SHARED else "")
-
-
-def file_limit() -> Finding:
-    """How many descriptors a process may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{_limit(soft)} open files, at most {_limit(hard)}"
-    few = soft != resource.RLIM_INFINITY and soft < LEAST_FILES
-    return Finding(found, f"raise it: ulimit -n {4 * LEAST_FILES}" if few else "")
-
-
-def kernel() -> Finding:
-    """Calls of the kernel that runs depend on."""
-    calls: dict[str, Callable[[], int]] = {
-        "pidfd_open": lambda: os.pidfd_open(os.getpid()),
-        "memfd_create": lambda: os.memfd_create("paceline-doctor"),
-    }
-    lacking = []
-    for name, open_one in calls.items():
-        try:
-            os.close(open_one())
-        except (OSError, AttributeError) as error:
-            lacking.append(f"{name} ({error})")
-    found = f"{platform.system()} {platform.release()}" + (f", without {', '.join(lacking)}" if lacking else "")
-    return Finding(found, "Linux 5.3 or newer is needed, and a sandbox that allows it" if lacking else "")
-
-
-def clock() -> Finding:
-    """The smallest step by which the clock that runs are measured with goes on."""
-    steps = []
-    for _ in range(100):
-        now = before = time.monotonic()
-        while now == before:
-            now = time.monotonic()
-        steps.append(now - before)
-    step = min(steps)
-    found = f"goes on by {step * 1e9:.0f} ns"
-    return Finding(found, "too coarse to say where steps' time goes" if step > WORST_CLOCK else "")
-
-
-def loopback() -> Finding:
-    """How fast two processes of this machine talk to each other."""
-    stream, messages = _stream_speed(), _message_speed()
-    found = f"{stream / GIB:.1f} GiB/s, {messages:,.0f} messages and answers/s"
-    slow = stream < LEAST_STREAM or messages < LEAST_MESSAGES
-    return Finding(found, "that is slow: end what else keeps the machine busy" if slow else "")
-
-
-def self_test() -> Finding:
-    """Two workers train to the end, and come to the bits that plain training comes to."""
-    import torch
-
-    from paceline.cli import selftest
-    from paceline.training.layout import parameters_sha256
-
-    flags = ["-n", "2", "-p", "bsp", "--threads", "1", "--record", "0", "--tee", "none", "--quiet", "--json"]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "paceline", "run", *flags, "--out", str(Path(folder, "run"))]
-        done = subprocess.run(
-            [*command, selftest.__file__],
-            capture_output=True,
-            text=True,
-            timeout=SELF_TEST_SECONDS,
-            stdin=subprocess.DEVNULL,
-        )
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        return Finding(f"exit code {done.returncode}: {said}", "mend what it says, and look again")
-    summary = json.loads(done.stdout)
-    torch.set_num_threads(1)
-    expected = parameters_sha256(selftest.plain(selftest.BATCHES // 2))
-    if (summary["versions"], summary["final_parameters_sha256"]) != (selftest.BATCHES // 2, expected):
-        found = f"two workers came to {summary['final_parameters_sha256']}, plain training to {expected}"
-        return Finding(found, f"results can't be trusted here; try torch {TORCH}, and tell us")
-    return Finding(f"two workers trained to plain training's bits in {summary['wall_seconds']:.2f} s")
-
-
-CHECKS: dict[str, Callable[[], Finding]] = {
-    "python": python_version,
-    "torch": torch_version,
-    "cores": cores,
-    "memory": memory,
-    "shared memory": shared_memory,
-    "file limit": file_limit,
-    "kernel": kernel,
-    "clock": clock,
-    "loopback": loopback,
-    "self-test": self_test,
-}
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """`2.13.0+cpu` as (2, 13, 0)."""
-    return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
-
-
-def _quota() -> float | None:
-    """The control group's, in cores; None if it has none."""
-    try:
-        most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if most == "max" else int(most) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
-def _limit(number: int) -> str:
-    return "any number of" if number == resource.RLIM_INFINITY else str(number)
-
-
-@contextmanager
-def _other(body: Callable[[], None], ours: socket.socket) -> Iterator[None]:
-    """A process that does this meanwhile; `ours` is the end that it must not hold open."""
-    process = os.fork()
-    if not process:
-        try:
-            ours.close()
-            body()
-        finally:
-            os._exit(0)
-    try:
-        yield
-    finally:
-        ours.close()
-        os.waitpid(process, 0)
-
-
-def _stream_speed(size: int = 64 * MIB) -> float:
-    """Bytes a second through a socket pair, from another process."""
-    ours, theirs = socket.socketpair()
-
-    def send() -> None:
-        block = bytes(MIB)
-        for _ in range(size // MIB):
-            theirs.sendall(block)
-
-    with _other(send, ours):
-        theirs.close()
-        buffer, taken, began = bytearray(MIB), 0, time.perf_counter()
-        while taken < size and (count := ours.recv_into(buffer)):
-            taken += count
-        return taken / (time.perf_counter() - began)
-
-
-def _message_speed(count: int = 2_000) -> float:
-    """Messages that come back, a second, from another process."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-    def answer() -> None:
-        while message := theirs.recv(64):
-            theirs.send(message)
-
-    with _other(answer, ours):
-        theirs.close()
-        began = time.perf_counter()
-        for _ in range(count):
-            ours.send(b"message")
-            if not ours.recv(64):
-                raise OSError("the other process has ended")
-        return count / (time.perf_counter() - began)

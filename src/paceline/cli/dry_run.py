@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.cli.columns import as_text
-from paceline.cli.series import count
+from paceline.cluster.scenario import Scenario
 from paceline.core.choice import Choice
-from paceline.core.scenario import Scenario
+from paceline.core.listed import count
 from paceline.errors import ConfigError
-from paceline.protocols import registry
-from paceline.records.reading import reading
-from paceline.sim.calibration import Run, read
-from paceline.sim.simulate import Simulation, simulate
-from paceline.sim.world import Limit
+from paceline.runs.predict import predicted, what_is_lacking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +45,22 @@ def show(
     options: argparse.Namespace,
 ) -> None:
     """Print what would run, in order, and how long each takes, or what is lacking to know that."""
-    lacking = what_is_lacking(scenario, options)
+    lacking = what_is_lacking(scenario, options.costs, options.steps)
     choices = {name: choice for name, choice in protocols.items() if choice is not None}
     seconds: dict[str, float | None] = dict.fromkeys(protocols)
     remarks: list[str] = []
     if not lacking:
         try:
-            predicted, remarks = _predicted(choices, scenario, workers, options)
-            seconds |= predicted
+            taken, remarks = predicted(
+                choices,
+                scenario,
+                workers,
+                seed=options.seed,
+                costs=options.costs,
+                steps=options.steps,
+                max_seconds=options.max_seconds,
+            )
+            seconds |= taken
         except ConfigError as error:
             if options.costs is not None:  # it was given, and can't be used
                 raise
@@ -91,56 +93,6 @@ def show(
         print(f"{count(left, 'run')} to make, about {_time(total)} of training; starting and evaluating take longer")
     for remark in remarks:
         print(remark)
-
-
-def what_is_lacking(scenario: Scenario, options: argparse.Namespace) -> str:
-    """What a prediction needs and has not been given; empty if it has all."""
-    if options.costs is not None:
-        return ""
-    if scenario.compute is None:
-        return (
-            "nothing says how long a step takes; give --from RUN, the folder of an earlier run of this script, or a "
-            "scenario with cluster.compute, and --steps N"
-        )
-    if options.steps is None:
-        return "nothing says how many steps there are; give --steps N (batches of an epoch × epochs), or --from RUN"
-    return ""
-
-
-def _predicted(
-    choices: Mapping[str, Choice], scenario: Scenario, workers: int, options: argparse.Namespace
-) -> tuple[dict[str, float | None], list[str]]:
-    """By protocol the virtual seconds of one run, and what is taken for granted."""
-    most = math.inf if options.max_seconds is None else options.max_seconds
-    if options.costs is not None:
-        run = _costs(options.costs, scenario, workers)
-        remarks = [remark for choice in choices.values() for remark in run.remarks(choice)]
-        made = {name: run.simulation(choice, seed=options.seed) for name, choice in choices.items()}
-    else:
-        remarks = []
-        told: dict[str, Any] = {"workers": workers, "seed": options.seed, "batch": None}
-        made = {
-            name: replace(Simulation.on(scenario, choice, Limit(), **told), data=options.steps)
-            for name, choice in choices.items()
-        }
-    seconds: dict[str, float | None] = {}
-    for name, simulation in made.items():
-        limit = replace(simulation.limit, seconds=min(simulation.limit.seconds, most))
-        events = tuple(event for event in simulation.scenario.events if (event.at or 0.0) < limit.seconds)
-        bounded = replace(simulation, limit=limit, scenario=replace(simulation.scenario, events=events))
-        seconds[name] = simulate(bounded)["wall_seconds"]
-    return seconds, [f"--from {options.costs}: {remark}" for remark in dict.fromkeys(remarks)]
-
-
-def _costs(folder: Path, scenario: Scenario, workers: int) -> Run:
-    """What that run cost. Raises ConfigError, in one line, if it says nothing of this comparison's cluster."""
-    with reading(folder):
-        run = read(folder, registry())
-    if run.workers != workers:
-        raise ConfigError(f"--from {folder} has {count(run.workers, 'worker')}, and -n is {workers}; name another run")
-    if replace(run.scenario, workers=None) != replace(scenario, workers=None):
-        raise ConfigError(f"--from {folder} was made on another scenario than --scenario has; name another run")
-    return run
 
 
 def _told(run: Planned, seconds: float | None) -> str:

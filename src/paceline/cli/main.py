@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
 
 from paceline.core.choice import declared, nearest
-from paceline.core.files import is_read
 from paceline.errors import ConfigError, PacelineError, unforeseen
+from paceline.runtime.terminal import is_read
 from paceline.version import __version__
 
 USAGE, FAILED, INTERRUPTED = 2, 3, 130
-"""Exit codes; a run that ended has those of `run.CODES`."""
+"""Exit codes; a run that ended has those of `runs.run.CODES`."""
 
 
 COMMANDS = (

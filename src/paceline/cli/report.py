@@ -5,19 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError
-from paceline.protocols import registry
 from paceline.records.comparison import COMPARISON, runs_of
-from paceline.records.reading import RecordedRun, open_run, reading
-from paceline.records.report.contents import contents, in_detail, labels
-from paceline.records.report.page import page
-from paceline.records.report.trace import trace
-from paceline.records.whole import write_whole
+from paceline.runs.report import report
 
 PAGE = "report.html"
 
@@ -45,7 +37,7 @@ def call(options: argparse.Namespace) -> int:
     given: list[Path] = options.runs
     folders = [run for folder in given for run in (runs_of(folder) if (folder / COMPARISON).exists() else [folder])]
     out = options.out or (given[0] / PAGE if len(given) == 1 else Path(PAGE))
-    files = report(folders, out, options.png, options.trace)
+    files = report(folders, out, warn, options.png, options.trace)
     if options.json:
         written = {"page": out, "pictures": options.png, "trace": options.trace}
         plain = {name: None if path is None else str(path) for name, path in written.items()}
@@ -56,66 +48,6 @@ def call(options: argparse.Namespace) -> int:
     return 0
 
 
-def report(folders: Sequence[Path], out: Path, pictures: Path | None = None, traced: Path | None = None) -> list[Path]:
-    """Write the page of the runs in these folders to `out`; each chart to the folder `pictures`, and every step to
-    `traced`, if they are given. Returns what was written. Raises ConfigError, in one line, for what can't be done."""
-    if pictures is not None:
-        _need_matplotlib()
-    with ExitStack() as stack:
-        runs = [_opened(folder, stack) for folder in folders]
-        with reading(Path(", ".join(map(str, folders)))):
-            told = contents(runs)
-            steps = None if traced is None else _trace(runs)
-            shown = page(told)
-    files = [_written(out, shown)]
-    if traced is not None and steps is not None:
-        files.append(_written(traced, steps))
-    if pictures is not None:
-        files.append(_pictures(told, pictures))
-    return files
-
-
-def _opened(folder: Path, stack: ExitStack) -> RecordedRun:
-    """The run in that folder, closed with the stack; if it crashed, that is said on standard error."""
-    run = open_run(folder, registry())
-    stack.enter_context(closing(run.ledger))
-    if run.unended:
-        print(f"paceline: {run.unended}", file=sys.stderr)
-    return run
-
-
-def _trace(runs: Sequence[RecordedRun]) -> str:
-    parts = []
-    for run, label in zip(runs, labels(runs), strict=True):
-        notes, waited = in_detail(run)
-        parts.append((label, notes.timeline(run.ledger), waited.waits or {}, run.choice.sentence))
-    return json.dumps(trace(parts), separators=(",", ":"))
-
-
-def _need_matplotlib() -> None:
-    try:
-        import paceline.records.report.figures  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"--png draws with matplotlib, which is not installed ({error}): pip install 'paceline[report]'"
-        ) from None
-
-
-def _pictures(told: dict[str, Any], folder: Path) -> Path:
-    from paceline.records.report.figures import draw
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        draw(told, folder)
-    except OSError as error:
-        raise ConfigError(f"--png {folder}: {error.strerror}; name a folder that can be written") from None
-    return folder
-
-
-def _written(path: Path, text: str) -> Path:
-    """Write it whole or not at all."""
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name a file that can be written") from None
-    return path
+def warn(line: str) -> None:
+    """Say that on standard error."""
+    print(f"paceline: {line}", file=sys.stderr)

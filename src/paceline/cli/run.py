@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from paceline.cli import baseline
-from paceline.cli.again import changes, recorded, script_of, words
+from paceline.cli.again import recorded, script_of, words
 from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
-from paceline.core.choice import MOST_WHOLE, check_fit, choose
-from paceline.core.files import is_read, read_file
+from paceline.cluster.scenario import MOST_WORKERS, Scenario
+from paceline.cluster.scenario_file import load
+from paceline.core.choice import MOST_WHOLE, choose
 from paceline.core.listed import cut
-from paceline.core.scenario import MOST_WORKERS, Scenario
-from paceline.core.scenario import load as load_scenario
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records.kept import is_free
 from paceline.records.summary import Target
+from paceline.runs import baseline
+from paceline.runs.folders import checked_folder
+from paceline.runs.run import CODES, STARTS, check_fits, chosen, cores, crowd, settled, train, train_under_ddp
+from paceline.runs.script import changes, checked_script
+from paceline.runtime.settings import Settings
+from paceline.runtime.terminal import is_read
 
 MOST_THREADS = 1024
 LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years
@@ -34,17 +35,8 @@ LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and n
 PATIENCE = 1.0
 """Seconds that an interrupted run waits for a reader of its summary, who may have stopped to read."""
 
-CODES = {"completed": 0, "failed": 3, "diverged": 4, "interrupted": 130}
-
-STARTS: Final = ("staggered", "together")
-"""When the workers' scripts begin; the first is the default."""
-
 FLAGS = ("-n", "--workers", "-p", "--protocol", "--scenario", "--seed", "--seeds", "--out", "--json", "--target")
 """Flags that are ours when they come before SCRIPT, and that few scripts have: unlike --epochs."""
-
-
-CROWD = 8
-"""Workers for each core from which on a run is warned of, unless its scenario says how long a step takes."""
 
 
 def add_to(commands: Any) -> None:
@@ -176,18 +168,14 @@ def say_whose(script: Path, arguments: Sequence[str]) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
-    choice = None if options.protocol == baseline.NAME else choose(options.protocol, registry())
+    choice = chosen(options.protocol)
     if options.script is None:
         raise ConfigError("the following arguments are required: SCRIPT; see paceline run --help")
-    scenario = Scenario() if options.scenario is None else load_scenario(options.scenario)
+    scenario = Scenario() if options.scenario is None else load(options.scenario)
     if options.config is not None and options.scenario is None:
         scenario = recorded_scenario(options.config)
-    workers = options.workers or scenario.workers or 2
-    scenario = scenario.checked_for(workers).checked_for_real_run()
-    if choice is None:
-        baseline.check(options, scenario)
-    else:
-        check_fit(choice, scenario.hosts(workers))
+    scenario, workers = settled(scenario, options.workers)
+    check_fits(choice, scenario, workers, vars(options))
     targets = tuple(Target.parse(text) for text in options.target)
     if options.stop_at_target and not targets:
         raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")
@@ -202,19 +190,12 @@ def call(options: argparse.Namespace) -> int:
         config = recorded(options.config)
         for line in changes(config, script) if script == script_of(config) else ():
             print(f"paceline: {line}", file=sys.stderr)
-    cores = len(os.sched_getaffinity(0))
-    if workers > CROWD * cores and scenario.compute is None:
-        print(
-            f"paceline: {workers} workers share {'1 core' if cores == 1 else f'{cores} cores'}: they take turns, and "
-            "the run is no faster than with one worker for each core",
-            file=sys.stderr,
-        )
+    if warning := crowd(scenario, workers):
+        print(f"paceline: {warning}", file=sys.stderr)
     folder = checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
-    threads = options.threads or max(1, cores // workers)
+    threads = options.threads or max(1, cores() // workers)
 
     from paceline.runtime.evaluator import THREADS as EVALUATION_THREADS
-    from paceline.runtime.run import Interrupts, run
-    from paceline.runtime.settings import Settings
 
     settings = partial(
         Settings,
@@ -247,12 +228,10 @@ def call(options: argparse.Namespace) -> int:
         evaluation_threads=EVALUATION_THREADS if options.stop_at_target else None,
     )
     if choice is None:
-        from paceline.runtime.baseline import run as run_baseline
-
         nearest_kin = choose("all-reduce", registry())  # settings have a protocol; here nothing looks at it
-        summary = run_baseline(settings(choice=nearest_kin), Interrupts())
+        summary = train_under_ddp(settings(choice=nearest_kin))
     else:
-        summary = run(settings(choice=choice), Interrupts())
+        summary = train(settings(choice=choice))
     if summary["outcome"] == "interrupted" and not is_read(sys.stdout, PATIENCE):
         return CODES["interrupted"]
     if options.json:
@@ -262,38 +241,6 @@ def call(options: argparse.Namespace) -> int:
 
         print_summary(summary, folder)
     return CODES[summary["outcome"]]
-
-
-def checked_script(script: Path) -> Path:
-    """The script, if it can be read and is Python; else raises ConfigError."""
-    try:
-        source = read_file(script)
-    except OSError as error:
-        raise ConfigError(f"{script}: {error.strerror}; name the training script to run") from None
-    try:
-        compile(source, str(script), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise ConfigError(f"{script} is not Python: {getattr(error, 'msg', error)}{where}") from None
-    return script
-
-
-def new_folder(name: str) -> Path:
-    """A folder below runs/ that is not there yet, called so and by the time."""
-    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
-    return next(path for name in names if not (path := Path("runs") / name).exists())
-
-
-def checked_folder(out: Path | None, protocol: str) -> Path:
-    """The run's folder, if a run can be made in it; else raises ConfigError."""
-    if out is None:
-        return new_folder(protocol)
-    if (out / "ledger.sqlite").exists():
-        raise ConfigError(f"--out {out} holds a run already; name another folder, or remove this one")
-    if not is_free(out):
-        raise ConfigError(f"--out {out} is not an empty folder; name another one")
-    return out
 
 
 def whole(flag: str, least: int, most: int = MOST_WHOLE) -> Callable[[str], int]:

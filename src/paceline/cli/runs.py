@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,9 +17,8 @@ from paceline.cli.run import shortened
 from paceline.core.choice import Choice, brief, choose, written
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records.comparison import COMPARISON
-from paceline.records.folders import STATUSES, Listed, Size, is_run, listed, runs_below, size_of
-from paceline.records.reading import is_written
+from paceline.records.folders import STATUSES, Listed, Size, listed, runs_below, size_of
+from paceline.runs import folders
 
 LIST, REMOVE, SIZES = "list", "rm", "du"
 HERE = Path("runs")
@@ -109,43 +107,18 @@ def show(options: argparse.Namespace) -> int:
 
 def remove(options: argparse.Namespace) -> int:
     """`paceline runs rm`; returns the exit code."""
-    folders = list(dict.fromkeys(options.runs))
-    for folder in folders:
-        if why := why_not(folder):
+    named = list(dict.fromkeys(options.runs))
+    for folder in named:
+        if why := folders.why_not(folder):
             raise ConfigError(f"{folder}: {why}")
     freed = 0
-    for folder in folders:
-        size = size_of(folder).total
-        try:
-            shutil.rmtree(folder)
-        except OSError as error:
-            raise ConfigError(f"{error.filename}: {error.strerror}; {folder} is removed in part") from None
+    for folder in named:
+        size = folders.remove(folder)
         freed += size
         print(f"{folder}: removed, {_bytes(size)} freed")
-    if len(folders) > 1:
-        print(f"{len(folders)} runs removed, {_bytes(freed)} freed")
+    if len(named) > 1:
+        print(f"{len(named)} runs removed, {_bytes(freed)} freed")
     return 0
-
-
-def why_not(folder: Path) -> str:
-    """Why that folder is not removed, and what to do; empty if it is a run that has ended."""
-    if folder.is_symlink():
-        return "it is a link; name the run's folder itself"
-    if not folder.is_dir():
-        return "there is no such folder; name a run's folder"
-    if not is_run(folder):
-        what = "it is a comparison's folder" if (folder / COMPARISON).is_file() else "it is not a run's folder"
-        return f"{what}; only runs are removed, name those in it"
-    if is_written(folder):
-        return "this run is still going on; end it first (Ctrl-C), then remove it"
-    if next(_others(folder), None) is not None:
-        return "other runs lie in this run's folder; move or remove them first"
-    return ""
-
-
-def _others(folder: Path) -> Any:
-    """Runs that lie in this one's folder, however deep."""
-    return (path.parent for path in folder.rglob("ledger.sqlite") if path.parent != folder)
 
 
 def sizes(options: argparse.Namespace) -> int:

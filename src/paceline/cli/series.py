@@ -1,181 +1,36 @@
-"""Several runs of one script: each is an ordinary `paceline run`, a process of its own, in a folder of the series'.
-
-The series' state is a file in its folder, beside the runs' folders: with the same settings it goes on where it was.
-"""
+"""What the commands have in common that make several runs of one script: `compare` and `tune`."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
-from paceline.cli.run import CODES, checked_script, say_whose
-from paceline.core.scenario import Scenario
-from paceline.core.scenario import load as load_scenario
-from paceline.errors import ConfigError, RunFailed
-from paceline.records import summary as summaries
-from paceline.records.kept import FILES, is_free
-from paceline.records.summary import Summary
-from paceline.version import __version__
-
-USAGE, INTERRUPTED = 2, CODES["interrupted"]
-RESULTS = (CODES["completed"], CODES["diverged"])
-"""Exit codes of runs that are results: they have ended by themselves."""
+from paceline.cli.run import say_whose
+from paceline.cluster.scenario import Scenario
+from paceline.cluster.scenario_file import load
+from paceline.runs.run import settled
+from paceline.runs.series import Job, Stopped
 
 
-def make_run(arguments: Sequence[str], interrupts: Sequence[int]) -> int:
-    """`paceline run ARGUMENTS` as a process of its own, to its end; returns its exit code, negative for a signal.
-
-    It leads a process group of its own, so that a terminal's Ctrl-C comes to this process alone. Whatever is in
-    `interrupts`, or comes there, is passed on to it once. If this process is killed, so is the run.
-    """
-    from paceline.runtime.processes import die_with
-
-    launcher = os.getpid()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "run", *arguments],
-        stdin=None if sys.stdin is not None and os.isatty(0) else subprocess.DEVNULL,  # a file is not the first run's
-        stdout=subprocess.DEVNULL,  # the summary, which its folder has as well
-        process_group=0,
-        preexec_fn=lambda: die_with(launcher),
-    )
-    told = 0
-    while True:
-        while told < len(interrupts):
-            process.send_signal(signal.SIGTERM)  # to a run as good as SIGINT; and Python, as it starts, ends silently
-            told += 1
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(timeout=0.1)
-
-
-@contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """The signals that have asked for an end so far. They do nothing else meanwhile."""
-    from paceline.runtime.processes import asking_to_end
-
-    taken: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: taken.append(number)) for number in asking_to_end()}
-    try:
-        yield taken
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def scenario_of(options: argparse.Namespace) -> tuple[Scenario, int]:
-    """The scenario and the number of workers that the flags ask for, checked for real runs."""
-    scenario = Scenario() if options.scenario is None else load_scenario(options.scenario)
-    workers = options.workers or scenario.workers or 2
+def job_of(options: argparse.Namespace) -> Job:
+    """What every run of a series trains, as the flags say."""
+    scenario = Scenario() if options.scenario is None else load(options.scenario)
     say_whose(options.script, options.arguments)
-    return scenario.checked_for(workers).checked_for_real_run(), workers
-
-
-def common_settings(options: argparse.Namespace, scenario: Scenario, workers: int) -> dict[str, Any]:
-    """What all runs of a series depend on, whatever it looks for, as plain values."""
-    slowness = scenario.to_plain()
-    slowness["cluster"].pop("workers", None)  # which are a setting of their own
-    return {
-        "script": str(checked_script(options.script)),
-        "script_sha256": hashlib.sha256(options.script.read_bytes()).hexdigest(),
-        "arguments": options.arguments,
-        "workers": workers,
-        "scenario": slowness,
-        "threads": options.threads,
-        "epochs": options.epochs,
-    }
-
-
-def opened(
-    file: Path, noun: str, settings: dict[str, Any], empty: Mapping[str, Any], check: Callable[[dict[str, Any]], object]
-) -> dict[str, Any]:
-    """The series that `file` has, as far as it has come; or a new one, with these settings and `empty`.
-
-    `check` raises LookupError, TypeError or ValueError for a state that it can't read. Raises ConfigError, in one
-    line, if the folder holds something else.
-    """
-    folder = file.parent
-    if not file.exists():
-        check_free(folder, noun)
-        new: dict[str, Any] = {"paceline": __version__, "settings": settings, **empty}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            summaries.write(file, new)
-        except OSError as error:
-            raise ConfigError(f"--out {folder}: {error.strerror}; name a folder that can be made") from None
-        return new
-    try:
-        state: dict[str, Any] = json.loads(file.read_text())
-        dict(state["settings"])
-        check(state)
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise ConfigError(f"{file}: no {noun} can be read there ({error!r}); name another --out") from None
-    return state
-
-
-def check_free(folder: Path, noun: str) -> None:
-    """Raise ConfigError if a series can't be begun in that folder."""
-    if not is_free(folder):
-        raise ConfigError(f"--out {folder} is neither an empty folder nor one with a {noun}; name another one")
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """By its name, how each setting has changed."""
-    return {
-        key: f"{key} was {json.dumps(before.get(key))} and is {json.dumps(now.get(key))}"
-        for key in {**before, **now}
-        if before.get(key) != now.get(key)
-    }
-
-
-def undo(file: Path) -> None:
-    """Take the series' folder away if its very first run was refused, so that nothing came of it."""
-    if {path.name for path in file.parent.iterdir()} - FILES == {file.name}:
-        file.unlink()
-        with suppress(OSError):
-            file.parent.rmdir()
-
-
-def place(folder: Path, stem: str) -> tuple[Path, Summary | None]:
-    """The folder for the run of that name; with its summary, if it has ended with a result.
-
-    What an interrupted or failed run has left stays where it is.
-    """
-    number = 1
-    while (run := folder / (stem if number == 1 else f"{stem}-{number}")).exists():
-        if (summary := _result(run)) is not None:
-            return run, summary
-        number += 1
-    return run, None
-
-
-def made(run: Path, code: int, folder: Path) -> Summary:
-    """The summary of a run that has ended with this code. Raises RunFailed if it is no result."""
-    if (summary := _result(run)) is not None:
-        return summary
-    error = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-    with suppress(ConfigError):
-        error = summaries.read(run / "summary.json")["error"] or error
-    raise RunFailed(
-        f"{run}: the run failed ({error}); when that is mended, go on with the same flags and --out {folder}"
+    scenario, workers = settled(scenario, options.workers)
+    return Job(
+        script=options.script,
+        arguments=options.arguments,
+        scenario=scenario,
+        scenario_file=options.scenario,
+        workers=workers,
+        threads=options.threads,
+        start=options.start,
+        epochs=options.epochs,
     )
 
 
-def _result(run: Path) -> Summary | None:
-    with suppress(ConfigError):
-        summary = summaries.read(run / "summary.json")
-        if summary["outcome"] in ("completed", "diverged"):
-            return summary
-    return None
-
-
-def count(number: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def say_stopped(stopped: Stopped) -> int:
+    """Say why a series ended before its last run, if its run has not said so; returns the exit code."""
+    if str(stopped):
+        print(f"paceline: {stopped}", file=sys.stderr)
+    return stopped.code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,20 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.run import CODES, MOST_THREADS, STARTS, add_start, checked_script, new_folder, seconds, whole
+from paceline.cli.run import MOST_THREADS, add_start, seconds, whole
+from paceline.cluster.scenario_file import load
 from paceline.core.choice import choose
-from paceline.core.scenario import load
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records.reading import reading
 from paceline.records.summary import Summary, Target
+from paceline.runs.run import CODES, STARTS
+from paceline.runs.script import checked_script
+from paceline.runs.simulate import Made, check, folders_of, in_place_of, interrupts, simulated, trained
 from paceline.runtime.terminal import redraws
-from paceline.sim.calibration import read
-from paceline.sim.simulate import Progress, Say, Simulation, Stop, simulate
+from paceline.sim.simulate import Progress, Say, Simulation
 from paceline.sim.world import Limit
 
 if TYPE_CHECKING:
-    from paceline.cli.gradients import Script
+    from paceline.runs.gradients import Script
 
 
 def add_to(commands: Any) -> None:
@@ -104,19 +104,15 @@ def call(options: argparse.Namespace) -> int:
     simulations = _on_a_cluster(options) if options.run is None else _in_place_of_a_run(options)
     _check_flags(options)
     script = None if options.gradients is None else _script(options)
-    for simulation in simulations:
-        if script is None:
-            simulation.check()
-        else:
-            from paceline.cli.gradients import check
-
-            check(simulation)
-    folders = _folders(options.out, simulations)
+    check(simulations, script)
+    folders = folders_of(options.out, simulations)
     for remark in dict.fromkeys(remark for simulation in simulations for remark in simulation.remarks()):
         print(f"paceline: {options.cluster}: {remark}", file=sys.stderr)
     summaries: list[Summary] = []
     printed: list[dict[str, Any]] = []
-    made = _plain(simulations, folders, options) if script is None else _trained(simulations, folders, script)
+    made = (
+        _simulated(simulations, folders, options) if script is None else trained(simulations, folders, script, _say_of)
+    )
     for summary, folder in made:
         summaries.append(summary)
         printed.append(summary if folder is None else {**summary, "folder": str(folder)})
@@ -134,52 +130,16 @@ def call(options: argparse.Namespace) -> int:
     return max(CODES[summary["outcome"]] for summary in summaries)
 
 
-Made = tuple[Summary, Path | None]
-"""A simulation's summary, and its folder if it has one."""
-
-
-def _plain(simulations: list[Simulation], folders: list[Path | None], options: argparse.Namespace) -> Iterator[Made]:
-    """One after another, with steps that consist of nothing."""
-    with _interrupts() as stop, _progress(not options.json) as bar:
-        for simulation, folder in zip(simulations, folders, strict=True):
-            yield simulate(simulation, folder, bar(simulation), stop=stop, say=_say_of(simulation)), folder
-
-
-def _trained(simulations: list[Simulation], folders: list[Path | None], script: Script) -> Iterator[Made]:
-    """One after another, with the script's gradients."""
-    from paceline.cli.gradients import train
-    from paceline.runtime.run import Interrupts
-
-    interrupts = Interrupts()
-    for simulation, folder in zip(simulations, folders, strict=True):
-        folder = folder or new_folder(f"simulated-{simulation.choice.spec.name}")
-        yield train(simulation, script, folder, interrupts, _say_of(simulation)), folder
+def _simulated(
+    simulations: list[Simulation], folders: list[Path | None], options: argparse.Namespace
+) -> Iterator[Made]:
+    with interrupts() as stop, _progress(not options.json) as bar:
+        yield from simulated(simulations, folders, stop, bar, _say_of)
 
 
 def _say_of(simulation: Simulation) -> Say:
     name = simulation.choice.spec.name
     return lambda sentence: print(f"paceline: {name}: {sentence}", file=sys.stderr)
-
-
-@contextmanager
-def _interrupts() -> Iterator[Stop]:
-    """What says whether Ctrl-C or its like has come: the first is noted, the second ends all at once."""
-    from paceline.runtime.processes import asking_to_end
-
-    came = False
-
-    def note(*_: Any) -> None:
-        nonlocal came
-        if came:
-            raise KeyboardInterrupt
-        came = True
-
-    before = {number: signal.signal(number, note) for number in asking_to_end()}
-    try:
-        yield lambda: came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _on_a_cluster(options: argparse.Namespace) -> list[Simulation]:
@@ -198,14 +158,11 @@ def _in_place_of_a_run(options: argparse.Namespace) -> list[Simulation]:
     for flag, value in (("CLUSTER.toml", options.cluster), ("-n", options.workers), ("--batch", options.batch)):
         if value is not None:
             raise ConfigError(f"{flag} is given, and --from {options.run}, which has its own: leave one of them out")
-    with reading(options.run):
-        run = read(options.run, registry())
-    limit = _limit(options)
-    choices = [choose(text, registry()) for text in options.protocol or ()] or [run.choice]
-    for remark in dict.fromkeys(remark for choice in choices for remark in run.remarks(choice)):
+
+    def say(remark: str) -> None:
         print(f"paceline: --from {options.run}: {remark}", file=sys.stderr)
-    wanted = None if limit == Limit() else limit
-    return [replace(run.simulation(choice, wanted, options.seed), source=options.run) for choice in choices]
+
+    return in_place_of(options.run, options.protocol or (), _limit(options), options.seed, say)
 
 
 def _check_flags(options: argparse.Namespace) -> None:
@@ -225,7 +182,7 @@ def _check_flags(options: argparse.Namespace) -> None:
 
 
 def _script(options: argparse.Namespace) -> Script:
-    from paceline.cli.gradients import Script
+    from paceline.runs.gradients import Script
 
     if not options.gradients:
         raise ConfigError("--gradients has no script; name it, with its arguments, last of all")
@@ -244,18 +201,6 @@ def _script(options: argparse.Namespace) -> Script:
 
 def _limit(options: argparse.Namespace) -> Limit:
     return Limit(seconds=options.seconds, steps=options.steps, versions=options.versions)
-
-
-def _folders(out: Path | None, simulations: list[Simulation]) -> list[Path | None]:
-    """A folder for each; with a single one, it is `out` itself."""
-    if out is None:
-        return [None for _ in simulations]
-    if out.exists():
-        raise ConfigError(f"--out {out} is there already; name another folder, or remove this one")
-    if len(simulations) == 1:
-        return [out]
-    names = [str(simulation.choice).replace("/", "-") for simulation in simulations]
-    return [out / (name if names.index(name) == at else f"{name}-{at + 1}") for at, name in enumerate(names)]
 
 
 @contextmanager

@@ -1,8 +1,4 @@
-"""`paceline tune`: find the smallest switch point with which Sync-Switch is still accurate enough.
-
-The search is `core.search`; each of its trials is an ordinary `paceline run`, a process of its own, in a folder of the
-search's. After each, `tune.json` has everything that is needed to go on.
-"""
+"""`paceline tune`: find the smallest switch point with which Sync-Switch is still accurate enough."""
 
 from __future__ import annotations
 
@@ -10,41 +6,19 @@ import argparse
 import json
 import math
 import sys
-import tomllib
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from paceline.cli.run import add_common, add_script, new_folder, whole
-from paceline.cli.series import (
-    INTERRUPTED,
-    RESULTS,
-    USAGE,
-    changes,
-    common_settings,
-    count,
-    interrupts,
-    made,
-    make_run,
-    opened,
-    place,
-    scenario_of,
-    undo,
-)
-from paceline.core.choice import check_fit, choose, nearest
-from paceline.core.search import Finished, Result, Search, Trial, next_trial
+from paceline.cli.run import add_common, add_script, whole
+from paceline.cli.series import job_of, say_stopped
+from paceline.core.choice import check_fit, choose
+from paceline.core.listed import count
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records import summary as summaries
-from paceline.records.summary import Summary
-
-PROTOCOL, PARAMETER = "sync-switch", "switch_at"
-"""Whose parameter is searched for."""
-
-JUDGED = ("metric", "lower_is_better", "goal")
-"""Settings that say what a run is judged by, and leave the run itself as it is."""
-STATE = "tune.json"
+from paceline.runs.folders import new_folder
+from paceline.runs.search import Finished, Result, Search
+from paceline.runs.series import Stopped
+from paceline.runs.tune import PARAMETER, PROTOCOL, STATE, Tuning, begun, carry_out
 
 
 def add_to(commands: Any) -> None:
@@ -86,7 +60,38 @@ def add_to(commands: Any) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
-    settings = _settings(options)
+    tuning = _tuning(options)
+    state = begun(tuning.folder, tuning.settings())
+    shown_on = sys.stderr if options.json else sys.stdout
+    if state["trials"]:
+        print(f"{tuning.folder}: going on after {count(len(state['trials']), 'run')}", file=shown_on, flush=True)
+
+    def told(done: Finished) -> None:
+        came_to = "diverged" if done.value is None else f"{options.metric} {done.value:.4g}"
+        line = f"{PARAMETER}={done.switch_at}, seed {done.seed}: {came_to}, {done.seconds:.1f} s"
+        print(line, file=shown_on, flush=True)
+
+    try:
+        result = carry_out(tuning, state, told)
+    except Stopped as stopped:
+        return say_stopped(stopped)
+    if options.json:
+        print(json.dumps(state, indent=2))
+    else:
+        _print_result(result, tuning)
+    return 0
+
+
+def _tuning(options: argparse.Namespace) -> Tuning:
+    """What the flags ask for, checked."""
+    name, _, given = options.protocol.partition(":")
+    if any(part.partition("=")[0] == PARAMETER for part in given.split(",")):
+        raise ConfigError(f"-p {options.protocol}: tune searches for {PARAMETER}; leave it out")
+    choice = choose(options.protocol, registry())
+    if name != PROTOCOL:
+        raise ConfigError(f"-p {options.protocol}: tune searches for {PARAMETER} of {PROTOCOL}; give that, or no -p")
+    job = job_of(options)
+    check_fit(choice, job.scenario.hosts(job.workers))
     search = Search(
         runs=options.runs,
         settings=options.settings,
@@ -96,158 +101,15 @@ def call(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     folder = options.out or new_folder("tune")
-    state = _opened(folder, settings)
-    shown_on = sys.stderr if options.json else sys.stdout
-    if state["trials"]:
-        print(f"{folder}: going on after {count(len(state['trials']), 'run')}", file=shown_on, flush=True)
-    with interrupts() as taken:
-        while isinstance(wanted := next_trial(search, _finished(state)), Trial):
-            run, summary = _place(folder, wanted)
-            if summary is None:
-                code = INTERRUPTED if taken else make_run(_arguments(options, settings, wanted, run), taken)
-                if code == USAGE or (code == 0 and not run.exists()):  # it has said why, or shown the script's --help
-                    undo(folder / STATE)
-                    return code
-                if code == INTERRUPTED or (taken and code not in RESULTS):
-                    kept = f"{count(len(state['trials']), 'run')} kept"
-                    line = f"paceline: interrupted, {kept}; go on with the same flags and --out {folder}"
-                    print(line, file=sys.stderr)
-                    return INTERRUPTED
-                summary = made(run, code, folder)
-            value, seconds = _value(summary, options.metric, run), summary["wall_seconds"]
-            done = Finished(wanted.switch_at, wanted.seed, value, seconds)
-            state["trials"].append({**asdict(done), "folder": run.name})
-            summaries.write(folder / STATE, state)
-            came_to = "diverged" if value is None else f"{options.metric} {value:.4g}"
-            line = f"{PARAMETER}={wanted.switch_at}, seed {wanted.seed}: {came_to}, {seconds:.1f} s"
-            print(line, file=shown_on, flush=True)
-    state["result"] = _plain(wanted, options)
-    summaries.write(folder / STATE, state)
-    if options.json:
-        print(json.dumps(state, indent=2))
-    else:
-        _print_result(wanted, options, folder)
-    return 0
+    return Tuning(job=job, text=options.protocol, choice=choice, metric=options.metric, search=search, folder=folder)
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """All that the search's runs depend on, checked, as plain values."""
-    name, _, given = options.protocol.partition(":")
-    if any(part.partition("=")[0] == PARAMETER for part in given.split(",")):
-        raise ConfigError(f"-p {options.protocol}: tune searches for {PARAMETER}; leave it out")
-    choice = choose(options.protocol, registry())
-    if name != PROTOCOL:
-        raise ConfigError(f"-p {options.protocol}: tune searches for {PARAMETER} of {PROTOCOL}; give that, or no -p")
-    scenario, workers = scenario_of(options)
-    check_fit(choice, scenario.hosts(workers))
-    common = common_settings(options, scenario, workers)
-    return {
-        **{key: common[key] for key in ("script", "script_sha256", "arguments")},
-        "protocol": {key: value for key, value in choice.parameters().items() if key != PARAMETER},
-        **{key: common[key] for key in ("workers", "scenario", "threads", "epochs")},
-        "seed": options.seed,
-        "metric": options.metric,
-        "lower_is_better": options.lower_is_better,
-        "goal": options.goal,
-        "runs": options.runs,
-        "settings": options.settings,
-        "tolerance": options.tolerance,
-    }
-
-
-def _opened(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The search in that folder as far as it has come, or a new one. Raises ConfigError if it holds something else."""
-    state = opened(folder / STATE, "search", settings, {"trials": [], "result": None}, _finished)
-    changed = changes(state["settings"], settings)
-    if not state["trials"] and all(key in JUDGED for key in changed):
-        state["settings"] = settings  # the metric's name was wrong, say: the run that showed it is as good as before
-        return state
-    if changed:
-        raise ConfigError(f"--out {folder} holds another search: {', '.join(changed.values())}; name another folder")
-    return state
-
-
-def _finished(state: dict[str, Any]) -> list[Finished]:
-    return [Finished(trial["switch_at"], trial["seed"], trial["value"], trial["seconds"]) for trial in state["trials"]]
-
-
-def _place(folder: Path, trial: Trial) -> tuple[Path, Summary | None]:
-    """The trial's folder; with its summary, if the run had ended but the search before it could note that."""
-    return place(folder, f"{PARAMETER}-{trial.switch_at}-seed-{trial.seed}")
-
-
-def _arguments(options: argparse.Namespace, settings: dict[str, Any], trial: Trial, folder: Path) -> list[str]:
-    """Of `paceline run`. Only the last version is recorded, since only that is evaluated for the search."""
-    flags = {
-        "-n": settings["workers"],
-        "-p": f"{_protocol(options)}{PARAMETER}={trial.switch_at}",
-        "--seed": trial.seed,
-        "--scenario": options.scenario,
-        "--threads": options.threads,
-        "--start": options.start,
-        "--epochs": options.epochs,
-        "--record": 0,
-        "--tee": "none",
-        "--out": folder,
-    }
-    given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    return [*given, "--json", str(options.script), *options.arguments]
-
-
-def _protocol(options: argparse.Namespace) -> str:
-    """As the user wrote it, ready for one more parameter."""
-    return f"{options.protocol}{',' if ':' in options.protocol else ':'}"
-
-
-def _value(summary: Summary, metric: str, run: Path) -> float | None:
-    """The metric at the run's end; None if the run diverged, or if the metric is no finite number."""
-    if summary["outcome"] == "diverged":
-        return None
-    last = dict(summary["evaluations"][-1]) if summary["evaluations"] else {}
-    known = summaries.metrics_of([last])
-    if metric not in known:
-        has = f"has {', '.join(known)}" if known else "has none, as the script registers no evaluate"
-        has += nearest(metric, known)
-        raise ConfigError(f'--metric is "{metric}", but {run} {has}; name one that prepare(..., evaluate=) returns')
-    if "epochs" not in tomllib.loads((run / "config.toml").read_text())["limits"]:
-        raise ConfigError(
-            f"{run}: the script does not say for how many epochs it trains, which {PARAMETER} is a share of; "
-            "say it with --epochs N, or in prepare(..., epochs=N)"
-        )
-    value: float | None = last[metric]
-    return value
-
-
-def _plain(result: Result, options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "protocol": f"{_protocol(options)}{PARAMETER}={result.switch_at}",
-        PARAMETER: result.switch_at,
-        "goal": result.goal,
-        "settings": [
-            {
-                PARAMETER: setting.switch_at,
-                "runs": len(setting.runs),
-                "diverged": setting.diverged,
-                "mean": setting.mean,
-                "spread": setting.spread,
-                "seconds": setting.seconds,
-                "passed": result.passed(setting),
-            }
-            for setting in result.settings
-        ],
-        "runs": result.runs,
-        "seconds": result.seconds,
-        "bsp_seconds": result.bsp_seconds,
-        "cost": result.cost,
-        "break_even": result.break_even,
-    }
-
-
-def _print_result(result: Result, options: argparse.Namespace, folder: Path) -> None:
+def _print_result(result: Result, tuning: Tuning) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(PARAMETER, "runs", options.metric, "seconds", "good enough", box=None)
+    search = tuning.search
+    table = Table(PARAMETER, "runs", tuning.metric, "seconds", "good enough", box=None)
     for column in table.columns[1:4]:
         column.justify = "right"
     for setting in result.settings:
@@ -258,14 +120,14 @@ def _print_result(result: Result, options: argparse.Namespace, folder: Path) -> 
     console = Console(highlight=False)
     console.print()
     console.print(table)
-    sign, slack = ("<=", "+") if options.lower_is_better else (">=", "-")
-    measured = f"the mean with {PARAMETER}=1" if options.goal is None else "as given"
+    sign, slack = ("<=", "+") if search.lower_is_better else (">=", "-")
+    measured = f"the mean with {PARAMETER}=1" if search.goal is None else "as given"
     lines = [
-        f"good enough: {options.metric} {sign} {result.goal:.4g} {slack} {options.tolerance:g} ({measured})",
-        f"chosen: {_protocol(options)}{PARAMETER}={result.switch_at}"
+        f"good enough: {tuning.metric} {sign} {result.goal:.4g} {slack} {search.tolerance:g} ({measured})",
+        f"chosen: {tuning.protocol(result.switch_at)}"
         + (", as no setting was good enough" if result.switch_at == 1 else ""),
         f"the search: {count(result.runs, 'run')}, {result.seconds:.1f} s" + _worth(result),
-        f"{folder}: {STATE}, and a folder for each run",
+        f"{tuning.folder}: {STATE}, and a folder for each run",
     ]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)

@@ -32,9 +32,19 @@ def workers_named(workers: Iterable[int]) -> str:
     return f"worker{'' if len(workers) == 1 else 's'} {numbers(workers)}"
 
 
+def count(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def cut(text: str, most: int) -> str:
     """Cut the text to `most` characters. A text that was cut ends with `…`."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def printable(text: str) -> str:
+    """Return the text on one line: what no terminal shows is escaped, as in `\\n`."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _joined(shown: Sequence[str], others: int) -> str:

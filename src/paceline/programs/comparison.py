@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.core.files import read_file
+from paceline.files import read_file
 from paceline.programs.frames import Frame, as_frame
 from paceline.programs.markup import table
 from paceline.programs.recorded import Run

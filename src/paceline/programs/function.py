@@ -12,8 +12,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.core.files import read_file
 from paceline.errors import ConfigError
+from paceline.files import read_file
 from paceline.records.kept import PICKLE
 
 

@@ -13,12 +13,10 @@ from typing import Any
 
 import tomli_w
 
-from paceline.cli.run import checked_folder, new_folder
-from paceline.cli.series import check_free
+from paceline.cluster.scenario_file import from_plain, to_plain
 from paceline.core.choice import choose
-from paceline.core.files import read_file
-from paceline.core.scenario import from_plain
 from paceline.errors import ConfigError, RunFailed
+from paceline.files import read_file
 from paceline.programs.child import Ended, carry_out
 from paceline.programs.comparison import Comparison
 from paceline.programs.flags import parsed, words
@@ -28,6 +26,7 @@ from paceline.records import kept
 from paceline.records.comparison import COMPARISON
 from paceline.records.reading import LEDGER, SUMMARY
 from paceline.records.summary import read
+from paceline.runs.folders import check_free, checked_folder, new_folder
 
 Script = Callable[..., object] | str | os.PathLike[str]
 Scenario = str | os.PathLike[str] | Mapping[str, Any]
@@ -220,7 +219,7 @@ def _scenario_file(scenario: Any) -> Iterator[Any]:
     if not isinstance(scenario, Mapping):
         yield scenario
         return
-    text = tomli_w.dumps(from_plain(scenario, "scenario").to_plain())
+    text = tomli_w.dumps(to_plain(from_plain(scenario, "scenario")))
     descriptor = os.memfd_create("scenario")
     try:
         os.write(descriptor, text.encode())

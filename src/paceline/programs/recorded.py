@@ -162,7 +162,7 @@ class Run:
             >>> paceline.Run(folder).check().ok
             True
         """
-        from paceline.cli.check import checked_run
+        from paceline.runs.check import checked_run
 
         return checked_run(self._folder)[1]
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from paceline.core.files import read_file
 from paceline.errors import ConfigError
+from paceline.files import read_file
 from paceline.records.kept import PICKLE, SCRIPT
 
 PRIVATE = 0o600

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from paceline.core.files import read_file
 from paceline.errors import ConfigError
+from paceline.files import read_file
 from paceline.records.summary import Summary, Target, metrics_of
 
 COMPARISON = "compare.json"

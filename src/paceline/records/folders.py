@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.files import read_file
+from paceline.files import read_file
 from paceline.records.reading import LEDGER, SUMMARY, is_written
 from paceline.records.summary import Target, metrics_of
 

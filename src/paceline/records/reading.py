@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
+from paceline.cluster.scenario import Scenario
+from paceline.cluster.scenario_file import from_plain
 from paceline.core.choice import Choice, choose, written
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import Order
-from paceline.core.scenario import Scenario, from_plain
 from paceline.errors import ConfigError, ProtocolViolation
 from paceline.records.comparison import COMPARISON
 from paceline.records.ledger import connect, read_facts, roll_back

@@ -30,9 +30,9 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.files import read_file
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol, Why
 from paceline.errors import ConfigError
+from paceline.files import read_file
 from paceline.records.fates import Applied, Fates
 from paceline.records.times import StepTimes
 from paceline.records.whole import write_whole

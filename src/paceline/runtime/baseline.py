@@ -28,7 +28,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from paceline.core.scenario import Scenario
+from paceline.cluster.scenario import Scenario
 from paceline.errors import ConfigError
 from paceline.records import summary as summaries
 from paceline.records.due import Due

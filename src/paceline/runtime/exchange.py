@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.cluster.network import Direction, SharedLink
+from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived, WorkerLeft
 from paceline.core.leases import Leases
-from paceline.core.link import Direction, SharedLink
 from paceline.core.orders import ApplyUpdate, Order, Release, StartPull, StartPush
-from paceline.core.scenario import Network
 from paceline.records.journal import Journal
 from paceline.records.times import TransferTimes
 from paceline.runtime import messages

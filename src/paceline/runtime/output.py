@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from paceline.core.files import is_read
 from paceline.core.listed import MOST, workers_named
 from paceline.runtime.member import Member
+from paceline.runtime.terminal import is_read
 
 LAST_LINES = 10  # of a dead worker's log
 LONGEST = 1 << 16  # bytes of a line that is not over yet, which are kept until it is

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import tomli_w
 
+from paceline.cluster.scenario_file import to_plain
 from paceline.core.drive import drive
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed, unforeseen
 from paceline.fabric.channel import Channel, pair
@@ -328,7 +329,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
             "cores": len(os.sched_getaffinity(0)),
         },
         "simulated": settings.simulated is not None,
-        "scenario": (settings.simulated or settings.scenario).to_plain(),
+        "scenario": to_plain(settings.simulated or settings.scenario),
     }
     write_whole(settings.folder / "config.toml", tomli_w.dumps(config))
     journal.ledger.note_all(config)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paceline.cluster.scenario import Scenario
 from paceline.core.choice import Choice
-from paceline.core.scenario import Scenario
 from paceline.records.summary import Target
 
 

@@ -1,8 +1,9 @@
-"""Where something can be drawn again and again in one place, and where only lines have a place."""
+"""What can be known of the streams that people look at: whether they can be drawn anew, and whether they are read."""
 
 from __future__ import annotations
 
 import os
+import select
 from typing import TextIO
 
 
@@ -18,3 +19,13 @@ def redraws(*streams: TextIO) -> bool:
         and os.environ.get("CI", "").lower() in ("", "0", "false")
         and not any(name in os.environ for name in ("JPY_PARENT_PID", "COLAB_GPU"))
     )
+
+
+def is_read(stream: TextIO, within: float = 0.0) -> bool:
+    """Whether this stream takes more in so many seconds: a pipe or a terminal whose reader has stopped doesn't."""
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), select.POLLOUT)
+    except (OSError, ValueError):  # it is no file, or closed
+        return True
+    return bool(poll.poll(within * 1000))

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 import paceline
+from paceline.cluster.scenario import Scenario
 from paceline.core.leases import Batch
-from paceline.core.scenario import Scenario
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
 from paceline.fabric.channel import LONGEST, Channel, attached, attachment
 from paceline.fabric.groups import GroupAverage

@@ -28,6 +28,8 @@ from typing import Literal
 
 import msgspec
 
+from paceline.cluster.network import SharedLink
+from paceline.cluster.scenario import Kill, Scenario, Slowdown
 from paceline.core.choice import Choice
 from paceline.core.facts import (
     Fact,
@@ -38,11 +40,9 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerLeft,
 )
-from paceline.core.link import SharedLink
 from paceline.core.listed import workers_named
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush, StepReplica
-from paceline.core.scenario import Kill, Scenario, Slowdown
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun, open_run
 from paceline.records.times import exposed

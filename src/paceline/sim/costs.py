@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from paceline.cluster.scenario import Network, Scenario, Slowdown
 from paceline.core.orders import ApplyUpdate, Reduce
-from paceline.core.scenario import Network, Scenario, Slowdown
 
 RING = """A ring of p members that average M bytes over a link of B bytes a second with latency a takes
 2(p - 1)·a + 2(p - 1)/p · M/B: the usual cost model of a reduce-scatter and an all-gather."""

@@ -11,9 +11,10 @@ from typing import Any
 
 import tomli_w
 
+from paceline.cluster.scenario import Scenario
+from paceline.cluster.scenario_file import to_plain
 from paceline.core.choice import Choice, check_fit
 from paceline.core.drive import drive
-from paceline.core.scenario import Scenario
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, NoLedger
@@ -275,5 +276,5 @@ def _config(simulation: Simulation) -> dict[str, Any]:
         "batch": simulation.batch or 0,
         "limits": noted_limits(simulation),
         "simulation": noted(simulation),
-        "scenario": simulation.scenario.checked_for(simulation.workers).to_plain(),
+        "scenario": to_plain(simulation.scenario.checked_for(simulation.workers)),
     }

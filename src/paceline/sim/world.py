@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal, Protocol
 
+from paceline.cluster.network import SharedLink, Transfer, Way
+from paceline.cluster.scenario import Kill, Scenario, Slowdown
 from paceline.core.facts import (
     Fact,
     GradientReady,
@@ -29,7 +31,6 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.link import SharedLink, Transfer, Way
 from paceline.core.listed import workers_named
 from paceline.core.orders import (
     ApplyUpdate,
@@ -42,7 +43,6 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.core.scenario import Kill, Scenario, Slowdown
 from paceline.errors import RunFailed
 from paceline.records.journal import Journal
 from paceline.records.times import StepTimes, TransferTimes, exposed

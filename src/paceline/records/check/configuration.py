@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
-from paceline.core.files import read_file
+from paceline.files import read_file
 from paceline.records.broken import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broken, brief
 from paceline.records.check.checking import Checking
 

@@ -10,8 +10,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from paceline.core.link import SharedLink
-from paceline.core.scenario import Network, Scenario, Slowdown
+from paceline.cluster.network import SharedLink
+from paceline.cluster.scenario import Network, Scenario, Slowdown
 from paceline.records.broken import (
     COMMITS,
     DELIVERED,

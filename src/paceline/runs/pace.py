@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.text import Text
-
 
 @dataclass
 class Pace:
@@ -53,17 +51,6 @@ class Pace:
         """`run 3 of 10, about 2 min left`."""
         place, left = f"run {self._present + 1} of {len(self.names)}", self.left()
         return place if left is None or None not in self.took else f"{place}, about {roughly(left)} left"
-
-
-@dataclass
-class Told:
-    """The pace and what runs, as a terminal shows it: written anew whenever it is drawn."""
-
-    pace: Pace
-    what: str
-
-    def __rich__(self) -> Text:
-        return Text(f"{self.pace}: {self.what} ...")
 
 
 def roughly(seconds: float) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import stat
 from pathlib import Path
-from typing import TextIO
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
@@ -20,13 +18,3 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "Not a regular file")
         return file.read()
-
-
-def is_read(stream: TextIO, within: float = 0.0) -> bool:
-    """Whether this stream takes more in so many seconds: a pipe or a terminal whose reader has stopped doesn't."""
-    poll = select.poll()
-    try:
-        poll.register(stream.fileno(), select.POLLOUT)
-    except (OSError, ValueError):  # it is no file, or closed
-        return True
-    return bool(poll.poll(within * 1000))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping
 
-from paceline.core.scenario import Kill, Scenario
+from paceline.cluster.scenario import Kill, Scenario
 from paceline.errors import ConfigError
 
 NAME = "ddp"
@@ -13,10 +13,10 @@ WITHOUT = ("max_steps", "max_seconds", "stop_at_target", "tensorboard", "shards"
 """Flags that make no sense there: DDP's workers can't be stopped between two steps, and share data by themselves."""
 
 
-def check(options: argparse.Namespace, scenario: Scenario) -> None:
+def check(options: Mapping[str, object], scenario: Scenario) -> None:
     """Raises ConfigError, in one line, for flags and scenarios that a run under DDP can't follow."""
     for name in WITHOUT:
-        if getattr(options, name, None) not in (None, False):
+        if options.get(name) not in (None, False):
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is given, and -p {NAME}, which can't follow it: leave one of them out")
     if scenario.network is not None:

@@ -11,8 +11,8 @@ from fractions import Fraction
 
 import pytest
 
-from paceline.core.link import Direction, SharedLink, Transfer
-from paceline.core.scenario import Network
+from paceline.cluster.network import Direction, SharedLink, Transfer
+from paceline.cluster.scenario import Network
 
 B = 100.0
 """Bytes a second of most links here."""

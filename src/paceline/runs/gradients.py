@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from paceline.cluster.scenario import Kill, Scenario
 from paceline.core.drive import drive
 from paceline.core.facts import GradientReady, ReduceFailed, ReduceFinished
 from paceline.core.orders import Order
-from paceline.core.scenario import Kill, Scenario
 from paceline.errors import ConfigError
 from paceline.records.journal import Journal
 from paceline.records.summary import Summary, Target

@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from paceline.core.search import Finished, Result, Search, Setting, Trial, next_trial
 from paceline.errors import RunFailed
+from paceline.runs.search import Finished, Result, Search, Setting, Trial, next_trial
 
 Job = Callable[[Trial], float | None]
 """The metric at the end of a run; None if it diverges."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.pace import Pace, Told, roughly
+from paceline.cli.compare import UnderWay
+from paceline.runs.pace import Pace, roughly
 
 
 class Clock:
@@ -49,7 +50,7 @@ def test_runs_that_were_made_before_are_not_waited_for_and_tell_how_long_others_
     pace.begin(1)
     assert pace.left() == 16.0
     clock.now += 2.0
-    assert Told(pace, "asp, seed 0").__rich__().plain == "run 2 of 4, about 14 s left: asp, seed 0 ..."
+    assert UnderWay(pace, "asp, seed 0").__rich__().plain == "run 2 of 4, about 14 s left: asp, seed 0 ..."
     pace.end()
     assert pace.left() == 2.0
     pace.begin(3)

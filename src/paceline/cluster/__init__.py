@@ -1,0 +1,1 @@
+"""What a run's machines are like: scenarios, their files, and the model of the network."""

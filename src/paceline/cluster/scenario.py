@@ -1,0 +1,278 @@
+"""Scenarios: how fast each worker is, when one slows down or dies, and what the network is like.
+
+Real runs and the simulator ask the same questions of a scenario. The answers are pure. They depend only on the
+scenario, the seed, and the worker, step and moment of the question.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+
+from paceline.cluster.quantities import as_duration
+from paceline.core.listed import printable
+from paceline.core.lots import Lots
+from paceline.errors import ConfigError
+
+MOST_WORKERS = 100_000
+"""More workers than this are taken for a typing mistake."""
+
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The parameter server's link, and what groups average over. Bandwidths: bytes a second; None is unlimited."""
+
+    bandwidth: float | None = None
+    """Of each server's link, each way."""
+    latency: float = 0.0
+    """Seconds."""
+    message: int | None = None
+    """Bytes of one push or pull, or of a replica; None is the model's size."""
+    incast: float = 1.0
+    """What is left of the goodput when more than one flow enters the server."""
+    servers: int = 1
+    """How many servers share the parameters. Every transfer is spread evenly over all their links."""
+    worker_bandwidth: float | None = None
+    """Of one worker's own link, each way."""
+    commit: float = 0.0
+    """Seconds that the store takes to make a version, one after another."""
+    within_nodes: float | None = None
+    """Of a group whose members are all in one node."""
+    between_nodes: float | None = None
+    """Of a group with one member of each of several nodes."""
+    mixed: float | None = None
+    """Of a group with several members of one node and others elsewhere; None is as `between_nodes`."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether any link has a bandwidth, so that the number of bytes matters."""
+        links = (self.bandwidth, self.worker_bandwidth, self.within_nodes, self.between_nodes, self.mixed)
+        return any(bandwidth is not None for bandwidth in links)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """A worker's steps take `factor` times as long, for a while.
+
+    It is given in time (`at`, `for_`, `every`; seconds) or in that worker's own steps (`at_step`, `for_steps`),
+    never in both. How long a slowness has lasted that began at a step could be told only from memory.
+    Without a length it lasts for ever.
+    """
+
+    worker: int
+    at: float | None = None
+    at_step: int | None = None
+    for_: float | None = None
+    for_steps: int | None = None
+    every: float | None = None
+    factor: float
+
+    def active(self, step: int, at: float) -> bool:
+        """Whether the step `step`, which starts at second `at`, is slowed. The whole step is slowed, or none of it."""
+        if self.at_step is not None:
+            return self.at_step <= step and (self.for_steps is None or step < self.at_step + self.for_steps)
+        if self.at is None or at < self.at:
+            return False
+        since = at - self.at
+        if self.every is not None:
+            since %= self.every
+        return self.for_ is None or since < self.for_
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A worker gets SIGKILL, at a second of the run or as it starts a step."""
+
+    worker: int
+    at: float | None = None
+    at_step: int | None = None
+    rejoin_after: float | None = None
+    """Seconds after which the worker comes back; None: it stays away. Only in simulations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What a run's machines are like. In `Scenario()` nothing is slow.
+
+    Workers and steps count from 0: with `at_step = 50` a worker's first 50 steps are as usual.
+    """
+
+    path: str | None = field(default=None, compare=False)
+    """The file that it was read from, for messages."""
+    workers: int | None = None
+    nodes: int = 1
+    compute: float | None = None
+    """Seconds that one step takes on a worker of speed 1; None: as long as it takes."""
+    jitter: float = 0.0
+    """Relative standard deviation of a step's length."""
+    network: Network | None = None
+    speeds: dict[int, float] = field(default_factory=dict, hash=False)
+    """By worker; 1 for workers that are not named."""
+    events: tuple[Slowdown | Kill, ...] = ()
+    """In the file's order: `events[0]` is the one that messages call `event 1`."""
+
+    def checked_for(self, workers: int) -> Scenario:
+        """Return this scenario for a run of so many workers. Raises ConfigError if it names one beyond them."""
+        named = [(f"worker table {n}: index", worker) for n, worker in enumerate(self.speeds, 1)]
+        named += [(f"event {n}: worker", event.worker) for n, event in enumerate(self.events, 1)]
+        for key, worker in named:
+            if not 0 <= worker < workers:
+                allowed = f"with {workers} workers it must be from 0 to {workers - 1}"
+                if workers == 1:
+                    allowed = "with 1 worker it must be 0"
+                raise ConfigError(f"{self.name}: {key} is {worker}; {allowed}: change it, or ask for more workers")
+        if self.nodes > workers:
+            raise ConfigError(
+                f"{self.name}: cluster.nodes is {self.nodes}, and there are {workers} workers; write at most so "
+                "many nodes, or ask for more workers"
+            )
+        return replace(self, workers=workers)
+
+    def hosts(self, workers: int) -> list[str]:
+        """Each worker's node. Workers are dealt to the nodes in the order of their ranks."""
+        return [f"node-{worker * self.nodes // workers}" for worker in range(workers)]
+
+    def checked_for_real_run(self) -> Scenario:
+        """Return this scenario. Raises ConfigError if it asks for what no real run can do.
+
+        A real step can be made longer, never shorter. So speeds above 1 need `compute` as the length to pad to, and so
+        does jitter, whose factors lie on both sides of 1. No worker rejoins, and an average takes its own time.
+        """
+        for number, event in enumerate(self.events, 1):
+            if isinstance(event, Kill) and event.rejoin_after is not None:
+                raise ConfigError(
+                    f"{self.name}: event {number}: rejoin_after is {as_duration(event.rejoin_after)}; in a real run a "
+                    "killed worker stays away: leave it out, or see what would come of it with paceline simulate"
+                )
+        for key in ("commit", "within_nodes", "between_nodes", "mixed"):
+            if self.network is not None and getattr(self.network, key):
+                raise ConfigError(
+                    f"{self.name}: network.{key} is given; a real run's versions and averages take what they "
+                    "take: leave it out, or see what would come of it with paceline simulate"
+                )
+        self.checked_to_count()
+        if self.compute is None:
+            remedy = "a real step can't be made shorter: set cluster.compute, so that a step can be padded"
+            for worker, speed in self.speeds.items():
+                if speed > 1:
+                    raise ConfigError(
+                        f"{self.name}: worker {worker}: speed is {speed}; {remedy}, or write at most 1 here"
+                    )
+            if self.jitter > 0:
+                raise ConfigError(f"{self.name}: cluster.jitter is {self.jitter}; {remedy}, or leave jitter out")
+        return self
+
+    def checked_to_count(self) -> Scenario:
+        """Return this scenario. Raises ConfigError if a key of its network would make no difference to anything."""
+        link = self.network
+        if link is not None:
+            given = [f"message is {link.message} B"] if link.message is not None and not link.narrow else []
+            if link.bandwidth is None:
+                given += [f"incast is {link.incast}"] if link.incast != 1 else []
+                given += [f"servers is {link.servers}"] if link.servers != 1 else []
+            if given:
+                raise ConfigError(
+                    f"{self.name}: network: {given[0]}, and there is no bandwidth for it to count on; set "
+                    'network.bandwidth, such as "1Gbit/s", or leave it out'
+                )
+        return self
+
+    def checked_to_happen(self, seconds: float, steps: float) -> Scenario:
+        """Return this scenario, for a run of so many seconds and steps. Raises ConfigError for an event beyond them.
+
+        Such an event is known to come after the end. An event that kills a worker twice is refused, too.
+        """
+        deaths: dict[int, list[tuple[int, Kill]]] = {}
+        for number, event in enumerate(self.events, 1):
+            earliest = event.at
+            if event.at_step is not None:
+                earliest = event.at_step * self._fastest_step(event.worker)
+                if earliest > seconds * (1 + 1e-9):
+                    raise ConfigError(
+                        f"{self.name}: event {number}: at_step is {event.at_step}, and worker {event.worker} can't "
+                        f"begin it within {as_duration(seconds)}: make it earlier, or the run longer"
+                    )
+            if event.at is not None and event.at >= seconds:
+                raise ConfigError(
+                    f"{self.name}: event {number}: at is {as_duration(event.at)}, and all ends after "
+                    f"{as_duration(seconds)}: make it earlier, or the run longer"
+                )
+            if event.at_step is not None and event.at_step >= steps:
+                raise ConfigError(
+                    f"{self.name}: event {number}: at_step is {event.at_step}, and all workers together make "
+                    f"{steps:g} steps: make it earlier, or the run longer"
+                )
+            if isinstance(event, Kill):
+                back = event.rejoin_after
+                if back is not None and earliest is not None and earliest + back >= seconds:
+                    raise ConfigError(
+                        f"{self.name}: event {number}: rejoin_after is {as_duration(back)}, and all ends after "
+                        f"{as_duration(seconds)}, before the worker is back: make it shorter, or the run longer"
+                    )
+                self._check_second_death(deaths.setdefault(event.worker, []), number, event)
+        return self
+
+    def _fastest_step(self, worker: int) -> float:
+        """The least seconds that one of the worker's steps can take; 0 if that is not known."""
+        if self.compute is None or self.jitter > 0:
+            return 0.0
+        return self.compute / self.speeds.get(worker, 1.0)
+
+    def _check_second_death(self, before: list[tuple[int, Kill]], number: int, event: Kill) -> None:
+        """Refuse a second final death of a worker, by time or by step. `before` has its deaths earlier in the file."""
+        for first, other in before:
+            for key in ("at", "at_step"):
+                one, two = getattr(other, key), getattr(event, key)
+                if one is None or two is None:
+                    continue
+                earlier, later = (first, number) if one <= two else (number, first)
+                if (other if earlier == first else event).rejoin_after is None:
+                    raise ConfigError(
+                        f"{self.name}: event {later}: worker {event.worker} is killed, which event {earlier} has "
+                        "done by then: leave it out, or let the worker come back with rejoin_after"
+                    )
+        before.append((number, event))
+
+    def step_seconds(self, worker: int, step: int, at: float, measured: float, seed: int) -> float:
+        """Return how many seconds this step, which starts at second `at` of the run, is to take.
+
+        `compute`, or without it the `measured` seconds, × jitter factor × active slowdowns ÷ speed.
+        """
+        slow = math.prod(
+            event.factor
+            for event in self.events
+            if isinstance(event, Slowdown) and event.worker == worker and event.active(step, at)
+        )
+        base = measured if self.compute is None else self.compute
+        return base * self.jitter_factor(worker, step, seed) * slow / self.speeds.get(worker, 1.0)
+
+    def jitter_factor(self, worker: int, step: int, seed: int) -> float:
+        """Log-normal with mean 1 and relative standard deviation `jitter`; a function of its arguments alone."""
+        if self.jitter == 0:
+            return 1.0
+        variance = math.log1p(self.jitter * self.jitter)
+        return math.exp(math.sqrt(variance) * _normal(seed, worker, step) - variance / 2)
+
+    def kills_at_step(self, worker: int, step: int) -> bool:
+        """Whether the worker is to be killed as it starts this step."""
+        return any(isinstance(e, Kill) and e.worker == worker and e.at_step == step for e in self.events)
+
+    def kills_by_time(self) -> tuple[tuple[float, int], ...]:
+        """(second of the run, worker) of each kill that is given in seconds, the earliest first."""
+        return tuple(sorted((e.at, e.worker) for e in self.events if isinstance(e, Kill) and e.at is not None))
+
+    @property
+    def name(self) -> str:
+        """The file, as messages call it."""
+        return "scenario" if self.path is None else printable(self.path)
+
+
+def _normal(seed: int, worker: int, step: int) -> float:
+    """A draw from the standard normal distribution: a function of its arguments alone."""
+    lots = Lots(seed)
+    for number in (worker, step):
+        lots.state = lots.below(1 << 64) ^ number
+    return _NORMAL.inv_cdf((lots.below(1 << 52) + 0.5) / (1 << 52))

@@ -1,0 +1,1 @@
+"""What is done with runs: make one, make several, make one again."""

@@ -1,0 +1,179 @@
+"""Comparisons: a script is trained under several protocols with several seeds, and what came of it is one state.
+
+Each run is an ordinary `paceline run`. Seed by seed, so that whatever else the machine does in the meantime meets every
+protocol alike. After each run `compare.json` has all that is known so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.choice import Choice, nearest
+from paceline.core.listed import count
+from paceline.errors import ConfigError
+from paceline.records import summary as summaries
+from paceline.records.comparison import COMPARISON, compared, plain_run
+from paceline.records.summary import Summary, Target, metrics_of
+from paceline.runs import baseline
+from paceline.runs.pace import Pace
+from paceline.runs.series import Job, carried_out, changes, interrupts, opened, place
+
+STATE = COMPARISON
+ASKED = ("protocols", "seeds", "target")
+"""Settings that say which runs are looked at and how, and leave each run as it is."""
+
+Places = Mapping[tuple[str, int], tuple[Path, Summary | None]]
+"""By protocol and seed: a run's folder, and its summary if it has ended."""
+Shown = Callable[[Pace, str, int], AbstractContextManager[None]]
+"""Shows that the run of this protocol and seed is under way."""
+Told = Callable[[str, int, Mapping[str, Any], str | None, Pace | None], None]
+"""Told what came of the run of this protocol and seed, of its metric, and how the series goes on.
+
+The pace is None for a run that was there already.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which runs a comparison has, and how each of them is made."""
+
+    job: Job
+    choices: Mapping[str, Choice | None]
+    """The protocols by name. The baseline, which is none of our protocols, is None."""
+    seeds: Sequence[int]
+    target: Target | None
+    stop_at_target: bool
+    learning_rate_rule: str
+    shards: str | None
+    record: int
+    max_seconds: float | None
+    folder: Path
+
+    def settings(self) -> dict[str, Any]:
+        """All that the comparison depends on, as plain values."""
+        stopped = {"stop_at_target": self.target.text} if self.target and self.stop_at_target else {}
+        return {
+            **self.job.settings(),
+            "shards": self.shards,
+            "record": self.record,
+            "max_seconds": self.max_seconds,
+            "learning_rate_rule": self.learning_rate_rule,
+            **stopped,  # the target then makes the run
+            "protocols": {
+                name: {"name": one.spec.name, "config": one.parameters()} if one else {"name": name, "config": {}}
+                for name, one in self.choices.items()
+            },
+            "seeds": list(self.seeds),
+            "target": self.target.text if self.target else None,
+        }
+
+    def places(self) -> Places:
+        """Where each run is, or is to be, in the order in which they are made."""
+        wanted = [(name, seed) for seed in self.seeds for name in self.choices]
+        return {(name, seed): place(self.folder, _stem(name, seed)) for name, seed in wanted}
+
+    def words(self, name: str, seed: int, folder: Path) -> list[str]:
+        """Of `paceline run`."""
+        choice = self.choices[name]
+        rate_scale = scale(choice, self.learning_rate_rule, self.job.workers)
+        return self.job.words(
+            str(choice or baseline.NAME),
+            seed,
+            folder,
+            shards=self.shards,
+            record=self.record,
+            max_seconds=self.max_seconds,
+            learning_rate_scale=None if rate_scale == 1.0 else rate_scale,
+            target=self.target.text if self.target else None,
+            stop_at_target=self.stop_at_target,
+            quiet=True,
+        )
+
+
+def begun(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The comparison in that folder, or a new one. Raises ConfigError if it holds another one, or something else."""
+    state = opened(folder / STATE, "comparison", settings, {}, lambda state: state["settings"]["protocols"].items())
+    before = state["settings"]
+    changed = changes(
+        {key: value for key, value in before.items() if key not in ASKED},
+        {key: value for key, value in settings.items() if key not in ASKED},
+    )
+    for name, choice in settings["protocols"].items():  # the same name, but other defaults: of another version
+        changed |= changes({name: before["protocols"].get(name, choice)}, {name: choice})
+    if changed:
+        differences = ", ".join(changed.values())
+        raise ConfigError(f"--out {folder} holds another comparison: {differences}; name another folder")
+    return {**state, "settings": settings}
+
+
+def carry_out(plan: Plan, state: dict[str, Any], places: Places, shown: Shown, told: Told) -> dict[str, Any]:
+    """Make the runs that are not there yet, and return what is known then. Raises `series.Stopped`."""
+    runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in plan.choices}
+    took = [None if summary is None else float(summary["wall_seconds"]) for _, summary in places.values()]
+    pace = Pace([name for name, _ in places], took)
+    with interrupts() as taken:
+        for number, ((name, seed), (run, there)) in enumerate(places.items()):
+            summary = there
+            if summary is None:
+                done = f"{sum(map(len, runs.values()))} of {count(len(places), 'run')} done"
+                pace.begin(number)
+                with shown(pace, name, seed):
+                    words = plan.words(name, seed, run)
+                    summary = carried_out(words, run, plan.folder / STATE, taken, done)
+                pace.end()
+            _check_metric(plan.target, summary, run)
+            metric = _metric(plan.target, summary) or state.get("metric")
+            runs[name][seed] = {"folder": run.name, **plain_run(summary, plan.target, metric)}
+            state = state | _known(runs, plan, metric)
+            summaries.write(plan.folder / STATE, state)
+            told(name, seed, runs[name][seed], metric, None if there else pace)
+    return state
+
+
+def _stem(name: str, seed: int) -> str:
+    """The name of the run's folder: without what shells and URLs take for something else."""
+    return f"{name.translate(str.maketrans(':,', '--'))}-seed{seed}"
+
+
+def scale(choice: Choice | None, rule: str, workers: int) -> float:
+    """What the script's learning rates are multiplied by under this protocol; None is the baseline.
+
+    Not under one that is composed of others: Sync-Switch has `rescale`.
+    """
+    return float(workers) if rule == "linear" and (choice is None or choice.spec.rounds) else 1.0
+
+
+def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:
+    """Raises ConfigError if the script knows nothing of what the target is about."""
+    if (
+        target is None
+        or summary["outcome"] != "completed"
+        or target.metric in (known := metrics_of(summary["evaluations"]))
+    ):
+        return
+    has = f"has {', '.join(known)}" if known else "has none, as the script registers no evaluate"
+    has += nearest(target.metric, known)
+    raise ConfigError(
+        f'--target is "{target.text}", but {run} {has}; name a metric that prepare(..., evaluate=) returns'
+    )
+
+
+def _metric(target: Target | None, summary: Summary) -> str | None:
+    return target.metric if target else next(iter(metrics_of(summary["evaluations"])), None)
+
+
+def _known(runs: Mapping[str, Mapping[int, dict[str, Any]]], plan: Plan, metric: str | None) -> dict[str, Any]:
+    """What is known from these runs."""
+    rule, workers = plan.learning_rate_rule, plan.job.workers
+    rows = compared(runs, target=plan.target is not None)
+    return {
+        "metric": metric,
+        "runs": [{"protocol": name, "seed": seed, **run} for name, of in runs.items() for seed, run in of.items()],
+        "protocols": [
+            {**row, "learning_rate_scale": scale(plan.choices[row["protocol"]], rule, workers)} for row in rows
+        ],
+    }

@@ -1,0 +1,221 @@
+"""A recorded run is made again, with real processes, in the recorded order, and its bits are compared.
+
+Replay is one more way to decide: what is ordered, and when, comes out of the ledger, and workers do it. What a step
+computes depends on its version, its samples, the seed, the worker and the step, and on nothing that time changes.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cluster.scenario import Scenario
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ReduceFailed,
+    ReduceFinished,
+    StepDeclined,
+    TrainingBegan,
+    WorkerLeft,
+)
+from paceline.core.leases import Batch
+from paceline.core.orders import ApplyUpdate, Order
+from paceline.errors import ConfigError, RunFailed
+from paceline.records import kept
+from paceline.records.journal import Journal
+from paceline.records.ledger import connect
+from paceline.records.reading import LEDGER, RecordedRun
+from paceline.records.replayed import Compared, compare
+from paceline.records.summary import Summary
+from paceline.runs.run import STARTS
+from paceline.runs.script import changes
+
+if TYPE_CHECKING:
+    from paceline.runtime.directed import Directed, Prescribed
+
+
+def script_of(recorded: RecordedRun) -> Path:
+    """Where the script was; a function that went with its run's folder is there. Raises ConfigError if it has gone."""
+    script = Path(recorded.config.get("directory", ""), recorded.config["script"])
+    if not script.exists():
+        if script.name == kept.SCRIPT and (there := kept.kept_script(recorded.folder)) is not None:
+            return there
+        raise ConfigError(f"{script}: no script is there any more; say where it is now with --script FILE")
+    return script
+
+
+def differences(config: Mapping[str, Any], script: Path) -> Iterator[str]:
+    """What is not as it was when the run was made, and may change its bits, a line each."""
+    import torch
+
+    yield from changes(config, script)
+    now = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": version("numpy"),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    for key, value in now.items():
+        then = config["environment"].get(key)
+        if value != then:
+            yield f"the run was made with {key} {then}, and here it is {value}"
+
+
+def replay(
+    recorded: RecordedRun, script: Path, folder: Path, until: int | None = None, *, json: bool = False
+) -> Summary:
+    """Make it again, up to that version. Returns the summary of the replay, whose times are the recorded ones.
+
+    Raises ConfigError if it can't be made again here.
+    """
+    from paceline.runtime.evaluator import THREADS as EVALUATION_THREADS
+    from paceline.runtime.run import Interrupts, run
+    from paceline.runtime.settings import Settings
+
+    config = recorded.config
+
+    def direct(workers: Directed, journal: Journal) -> None:
+        journal.ledger.note("replay_of", str(recorded.folder))
+        if until is not None:
+            journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
+        workers.prescribed = _leases(recorded)
+        workers.recordings.prescribed = _recordings(recorded)
+        workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
+        began = workers.begin()
+        for fact, orders in recorded.history():
+            if workers.interrupted:
+                return
+            if isinstance(fact, TrainingBegan):
+                _expect_beginning(fact, began)
+            else:
+                _reenact(fact, workers)
+            try:
+                journal.record(fact, orders)
+                for order in orders:
+                    workers.direct(order, fact.at)
+            except (KeyError, ValueError, AssertionError) as error:  # it can't follow on what was ordered before
+                what = f"{fact} can't be followed by {list(orders)} here: the ledger is not as it was made"
+                raise RunFailed(f"{what}; paceline check says where it was changed") from error
+            if until is not None and _reached(until, orders, workers):
+                return
+
+    settings = Settings(
+        script=script,
+        source=script.read_bytes(),
+        arguments=tuple(config["arguments"]),
+        choice=recorded.choice,
+        workers=recorded.workers,
+        scenario=Scenario(nodes=recorded.scenario.nodes),  # who was slow, and who died, is in the ledger
+        simulated=recorded.scenario,
+        seed=recorded.seed,
+        threads=config["threads"],
+        folder=folder,
+        shards=config["shards"],
+        epochs=config["limits"].get("epochs"),
+        record=config["record"],
+        targets=(),
+        on_loss="continue",
+        on_divergence="continue",
+        saves=config.get("saves", "first"),
+        tee="none",
+        max_steps=None,
+        max_seconds=None,
+        report_waits=3600.0,
+        json=json,
+        learning_rate_scale=config.get("learning_rate_scale", 1.0),
+        start=config.get("start", STARTS[0]),
+        evaluation_threads=EVALUATION_THREADS if config.get("stop_at_target") else None,
+    )
+    return run(settings, Interrupts(), direct)
+
+
+def compared_with(
+    recorded: RecordedRun, folder: Path, summary: Summary, until: int | None, excused: Sequence[str]
+) -> Compared | None:
+    """Compare the recorded run with its replay in `folder`; None if the replay came to another end."""
+    if summary["outcome"] != "completed" and not _failed_alike(recorded.summary, summary):
+        return None
+    with closing(connect(folder / LEDGER)) as again:
+        return compare(recorded, again, until, excused)
+
+
+def last_version(recorded: RecordedRun) -> int:
+    """The newest version whose bits the ledger knows; 0 if it knows none."""
+    return max((v for table in ("versions", "checksums") for v in _versions(recorded, table)), default=0)
+
+
+def _failed_alike(recorded: Summary | None, again: Summary) -> bool:
+    """Whether both failed of the same, as where all workers died: what came before that can be compared."""
+    ends = [(one["outcome"], one["error"]) for one in (recorded, again) if one is not None]
+    return len(ends) == 2 and ends[0] == ends[1] and again["outcome"] == "failed"
+
+
+def _reenact(fact: Fact, workers: Directed) -> None:
+    """Have it happen. Raises RunFailed if it can't, or something else does."""
+    match fact:
+        case GradientReady(worker=worker, step=step):
+            result = workers.result(worker, step)
+            if not isinstance(result, GradientReady) or result.samples != fact.samples:
+                raise RunFailed(f"step {step} of worker {worker} is not as recorded: the script goes another way")
+        case StepDeclined(worker=worker, step=step):
+            # a script that did not say how many epochs it has ends instead of declining
+            if isinstance(workers.result(worker, step), GradientReady):
+                raise RunFailed(
+                    f"worker {worker} has data for step {step}, and had none in the recording: "
+                    "the script goes another way"
+                )
+        case ReduceFinished() | ReduceFailed():
+            workers.tell(fact)
+        case WorkerLeft(worker=worker, reason="died"):
+            workers.lose(worker)
+        case WorkerLeft(worker=worker, reason="finished"):
+            workers.see_off(worker)
+        case WorkerLeft():
+            workers.stop()
+
+
+def _expect_beginning(recorded: TrainingBegan, began: TrainingBegan) -> None:
+    if (recorded.members, recorded.work) != (began.members, began.work):
+        raise RunFailed("the script begins with other workers or another amount of work than in the recording")
+
+
+def _reached(until: int, orders: tuple[Order, ...], workers: Directed) -> bool:
+    made = max((order.version for order in orders if isinstance(order, ApplyUpdate)), default=0)
+    return max(made, workers.recordings.newest.version) >= until
+
+
+def _leases(recorded: RecordedRun) -> Prescribed:
+    leases: Prescribed = {worker: deque() for worker in range(recorded.workers)}
+    rows = recorded.ledger.execute("SELECT worker, during, epoch, batch FROM leases ORDER BY rowid")
+    for worker, during, epoch, batch in rows:
+        leases[worker].append((during, None if epoch is None else Batch(epoch, batch)))
+    return leases
+
+
+def _recordings(recorded: RecordedRun) -> deque[tuple[int, int]] | None:
+    """Of how many samples and replicas each mean was that was recorded while it trained; None if they are not counted.
+
+    A run that came to its end recorded the last one there, as its replay will. What a store makes is recorded as in
+    any run: when is no matter of time.
+    """
+    query = (
+        "SELECT at, samples, (SELECT replicas FROM consensus WHERE consensus.version = versions.version) "
+        "FROM versions ORDER BY version"
+    )
+    rows = recorded.ledger.execute(query).fetchall()
+    if recorded.choice.spec.family == "parameter-server" or any(samples is None for _, samples, _ in rows):
+        return None
+    (over,) = recorded.ledger.execute("SELECT max(at) FROM facts WHERE id IN (SELECT fact FROM orders)").fetchone()
+    if recorded.ended and rows and rows[-1][0] >= (over or 0.0):
+        rows.pop()
+    return deque((samples, recorded.workers if replicas is None else replicas) for _, samples, replicas in rows)
+
+
+def _versions(recorded: RecordedRun, table: str) -> list[int]:
+    return [int(version) for (version,) in recorded.ledger.execute(f"SELECT version FROM {table}")]

@@ -1,0 +1,224 @@
+"""Several runs of one script: each is an ordinary `paceline run`, a process of its own, in a folder of the series'.
+
+The series' state is a file in its folder, beside the runs' folders: with the same settings it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.scenario import Scenario
+from paceline.cluster.scenario_file import to_plain
+from paceline.errors import ConfigError, RunFailed
+from paceline.records import summary as summaries
+from paceline.records.kept import FILES
+from paceline.records.summary import Summary
+from paceline.runs.folders import check_free
+from paceline.runs.run import CODES
+from paceline.runs.script import checked_script
+from paceline.version import __version__
+
+USAGE, INTERRUPTED = 2, CODES["interrupted"]
+RESULTS = (CODES["completed"], CODES["diverged"])
+"""Exit codes of runs that are results: they have ended by themselves."""
+
+
+def make_run(arguments: Sequence[str], interrupts: Sequence[int]) -> int:
+    """`paceline run ARGUMENTS` as a process of its own, to its end; returns its exit code, negative for a signal.
+
+    It leads a process group of its own, so that a terminal's Ctrl-C comes to this process alone. Whatever is in
+    `interrupts`, or comes there, is passed on to it once. If this process is killed, so is the run.
+    """
+    from paceline.runtime.processes import die_with
+
+    launcher = os.getpid()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "run", *arguments],
+        stdin=None if sys.stdin is not None and os.isatty(0) else subprocess.DEVNULL,  # a file is not the first run's
+        stdout=subprocess.DEVNULL,  # the summary, which its folder has as well
+        process_group=0,
+        preexec_fn=lambda: die_with(launcher),
+    )
+    told = 0
+    while True:
+        while told < len(interrupts):
+            process.send_signal(signal.SIGTERM)  # to a run as good as SIGINT; and Python, as it starts, ends silently
+            told += 1
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=0.1)
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """The signals that have asked for an end so far. They do nothing else meanwhile."""
+    from paceline.runtime.processes import asking_to_end
+
+    taken: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: taken.append(number)) for number in asking_to_end()}
+    try:
+        yield taken
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every run of a series trains, and on what."""
+
+    script: Path
+    arguments: list[str]
+    scenario: Scenario
+    """Checked for a real run of so many workers."""
+    scenario_file: Path | None
+    workers: int
+    threads: int | None
+    """Threads of each worker; None is as many as there are cores for."""
+    start: str | None
+    """When scripts begin; None is as a run does it by default."""
+    epochs: int | None
+
+    def settings(self) -> dict[str, Any]:
+        """What all runs of the series depend on, whatever it looks for, as plain values."""
+        slowness = to_plain(self.scenario)
+        slowness["cluster"].pop("workers", None)  # which are a setting of their own
+        return {
+            "script": str(checked_script(self.script)),
+            "script_sha256": hashlib.sha256(self.script.read_bytes()).hexdigest(),
+            "arguments": self.arguments,
+            "workers": self.workers,
+            "scenario": slowness,
+            "threads": self.threads,
+            "epochs": self.epochs,
+        }
+
+    def words(self, protocol: str, seed: int, folder: Path, **flags: object) -> list[str]:
+        """Return the words of `paceline run` that make one run.
+
+        A flag that is None or False is left out; one that is True has no value.
+        """
+        common = {
+            "-n": self.workers,
+            "-p": protocol,
+            "--seed": seed,
+            "--scenario": self.scenario_file,
+            "--threads": self.threads,
+            "--start": self.start,
+            "--epochs": self.epochs,
+            "--tee": "none",
+            "--out": folder,
+        }
+        all_flags = common | {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+        given = {flag: value for flag, value in all_flags.items() if value is not None and value is not False}
+        said = [word for flag, value in given.items() for word in ((flag,) if value is True else (flag, str(value)))]
+        return [*said, "--json", str(self.script), *self.arguments]
+
+
+class Stopped(Exception):
+    """A series ended before its last run. What is to be said is the message; empty if the run has said it."""
+
+    def __init__(self, code: int, message: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        """The exit code of the command."""
+
+
+def carried_out(words: Sequence[str], run: Path, state: Path, interrupts: Sequence[int], done: str) -> Summary:
+    """Make the run of these words in the folder `run`, and return its summary. `done` says how far the series is.
+
+    Raises Stopped if it was refused or interrupted, and RunFailed if it failed. `state` is the series' file.
+    """
+    code = INTERRUPTED if interrupts else make_run(words, interrupts)
+    if code == USAGE or (code == 0 and not run.exists()):  # it has said why, or shown the script's --help
+        undo(state)
+        raise Stopped(code)
+    if code == INTERRUPTED or (interrupts and code not in RESULTS):
+        raise Stopped(INTERRUPTED, f"interrupted, {done}; go on with the same flags and --out {state.parent}")
+    return made(run, code, state.parent)
+
+
+def opened(
+    file: Path, noun: str, settings: dict[str, Any], empty: Mapping[str, Any], check: Callable[[dict[str, Any]], object]
+) -> dict[str, Any]:
+    """The series that `file` has, as far as it has come; or a new one, with these settings and `empty`.
+
+    `check` raises LookupError, TypeError or ValueError for a state that it can't read. Raises ConfigError, in one
+    line, if the folder holds something else.
+    """
+    folder = file.parent
+    if not file.exists():
+        check_free(folder, noun)
+        new: dict[str, Any] = {"paceline": __version__, "settings": settings, **empty}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            summaries.write(file, new)
+        except OSError as error:
+            raise ConfigError(f"--out {folder}: {error.strerror}; name a folder that can be made") from None
+        return new
+    try:
+        state: dict[str, Any] = json.loads(file.read_text())
+        dict(state["settings"])
+        check(state)
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise ConfigError(f"{file}: no {noun} can be read there ({error!r}); name another --out") from None
+    return state
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """By its name, how each setting has changed."""
+    return {
+        key: f"{key} was {json.dumps(before.get(key))} and is {json.dumps(now.get(key))}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
+    }
+
+
+def undo(file: Path) -> None:
+    """Take the series' folder away if its very first run was refused, so that nothing came of it."""
+    if {path.name for path in file.parent.iterdir()} - FILES == {file.name}:
+        file.unlink()
+        with suppress(OSError):
+            file.parent.rmdir()
+
+
+def place(folder: Path, stem: str) -> tuple[Path, Summary | None]:
+    """The folder for the run of that name; with its summary, if it has ended with a result.
+
+    What an interrupted or failed run has left stays where it is.
+    """
+    number = 1
+    while (run := folder / (stem if number == 1 else f"{stem}-{number}")).exists():
+        if (summary := _result(run)) is not None:
+            return run, summary
+        number += 1
+    return run, None
+
+
+def made(run: Path, code: int, folder: Path) -> Summary:
+    """The summary of a run that has ended with this code. Raises RunFailed if it is no result."""
+    if (summary := _result(run)) is not None:
+        return summary
+    error = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    with suppress(ConfigError):
+        error = summaries.read(run / "summary.json")["error"] or error
+    raise RunFailed(
+        f"{run}: the run failed ({error}); when that is mended, go on with the same flags and --out {folder}"
+    )
+
+
+def _result(run: Path) -> Summary | None:
+    with suppress(ConfigError):
+        summary = summaries.read(run / "summary.json")
+        if summary["outcome"] in ("completed", "diverged"):
+            return summary
+    return None

@@ -1,0 +1,180 @@
+"""Scenarios: whom they are for, and what the plan is that follows from them."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from paceline.cluster.scenario import Kill, Network, Scenario, Slowdown
+from paceline.cluster.scenario_file import load
+from support.scenarios import EXAMPLE, FULL, refusal
+
+
+def test_in_the_empty_scenario_nothing_is_slow():
+    empty = Scenario()
+    assert empty.step_seconds(5, 9, 100.0, 0.37, 1) == 0.37
+    assert not empty.kills_at_step(0, 0)
+    assert empty.kills_by_time() == ()
+    assert empty.checked_for_real_run() is empty
+
+
+# Whom it is for
+
+
+def test_a_worker_beyond_the_run_s_workers_is_refused_where_it_is_named(written):
+    path = written(EXAMPLE)
+    assert refusal(load(path).checked_for, 3) == (
+        f"{path}: worker table 1: index is 3; with 3 workers it must be from 0 to 2: change it, or ask for more workers"
+    )
+    scenario = load(
+        written("[[event]]\nworker = 0\nat_step = 1\nslow = 2\n[[event]]\nworker = 1\nat_step=1\nkill=true")
+    )
+    assert refusal(scenario.checked_for, 1).startswith(f"{path}: event 2: worker is 1; with 1 worker it must be 0")
+    assert refusal(Scenario(speeds={9: 1.0}).checked_for, 2).startswith("scenario: worker table 1: index is 9;")
+
+
+def test_the_number_of_workers_asked_for_wins_over_the_file_s(written):
+    scenario = load(written(EXAMPLE))
+    assert scenario.checked_for(4).workers == 4
+    assert scenario.checked_for(8) == scenario
+    assert scenario.workers == 8
+
+
+def test_the_simulator_may_ask_for_steps_shorter_than_the_measured_and_a_real_run_may_not(written):
+    path = written("[[worker]]\nindex = 0\nspeed = 1\n[[worker]]\nindex = 3\nspeed = 2")
+    scenario = load(path)
+    assert scenario.checked_for(4).step_seconds(3, 0, 0.0, 1.0, 0) == 0.5
+    assert refusal(scenario.checked_for_real_run).startswith(
+        f"{path}: worker 3: speed is 2.0; a real step can't be made shorter: "
+        "set cluster.compute, so that a step can be padded"
+    )
+    padded = Scenario(compute=0.4, jitter=0.1, speeds={3: 2.0})
+    assert padded.checked_for_real_run() is padded
+    assert "cluster.jitter is 0.1; a real step can't" in refusal(Scenario(jitter=0.1).checked_for_real_run)
+    back = Scenario(events=(Kill(worker=1, at=1.0, rejoin_after=3.0),))
+    assert "event 1: rejoin_after is 3s; in a real run a killed worker stays away" in refusal(back.checked_for_real_run)
+    paced = Scenario(network=Network(mixed=1e9))
+    assert "network.mixed is given; a real run's versions and averages" in refusal(paced.checked_for_real_run)
+
+
+# The plan
+
+
+def test_a_step_takes_compute_over_speed_whatever_was_measured():
+    scenario = Scenario(compute=0.5, speeds={3: 0.25})
+    assert scenario.step_seconds(3, 0, 0.0, 9.0, 0) == 2.0
+    assert scenario.step_seconds(2, 0, 0.0, 9.0, 0) == 0.5
+
+
+def test_without_compute_the_measured_step_is_stretched():
+    scenario = Scenario(speeds={3: 0.25}, events=(Slowdown(worker=3, at=0.0, factor=3.0),))
+    assert scenario.step_seconds(3, 0, 0.0, 0.5, 0) == 6.0
+    assert scenario.step_seconds(2, 0, 0.0, 0.5, 0) == 0.5
+
+
+@pytest.mark.parametrize("scenario", [Scenario(compute=0.5, jitter=0.3), Scenario(jitter=0.3)])
+def test_jitter_applies_to_compute_and_to_the_measured_alike(scenario):
+    assert scenario.step_seconds(1, 7, 0.0, 0.5, 42) == 0.5 * scenario.jitter_factor(1, 7, 42) != 0.5
+
+
+def steps_slowed(slowdown: Slowdown, steps: range) -> list[int]:
+    scenario = Scenario(compute=1.0, events=(slowdown,))
+    return [step for step in steps if scenario.step_seconds(slowdown.worker, step, 0.0, 0.0, 0) != 1.0]
+
+
+def seconds_slowed(slowdown: Slowdown, moments: list[float]) -> list[float]:
+    scenario = Scenario(compute=1.0, events=(slowdown,))
+    return [at for at in moments if scenario.step_seconds(slowdown.worker, 0, at, 0.0, 0) != 1.0]
+
+
+def test_a_slowness_by_steps_spares_the_first_at_step_steps_and_lasts_for_steps():
+    assert steps_slowed(Slowdown(worker=1, at_step=3, for_steps=2, factor=4.0), range(9)) == [3, 4]
+    assert steps_slowed(Slowdown(worker=1, at_step=0, for_steps=1, factor=4.0), range(9)) == [0]
+
+
+def test_a_slowness_by_time_begins_at_its_start_and_is_over_at_its_end():
+    slowdown = Slowdown(worker=1, at=10.0, for_=5.0, factor=4.0)
+    just_before, last = math.nextafter(10.0, 0.0), math.nextafter(15.0, 0.0)
+    assert seconds_slowed(slowdown, [0.0, just_before, 10.0, last, 15.0, 50.0]) == [10.0, last]
+
+
+def test_a_slowness_without_a_length_lasts_for_ever():
+    assert steps_slowed(Slowdown(worker=1, at_step=3, factor=4.0), range(1, 10**9, 10**8 - 1)) == list(
+        range(10**8, 10**9, 10**8 - 1)
+    )
+    assert seconds_slowed(Slowdown(worker=1, at=10.0, factor=4.0), [9.0, 10.0, 1e9]) == [10.0, 1e9]
+
+
+def test_a_repeated_slowness_comes_back_every_so_often_and_not_before_it_began():
+    slowdown = Slowdown(worker=1, at=10.0, for_=5.0, every=40.0, factor=4.0)
+    moments = [0.0, 9.0, 10.0, 14.9, 15.0, 49.9, 50.0, 54.9, 55.0, 89.9, 90.0, 94.9, 95.0]
+    assert seconds_slowed(slowdown, moments) == [10.0, 14.9, 50.0, 54.9, 90.0, 94.9]
+
+
+def test_slownesses_that_overlap_multiply_and_touch_only_their_worker():
+    scenario = Scenario(
+        compute=1.0,
+        events=(
+            Slowdown(worker=1, at=0.0, factor=2.0),
+            Slowdown(worker=1, at_step=5, factor=3.0),
+            Slowdown(worker=0, at=0.0, factor=7.0),
+            Kill(worker=1, at_step=5),
+        ),
+    )
+    assert scenario.step_seconds(1, 5, 1.0, 0.0, 0) == 6.0
+    assert scenario.step_seconds(1, 4, 1.0, 0.0, 0) == 2.0
+    assert scenario.step_seconds(2, 5, 1.0, 0.0, 0) == 1.0
+
+
+@pytest.mark.parametrize("jitter", [0.05, 0.5])
+def test_jitter_has_mean_1_and_the_deviation_asked_for(jitter):
+    scenario = Scenario(jitter=jitter)
+    draws = [scenario.jitter_factor(worker, step, 7) for worker in range(4) for step in range(5000)]
+    assert statistics.fmean(draws) == pytest.approx(1.0, rel=0.01)
+    assert statistics.stdev(draws) == pytest.approx(jitter, rel=0.03)
+    logs = [math.log(draw) for draw in draws]
+    assert statistics.fmean(logs) == pytest.approx(statistics.median(logs), abs=0.02 * jitter)
+    assert min(draws) > 0
+
+
+def test_jitter_is_a_function_of_seed_worker_and_step():
+    scenario = Scenario(jitter=0.3)
+    triples = [(worker, step, seed) for worker in range(3) for step in range(3) for seed in range(3)]
+    factors = [scenario.jitter_factor(*triple) for triple in triples]
+    assert len(set(factors)) == len(triples)
+    assert [scenario.jitter_factor(*triple) for triple in reversed(triples)] == factors[::-1]
+    assert Scenario(jitter=0.3, compute=1.0, speeds={0: 0.5}).jitter_factor(1, 2, 0) == scenario.jitter_factor(1, 2, 0)
+
+
+def test_jitter_is_the_same_in_another_process():
+    code = "from paceline.cluster.scenario import Scenario; print(repr(Scenario(jitter=0.3).jitter_factor(1, 2, 42)))"
+    environment = os.environ | {"PYTHONHASHSEED": "99", "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert float(told.stdout) == Scenario(jitter=0.3).jitter_factor(1, 2, 42)
+
+
+def test_a_kill_by_step_comes_as_that_worker_starts_that_step():
+    scenario = Scenario(events=(Kill(worker=1, at_step=50), Slowdown(worker=1, at_step=49, factor=2.0)))
+    found = [(worker, step) for worker in range(3) for step in range(100) if scenario.kills_at_step(worker, step)]
+    assert found == [(1, 50)]
+    assert scenario.kills_by_time() == ()
+
+
+def test_kills_by_time_come_in_the_order_of_time():
+    scenario = Scenario(
+        events=(Kill(worker=0, at=9.0), Kill(worker=2, at=3.0), Kill(worker=1, at_step=0), Kill(worker=1, at=3.0))
+    )
+    assert scenario.kills_by_time() == ((3.0, 1), (3.0, 2), (9.0, 0))
+
+
+def test_a_scenario_travels_to_another_process_and_cannot_be_changed():
+    assert pickle.loads(pickle.dumps(FULL)) == FULL
+    assert hash(FULL) == hash(pickle.loads(pickle.dumps(FULL)))
+    with pytest.raises(AttributeError):
+        FULL.nodes = 3
