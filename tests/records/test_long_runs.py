@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.scenario import Kill, Network, Scenario
+from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.protocols import registry
 from paceline.records import explain
 from paceline.records.check import check

@@ -270,6 +270,17 @@ def test_a_long_run_is_thinned_out_into_blocks_of_the_same_sums(protocol: str, m
         assert all(a <= b for a, b in pairwise(x for pair in zip(blocks["began"], blocks["ended"]) for x in pair))  # noqa: B905
 
 
+def test_a_run_most_of_whose_workers_are_not_shown_is_drawn_step_by_step(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WORKERS", 2)
+    run = made("bsp")
+    everything, few = shown(run)["timeline"], shown(run, slices=80)["timeline"]
+    assert (few["each"], len(few["lanes"])) == (1, 2)
+    assert 40 < sum(len(lane["step"]) for lane in few["lanes"]) <= 80 < run.summary["steps"]  # type: ignore[index]
+    assert few == everything
+
+
 def test_step_by_step_a_timeline_takes_four_megabytes_or_less() -> None:
     number = module.SLICES // 10  # a tenth of the work
     timeline, waits = busy(number)

@@ -19,6 +19,7 @@ from paceline.core.facts import (
 )
 from paceline.core.orders import Hold, Order, Reduce, Release, StartPush
 from paceline.protocols import registry
+from paceline.records import waits as module
 from paceline.records.reading import open_run
 from paceline.records.waits import Blame, Wait, Waits, waits
 from support.recorded import simulated
@@ -170,12 +171,14 @@ def test_of_a_chain_at_one_moment_the_first_link_is_to_blame(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "ssp", "hsp:idle=guarded,broadcast=all", "ripples"])
-def test_blame_told_as_waits_end_is_what_is_told_after_the_last_and_keeps_few(tmp_path: Path, protocol: str) -> None:
+def test_blame_told_as_waits_end_is_what_is_told_after_the_last_and_keeps_few(
+    tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAST", 0)  # forget whatever may be forgotten, at once
     run = open_run(simulated(tmp_path / "run", protocol, steps=400), registry())
     with closing(run.ledger):
         found, streamed = Waits(), []
         judge = Blame(found)
-        judge._most = 0  # forget whatever may be forgotten, at once
         most = 0
         for fact, orders in run.history():
             streamed += judge.judge(found.record(fact, orders))
@@ -184,4 +187,4 @@ def test_blame_told_as_waits_end_is_what_is_told_after_the_last_and_keeps_few(tm
         every = list(waits(run.history()))
     assert streamed == list(zip(every, blame(every), strict=True))
     assert len(every) > 100
-    assert most < 40
+    assert most < len(every) / 4
