@@ -170,6 +170,16 @@ def test_of_a_chain_at_one_moment_the_first_link_is_to_blame(tmp_path: Path) -> 
     assert seconds[3] > 10 * max(seconds[worker] for worker in range(3))
 
 
+def test_blame_is_told_when_the_awaited_worker_waits_no_longer() -> None:
+    found, history = Waits(), (BEGAN, ready(1, 0, 2.0, hold(1, "turn")))
+    for fact, orders in history:
+        assert found.record(fact, orders) == []
+    judge, first = Blame(found), wait(0, 1.0, 6.0, 1)
+    assert list(judge.judge([first])) == []
+    (second,) = found.record(*ready(2, 0, 7.0, release(1, 1)))
+    assert list(judge.judge([second])) == [(first, {1: 1.0, 2: 4.0}), (second, {2: 5.0})]
+
+
 @pytest.mark.parametrize("protocol", ["bsp", "ssp", "hsp:idle=guarded,broadcast=all", "ripples"])
 def test_blame_told_as_waits_end_is_what_is_told_after_the_last_and_keeps_few(
     tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
