@@ -12,7 +12,7 @@ import pytest
 from paceline.cli.check import WRONG
 from paceline.cli.main import main
 from paceline.protocols import registry
-from paceline.records.check import rules
+from paceline.records import broken
 from support.launch import Launch
 from support.runs import Run
 
@@ -59,10 +59,10 @@ INSIDE = {"asp", "ripples", "all-reduce"}
 
 
 FORGED = [
-    ("INSERT INTO looks VALUES (0, 1, 5)", rules.LEASED),
-    ("INSERT INTO looks SELECT * FROM looks", rules.LEASED),
-    ("INSERT INTO looks VALUES (0, 7, 5)", rules.LOOKED_AT),
-    ("INSERT INTO looks VALUES (0, 7, NULL)", rules.LOOKED_AT),
+    ("INSERT INTO looks VALUES (0, 1, 5)", broken.LEASED),
+    ("INSERT INTO looks SELECT * FROM looks", broken.LEASED),
+    ("INSERT INTO looks VALUES (0, 7, 5)", broken.LOOKED_AT),
+    ("INSERT INTO looks VALUES (0, 7, NULL)", broken.LOOKED_AT),
 ]
 """What is added to a ledger, and the rule that it breaks."""
 

@@ -19,7 +19,8 @@ from paceline.core.choice import Choice
 from paceline.core.facts import Fact
 from paceline.core.orders import DropUpdate, Order
 from paceline.protocols import registry
-from paceline.records.check import check, rules
+from paceline.records import broken
+from paceline.records.check import check
 from paceline.records.ledger import SCHEMA
 from paceline.records.reading import open_run
 from paceline.sim.simulate import Simulation, simulate
@@ -99,7 +100,7 @@ def test_reasons_are_compared(tmp_path: Path, why: str) -> None:
     folder = edited(simulated(tmp_path / "run", "sync-switch:first=bsp,then=asp"), f"UPDATE orders SET why = {why}")
     found = wrong(folder)
     assert (found.table, found.row) == ("orders", 1)
-    assert found.rule == (rules.SAME_REASONS if "because" in why else rules.READABLE)
+    assert found.rule == (broken.SAME_REASONS if "because" in why else broken.READABLE)
 
 
 def test_a_run_that_crashed_is_checked_up_to_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,65 +323,65 @@ def runs(statement: str, row: int | str | None = None) -> Edit:
 @pytest.mark.parametrize(
     ("protocol", "edit", "table", "rule"),
     [
-        ("asp", swaps_two_applies, "orders", rules.ARRIVED),
-        ("asp", applies_once_more, "orders", rules.APPLIED_ONCE),
-        ("asp", drops_what_was_applied, "orders", rules.NOT_BOTH),
-        ("hsp:idle=guarded,broadcast=all", drops_once_more, "orders", rules.DROPPED_ONCE),
-        ("bsp", follows_from_nothing, "orders", rules.BELONGS),
-        ("bsp", removes_a_fact, "facts", rules.WITHOUT_GAP),
-        ("bsp", removes_a_fact_alone, "orders", rules.WITHOUT_GAP),
-        ("bsp", removes_the_last_facts, "facts", rules.ALL_LEFT),
-        ("ssp", removes_an_order, "facts", rules.SAME_ORDERS),
-        ("ssp", adds_an_order, "orders", rules.SAME_ORDERS),
-        ("ssp", counts_an_order_twice, "orders", rules.POSITIONS),
-        ("asp", column_against_body, "facts", rules.READABLE),
-        ("asp", no_json, "facts", rules.READABLE),
-        ("asp", changes("facts", "GradientReady", at=0.01), "facts", rules.FORWARD),
+        ("asp", swaps_two_applies, "orders", broken.ARRIVED),
+        ("asp", applies_once_more, "orders", broken.APPLIED_ONCE),
+        ("asp", drops_what_was_applied, "orders", broken.NOT_BOTH),
+        ("hsp:idle=guarded,broadcast=all", drops_once_more, "orders", broken.DROPPED_ONCE),
+        ("bsp", follows_from_nothing, "orders", broken.BELONGS),
+        ("bsp", removes_a_fact, "facts", broken.WITHOUT_GAP),
+        ("bsp", removes_a_fact_alone, "orders", broken.WITHOUT_GAP),
+        ("bsp", removes_the_last_facts, "facts", broken.ALL_LEFT),
+        ("ssp", removes_an_order, "facts", broken.SAME_ORDERS),
+        ("ssp", adds_an_order, "orders", broken.SAME_ORDERS),
+        ("ssp", counts_an_order_twice, "orders", broken.POSITIONS),
+        ("asp", column_against_body, "facts", broken.READABLE),
+        ("asp", no_json, "facts", broken.READABLE),
+        ("asp", changes("facts", "GradientReady", at=0.01), "facts", broken.FORWARD),
         ("asp", changes("facts", "UpdateArrived", worker=lambda worker: 3 - worker), "facts", None),
-        ("asp", changes("facts", "ParametersTaken", version=0), "facts", rules.PULLS),
-        ("asp", changes("facts", "GradientReady", version=99), "facts", rules.PULLED),
-        ("asp", changes("orders", "ApplyUpdate", version=lambda version: version + 1), "orders", rules.VERSIONS),
-        ("bsp", changes("orders", "ApplyUpdate", contributions=[[0, 8, 1.5]]), "orders", rules.WEIGHT_1),
-        ("ssp", changes("orders", "Release", step=0), "orders", rules.STEPS_ONCE),
-        ("ssp", changes("orders", "Release", parameters="held"), "orders", rules.SAME_ORDERS),
-        ("ssp", changes("orders", "Hold", worker=lambda worker: worker + 1), "orders", rules.SAME_ORDERS),
-        ("ad-psgd", overlaps, "orders", rules.NO_OVERLAP),
-        ("ad-psgd", changes("orders", "Reduce", group=0), "orders", rules.GROUP_ONCE),
-        ("ad-psgd", changes("facts", "ReduceFinished", group=0), "facts", rules.ENDS),
-        ("ripples", changes("orders", "StepReplica", version=lambda version: version + 1), "orders", rules.REPLICAS),
-        ("all-reduce", changes("orders", "Reduce", contributions=[[0, 8, 0.5]]), "orders", rules.WEIGHT_1),
-        ("leases", uses_a_batch_twice, "batches", rules.ONCE),
-        ("leases", takes_a_batch_of_another, "batches", rules.LEASED),
-        ("leases", loses_a_batch, "batches", rules.BATCHES),
-        ("leases", invents_an_epoch, "batches", rules.OPENED),
-        ("leases", exchanges_a_sample, "epochs", rules.DIGEST),
-        ("leases", claims_more_samples, "pushes", rules.PUSHED),
-        ("leases", leases_twice, "leases", rules.LEASED_ONCE),
-        ("leases", has_no_leases, "batches", rules.LEASED),
-        ("leases", forgets_a_batch, "leases", rules.TO_ITS_END),
-        ("asp", runs("DROP VIEW applied_updates", "applied_updates"), "sqlite_schema", rules.SCHEMA_KEPT),
-        ("asp", runs("CREATE TABLE trophies (name TEXT)", "trophies"), "sqlite_schema", rules.SCHEMA_KEPT),
-        ("asp", runs("INSERT INTO scalars VALUES (77, 3, 0.3, 'loss', 1.0)", 1), "scalars", rules.SCALARS),
-        ("asp", changes("facts", "GradientReady", accuracy=0.99), "facts", rules.READABLE),
-        ("asp", changes("orders", "ApplyUpdate", accuracy=0.99), "orders", rules.READABLE),
-        ("leases", runs("DELETE FROM pushes"), "pushes", rules.PUSHES),
-        ("leases", runs("DELETE FROM pushes WHERE rowid = 9"), "pushes", rules.PUSHES),
-        ("leases", runs("INSERT INTO pushes SELECT * FROM pushes LIMIT 1 OFFSET 3", 0), "pushes", rules.PUSHES),
-        ("leases", runs("DELETE FROM commits"), "commits", rules.COMMITS),
-        ("leases", runs("DELETE FROM commits WHERE version = 5", 6), "commits", rules.COMMITS),
-        ("leases", runs("UPDATE commits SET version = 4 WHERE version = 5", 5), "commits", rules.COMMITS),
-        ("leases", runs("INSERT INTO commits VALUES (999, 100.0)", 20), "commits", rules.COMMITS),
-        ("leases", runs("UPDATE commits SET at = at - 0.001 WHERE version = 5", 5), "commits", rules.COMMITS),
-        ("leases", runs("UPDATE commits SET at = 1000.0 WHERE version = 5", 5), "commits", rules.COMMITS),
-        ("leases", runs("DELETE FROM checksums"), "checksums", rules.CHECKSUMS),
-        ("leases", runs("DELETE FROM checksums WHERE version = 5"), "checksums", rules.CHECKSUMS),
-        ("leases", runs("UPDATE checksums SET version = 4 WHERE version = 5", 5), "checksums", rules.CHECKSUMS),
-        ("leases", runs("UPDATE checksums SET version = 999 WHERE version = 5", 5), "checksums", rules.CHECKSUMS),
-        ("network", runs("DELETE FROM transfers"), "transfers", rules.TRANSFERS),
-        ("network", runs("DELETE FROM transfers WHERE rowid = 9"), "transfers", rules.TRANSFERS),
-        ("network", runs("INSERT INTO transfers SELECT * FROM transfers LIMIT 1", 0), "transfers", rules.TRANSFERS),
-        ("ripples", runs("INSERT INTO undone VALUES (0, 2)", 1), "undone", rules.UNDONE),
-        ("ripples", runs("INSERT INTO undone VALUES (9, 999)", 1), "undone", rules.UNDONE),
+        ("asp", changes("facts", "ParametersTaken", version=0), "facts", broken.PULLS),
+        ("asp", changes("facts", "GradientReady", version=99), "facts", broken.PULLED),
+        ("asp", changes("orders", "ApplyUpdate", version=lambda version: version + 1), "orders", broken.VERSIONS),
+        ("bsp", changes("orders", "ApplyUpdate", contributions=[[0, 8, 1.5]]), "orders", broken.WEIGHT_1),
+        ("ssp", changes("orders", "Release", step=0), "orders", broken.STEPS_ONCE),
+        ("ssp", changes("orders", "Release", parameters="held"), "orders", broken.SAME_ORDERS),
+        ("ssp", changes("orders", "Hold", worker=lambda worker: worker + 1), "orders", broken.SAME_ORDERS),
+        ("ad-psgd", overlaps, "orders", broken.NO_OVERLAP),
+        ("ad-psgd", changes("orders", "Reduce", group=0), "orders", broken.GROUP_ONCE),
+        ("ad-psgd", changes("facts", "ReduceFinished", group=0), "facts", broken.ENDS),
+        ("ripples", changes("orders", "StepReplica", version=lambda version: version + 1), "orders", broken.REPLICAS),
+        ("all-reduce", changes("orders", "Reduce", contributions=[[0, 8, 0.5]]), "orders", broken.WEIGHT_1),
+        ("leases", uses_a_batch_twice, "batches", broken.ONCE),
+        ("leases", takes_a_batch_of_another, "batches", broken.LEASED),
+        ("leases", loses_a_batch, "batches", broken.BATCHES),
+        ("leases", invents_an_epoch, "batches", broken.OPENED),
+        ("leases", exchanges_a_sample, "epochs", broken.DIGEST),
+        ("leases", claims_more_samples, "pushes", broken.PUSHED),
+        ("leases", leases_twice, "leases", broken.LEASED_ONCE),
+        ("leases", has_no_leases, "batches", broken.LEASED),
+        ("leases", forgets_a_batch, "leases", broken.TO_ITS_END),
+        ("asp", runs("DROP VIEW applied_updates", "applied_updates"), "sqlite_schema", broken.SCHEMA_KEPT),
+        ("asp", runs("CREATE TABLE trophies (name TEXT)", "trophies"), "sqlite_schema", broken.SCHEMA_KEPT),
+        ("asp", runs("INSERT INTO scalars VALUES (77, 3, 0.3, 'loss', 1.0)", 1), "scalars", broken.SCALARS),
+        ("asp", changes("facts", "GradientReady", accuracy=0.99), "facts", broken.READABLE),
+        ("asp", changes("orders", "ApplyUpdate", accuracy=0.99), "orders", broken.READABLE),
+        ("leases", runs("DELETE FROM pushes"), "pushes", broken.PUSHES),
+        ("leases", runs("DELETE FROM pushes WHERE rowid = 9"), "pushes", broken.PUSHES),
+        ("leases", runs("INSERT INTO pushes SELECT * FROM pushes LIMIT 1 OFFSET 3", 0), "pushes", broken.PUSHES),
+        ("leases", runs("DELETE FROM commits"), "commits", broken.COMMITS),
+        ("leases", runs("DELETE FROM commits WHERE version = 5", 6), "commits", broken.COMMITS),
+        ("leases", runs("UPDATE commits SET version = 4 WHERE version = 5", 5), "commits", broken.COMMITS),
+        ("leases", runs("INSERT INTO commits VALUES (999, 100.0)", 20), "commits", broken.COMMITS),
+        ("leases", runs("UPDATE commits SET at = at - 0.001 WHERE version = 5", 5), "commits", broken.COMMITS),
+        ("leases", runs("UPDATE commits SET at = 1000.0 WHERE version = 5", 5), "commits", broken.COMMITS),
+        ("leases", runs("DELETE FROM checksums"), "checksums", broken.CHECKSUMS),
+        ("leases", runs("DELETE FROM checksums WHERE version = 5"), "checksums", broken.CHECKSUMS),
+        ("leases", runs("UPDATE checksums SET version = 4 WHERE version = 5", 5), "checksums", broken.CHECKSUMS),
+        ("leases", runs("UPDATE checksums SET version = 999 WHERE version = 5", 5), "checksums", broken.CHECKSUMS),
+        ("network", runs("DELETE FROM transfers"), "transfers", broken.TRANSFERS),
+        ("network", runs("DELETE FROM transfers WHERE rowid = 9"), "transfers", broken.TRANSFERS),
+        ("network", runs("INSERT INTO transfers SELECT * FROM transfers LIMIT 1", 0), "transfers", broken.TRANSFERS),
+        ("ripples", runs("INSERT INTO undone VALUES (0, 2)", 1), "undone", broken.UNDONE),
+        ("ripples", runs("INSERT INTO undone VALUES (9, 999)", 1), "undone", broken.UNDONE),
     ],
 )
 def test_the_first_wrong_row_and_its_rule_are_named(
@@ -408,25 +409,25 @@ def test_a_protocol_with_other_parameters_decides_otherwise(tmp_path: Path) -> N
     folder = simulated(tmp_path / "run", "ssp:bound=2", steps=100)
     edited(folder, "UPDATE run SET value = json_set(value, '$.config.bound', 1) WHERE key = 'protocol'")
     found = wrong(folder)
-    assert (found.table, found.row, found.rule) == ("run", "protocol", rules.SAME_CONFIG)
+    assert (found.table, found.row, found.rule) == ("run", "protocol", broken.SAME_CONFIG)
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("bound = 2", "bound = 1"))
-    assert wrong(folder).rule == rules.SAME_REASONS  # it says how far a worker may lead, before any has to wait
+    assert wrong(folder).rule == broken.SAME_REASONS  # it says how far a worker may lead, before any has to wait
 
 
 @pytest.mark.parametrize(
     ("edit", "row", "rule"),
     [
-        (lambda summary: summary["staleness"]["histogram"].update({"0": 99}), "staleness.histogram", rules.STALENESS),
-        (lambda summary: summary.update(steps=41), "steps", rules.SUMMED_UP),
-        (lambda summary: summary["per_worker"][2].update(max_lead=99), "per_worker[2].max_lead", rules.SUMMED_UP),
+        (lambda summary: summary["staleness"]["histogram"].update({"0": 99}), "staleness.histogram", broken.STALENESS),
+        (lambda summary: summary.update(steps=41), "steps", broken.SUMMED_UP),
+        (lambda summary: summary["per_worker"][2].update(max_lead=99), "per_worker[2].max_lead", broken.SUMMED_UP),
         (
             lambda summary: summary["per_worker"][1].update(compute_seconds=0.5),
             "per_worker[1].compute_seconds",
-            rules.SUMMED_UP,
+            broken.SUMMED_UP,
         ),
-        (lambda summary: summary.update(final_parameters_sha256="0" * 64), "final_parameters_sha256", rules.SUMMED_UP),
-        (lambda summary: summary.pop("versions"), "versions", rules.SUMMED_UP),
+        (lambda summary: summary.update(final_parameters_sha256="0" * 64), "final_parameters_sha256", broken.SUMMED_UP),
+        (lambda summary: summary.pop("versions"), "versions", broken.SUMMED_UP),
     ],
 )
 def test_a_summary_that_says_something_else_is_caught(
@@ -444,7 +445,7 @@ def test_more_missed_samples_than_are_missing_are_caught(tmp_path: Path) -> None
     folder = leased(tmp_path / "run")
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**summary, "samples_missed": 4}))
-    assert wrong(folder).rule == rules.MISSED
+    assert wrong(folder).rule == broken.MISSED
 
 
 def test_a_batch_that_was_leased_and_is_neither_used_nor_missed_is_caught(tmp_path: Path) -> None:
@@ -457,7 +458,7 @@ def test_a_batch_that_was_leased_and_is_neither_used_nor_missed_is_caught(tmp_pa
         columns = "rowid, worker, during, epoch, batch"
         database.executemany(f"INSERT OR REPLACE INTO leases ({columns}) VALUES (?, ?, ?, ?, ?)", json.loads(leases))
     found = wrong(folder)
-    assert (found.rule, found.expected) == (rules.ACCOUNTED, "4 or more missed")
+    assert (found.rule, found.expected) == (broken.ACCOUNTED, "4 or more missed")
 
 
 def test_of_a_run_that_ended_for_want_of_data_every_sample_is_accounted_for(tmp_path: Path) -> None:
@@ -513,7 +514,7 @@ def test_a_gradient_that_a_protocol_has_forgotten_is_named(tmp_path: Path) -> No
     with closing((opened := open_run(tmp_path / "run", {"asp": spec})).ledger):
         found = check(opened).wrong
     assert found is not None
-    assert found.rule == rules.SETTLED
+    assert found.rule == broken.SETTLED
 
 
 # --- the command ------------------------------------------------------------------------------------
@@ -557,4 +558,4 @@ def test_what_was_proved_can_be_read_by_programs(tmp_path: Path, capsys: pytest.
     edited(folder, "DELETE FROM orders WHERE id = 9")
     assert main(["check", "--json", str(folder)]) == 3
     plain = json.loads(capsys.readouterr().out)
-    assert (plain["ok"], plain["wrong"]["rule"]) == (False, rules.SAME_ORDERS)
+    assert (plain["ok"], plain["wrong"]["rule"]) == (False, broken.SAME_ORDERS)

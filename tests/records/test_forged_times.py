@@ -12,7 +12,7 @@ import pytest
 
 from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.protocols import registry
-from paceline.records.check import rules
+from paceline.records import broken
 from paceline.records.reading import open_run
 from paceline.sim.simulate import digest
 from support import runs
@@ -84,14 +84,14 @@ def stretched(folder: Path, factor: float) -> Path:
 
 def test_halved_times_are_shorter_than_the_padded_steps(real: Path) -> None:
     found = wrong(stretched(real, 0.5))
-    assert (found.table, found.rule) == ("facts", rules.PADDED)
+    assert (found.table, found.rule) == ("facts", broken.PADDED)
 
 
 def test_halved_times_of_a_run_without_padding_are_not_the_link_s(real: Path) -> None:
     scenario = open_run(real, registry()).config["scenario"]
     del scenario["cluster"]["compute"], scenario["cluster"]["jitter"]
     found = wrong(stretched(said(real, scenario=scenario), 0.5))
-    assert (found.table, found.rule) == ("transfers", rules.LINK)
+    assert (found.table, found.rule) == ("transfers", broken.LINK)
 
 
 def test_a_transfer_that_ends_later_than_the_model_says_is_caught(real: Path) -> None:
@@ -105,33 +105,33 @@ def test_a_transfer_that_ends_later_than_the_model_says_is_caught(real: Path) ->
         )
     moved(real, lambda one, at: ended + 1e-6 if one == fact else at)
     found = wrong(real)
-    assert (found.table, found.row, found.rule) == ("transfers", row, rules.LINK)
+    assert (found.table, found.row, found.rule) == ("transfers", row, broken.LINK)
 
 
 @pytest.mark.parametrize(
     ("statement", "rule", "expected"),
     [
-        ("UPDATE transfers SET bytes = 10", rules.LINK, "20000 bytes"),
-        ("UPDATE transfers SET bytes = 10 WHERE rowid = 7", rules.LINK, "20000 bytes"),
-        ("UPDATE transfers SET began = began - 0.001 WHERE rowid = 7", rules.LINK, "ends at"),
-        ("UPDATE transfers SET began = ended WHERE rowid = 7", rules.LINK, "s or more"),
+        ("UPDATE transfers SET bytes = 10", broken.LINK, "20000 bytes"),
+        ("UPDATE transfers SET bytes = 10 WHERE rowid = 7", broken.LINK, "20000 bytes"),
+        ("UPDATE transfers SET began = began - 0.001 WHERE rowid = 7", broken.LINK, "ends at"),
+        ("UPDATE transfers SET began = ended WHERE rowid = 7", broken.LINK, "s or more"),
         (
             "UPDATE transfers SET ended = ended + 1, delivered = delivered + 1 WHERE rowid = 7",
-            rules.DELIVERED,
+            broken.DELIVERED,
             "ends at",
         ),
-        ("UPDATE transfers SET delivered = began WHERE rowid = 7", rules.DELIVERED, "is acted on at"),
-        ("DELETE FROM step_times", rules.STEP_TIMES, "those of step 0 of worker"),
-        ("DELETE FROM step_times WHERE rowid = 7", rules.STEP_TIMES, "those of step"),
-        ("INSERT INTO step_times SELECT * FROM step_times", rules.STEP_TIMES, "has none yet"),
-        ("UPDATE step_times SET step = 999 WHERE rowid = 7", rules.STEP_TIMES, "whose gradient was ready"),
-        ("UPDATE step_times SET compute = compute * 2", rules.WITHIN, "when its gradient was ready"),
-        ("UPDATE step_times SET wait = wait + 0.1 WHERE rowid = 7", rules.WITHIN, "and its waits take"),
-        ("UPDATE step_times SET wait = wait + 2 * push, push = -push", rules.WITHIN, "push is 0 or more"),
-        ("UPDATE step_times SET began = 0.0 WHERE rowid = 7", rules.WITHIN, "when it was released"),
-        ("UPDATE step_times SET wait = 9e999 WHERE rowid = 7", rules.READABLE, "wait in seconds"),
-        ("UPDATE step_times SET compute = compute / 2, wait = wait + compute / 2", rules.PADDED, "s or more"),
-        ("UPDATE step_times SET push = 0.0, wait = wait + push", rules.MEASURED, "takes time"),
+        ("UPDATE transfers SET delivered = began WHERE rowid = 7", broken.DELIVERED, "is acted on at"),
+        ("DELETE FROM step_times", broken.STEP_TIMES, "those of step 0 of worker"),
+        ("DELETE FROM step_times WHERE rowid = 7", broken.STEP_TIMES, "those of step"),
+        ("INSERT INTO step_times SELECT * FROM step_times", broken.STEP_TIMES, "has none yet"),
+        ("UPDATE step_times SET step = 999 WHERE rowid = 7", broken.STEP_TIMES, "whose gradient was ready"),
+        ("UPDATE step_times SET compute = compute * 2", broken.WITHIN, "when its gradient was ready"),
+        ("UPDATE step_times SET wait = wait + 0.1 WHERE rowid = 7", broken.WITHIN, "and its waits take"),
+        ("UPDATE step_times SET wait = wait + 2 * push, push = -push", broken.WITHIN, "push is 0 or more"),
+        ("UPDATE step_times SET began = 0.0 WHERE rowid = 7", broken.WITHIN, "when it was released"),
+        ("UPDATE step_times SET wait = 9e999 WHERE rowid = 7", broken.READABLE, "wait in seconds"),
+        ("UPDATE step_times SET compute = compute / 2, wait = wait + compute / 2", broken.PADDED, "s or more"),
+        ("UPDATE step_times SET push = 0.0, wait = wait + push", broken.MEASURED, "takes time"),
     ],
 )
 def test_steps_and_transfers_are_held_against_the_facts(real: Path, statement: str, rule: str, expected: str) -> None:
@@ -158,7 +158,7 @@ def virtual(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("factor", [0.5, 1.0 + 1e-12])
 def test_a_simulation_with_other_times_is_not_what_it_comes_to_again(virtual: Path, factor: float) -> None:
-    assert wrong(stretched(virtual, factor)).rule == rules.SIMULATED_AGAIN
+    assert wrong(stretched(virtual, factor)).rule == broken.SIMULATED_AGAIN
 
 
 @pytest.mark.parametrize(
@@ -172,14 +172,14 @@ def test_a_simulation_with_other_times_is_not_what_it_comes_to_again(virtual: Pa
 )
 def test_what_a_simulation_measured_it_measures_again(virtual: Path, statement: str) -> None:
     edited(virtual, statement)
-    expected = rules.TRANSFERS if statement.startswith("DELETE") else rules.SIMULATED_AGAIN
+    expected = broken.TRANSFERS if statement.startswith("DELETE") else broken.SIMULATED_AGAIN
     assert wrong(virtual).rule == expected
 
 
 def test_a_link_that_is_said_to_be_faster_is_simulated_again(virtual: Path) -> None:
     scenario = open_run(virtual, registry()).config["scenario"]
     scenario["network"]["bandwidth"] = "100Gbit/s"
-    assert wrong(said(virtual, scenario=scenario)).rule == rules.SIMULATED_AGAIN
+    assert wrong(said(virtual, scenario=scenario)).rule == broken.SIMULATED_AGAIN
 
 
 @pytest.mark.parametrize(
@@ -194,19 +194,19 @@ def test_a_link_that_is_said_to_be_faster_is_simulated_again(virtual: Path) -> N
     ],
 )
 def test_settings_of_a_simulation_are_those_that_it_was_made_with(virtual: Path, changes: dict[str, object]) -> None:
-    assert wrong(said(virtual, **changes)).rule in (rules.SIMULATED_AGAIN, rules.OUTCOME)
+    assert wrong(said(virtual, **changes)).rule in (broken.SIMULATED_AGAIN, broken.OUTCOME)
 
 
 @pytest.mark.parametrize("changes", [{"limits": 7}, {"simulation": 7}, {"simulation": {"limits": 7}}])
 def test_settings_that_can_t_be_read_are_named(virtual: Path, changes: dict[str, object]) -> None:
-    assert wrong(said(virtual, **changes)).rule == rules.READABLE
+    assert wrong(said(virtual, **changes)).rule == broken.READABLE
 
 
 def test_a_simulation_does_not_pass_for_a_real_run(virtual: Path) -> None:
     found = wrong(said(virtual, simulated=False))
-    assert (found.row, found.rule) == ("simulation", rules.SAYS_OF_ITSELF)
+    assert (found.row, found.rule) == ("simulation", broken.SAYS_OF_ITSELF)
     found = wrong(said(virtual, simulated=False, simulation=None))
-    assert (found.row, found.rule) == ("script", rules.SAYS_OF_ITSELF)
+    assert (found.row, found.rule) == ("script", broken.SAYS_OF_ITSELF)
     config = open_run(virtual, registry()).config
     kept = {key: config[key] for key in ("scenario", "limits")}
     kept["deaths"] = {str(worker): "killed by SIGKILL" for worker in range(config["workers"])}
@@ -216,7 +216,7 @@ def test_a_simulation_does_not_pass_for_a_real_run(virtual: Path) -> None:
         "INSERT INTO pushes SELECT worker, step, '[0.1]', 8 FROM facts WHERE kind = 'GradientReady'",
         "INSERT INTO checksums SELECT version, '0000000000000000' FROM orders WHERE kind = 'ApplyUpdate'",
     )
-    assert wrong(virtual).rule == rules.MEASURED
+    assert wrong(virtual).rule == broken.MEASURED
 
 
 @pytest.mark.parametrize("facts", [2, 60, 61, 62, 63])
@@ -226,7 +226,7 @@ def test_a_simulation_that_crashed_is_the_beginning_of_what_it_comes_to_again(tm
     assert (found.wrong, found.unproved, found.counts["facts"]) == (None, [], facts)
     assert f"simulated again, it comes to the same {facts} facts at the same moments" in found.proved
     later = wrong(moved(folder, lambda row, at: at + (row == facts)))
-    assert later.rule in (rules.SIMULATED_AGAIN, rules.COMMITS)
+    assert later.rule in (broken.SIMULATED_AGAIN, broken.COMMITS)
 
 
 @pytest.mark.parametrize("told", [2, 40, 90])
@@ -240,7 +240,7 @@ def test_one_that_was_interrupted_is_interrupted_again_at_that_fact(tmp_path: Pa
     assert (found.wrong, found.unproved) == (None, [])
     (late,) = open_run(folder, registry()).ledger.execute("SELECT max(id) FROM facts").fetchone()
     moved(folder, lambda row, at: at + 1 if row == late else at)
-    assert wrong(ends_here(folder)).rule == rules.SIMULATED_AGAIN
+    assert wrong(ends_here(folder)).rule == broken.SIMULATED_AGAIN
 
 
 def test_a_prediction_is_made_again_from_the_run_that_it_was_made_from(
@@ -253,14 +253,14 @@ def test_a_prediction_is_made_again_from_the_run_that_it_was_made_from(
     found = checked(folder)
     assert (found.wrong, found.unproved) == (None, [])
     changed = stretched(Path(shutil.copytree(folder, tmp_path / "edited")), 0.5)
-    assert wrong(changed).rule == rules.SIMULATED_AGAIN
+    assert wrong(changed).rule == broken.SIMULATED_AGAIN
     edited(source, "UPDATE step_times SET compute = compute / 2")
     assert checked(folder).unproved == [
         f"it was not simulated again: {source}, whose costs it has, is not as it was then"
     ]
     note = open_run(folder, registry()).config["simulation"]
     note["source"]["sha256"] = digest(source)
-    assert wrong(said(folder, simulation=note)).rule == rules.SIMULATED_AGAIN
+    assert wrong(said(folder, simulation=note)).rule == broken.SIMULATED_AGAIN
     shutil.rmtree(source)
     assert "is there no more" in checked(folder).unproved[0]
 

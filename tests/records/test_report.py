@@ -24,10 +24,10 @@ from paceline.protocols import registry
 from paceline.records.reading import LEDGER, SUMMARY, RecordedRun, open_run
 from paceline.records.report import contents as module
 from paceline.records.report import figures
-from paceline.records.report.contents import contents, curves, differences, drawn, labels, matrix, the_most_waiting
+from paceline.records.report.contents import Curves, Waited, _blocks, _Clock, contents, differences, drawn, labels
 from paceline.records.report.page import page
 from paceline.records.report.trace import trace
-from paceline.records.timeline import Computing, Lane, Stay, Timeline, Transfer, read_timeline
+from paceline.records.timeline import Computing, Lane, Stay, Step, Timeline, Transfer, read_timeline
 from paceline.records.waits import Wait, waits
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
@@ -76,11 +76,18 @@ def timeline_of(run: RecordedRun) -> Timeline:
 
 
 def waits_of(run: RecordedRun) -> list[Wait]:
-    return waits(run.history(), run.choice.sentence)
+    return list(waits(run.history()))
+
+
+def waited(*waits: Wait) -> Waited:
+    """Those waits, added up and kept."""
+    found = Waited(keep=True)
+    found.add(waits)
+    return found
 
 
 def wait(worker: int, awaited: int | None, seconds: float) -> Wait:
-    return Wait(worker=worker, step=0, began=1.0, ended=1.0 + seconds, awaited=awaited, why="", cause=None)
+    return Wait(worker=worker, step=0, began=1.0, ended=1.0 + seconds, awaited=awaited, why=("",), cause=None)
 
 
 # --- numbers
@@ -144,7 +151,10 @@ def test_a_lead_is_the_greatest_in_its_part_of_the_time_and_lasts_until_the_next
     members = ((0, "here", 0), (1, "here", 0))
     facts: list[Fact] = [TrainingBegan(members=members, version=0, at=0.0)]
     facts += [UpdateArrived(worker=worker, step=0, at=at) for worker, at in arrivals]
-    found = curves([(fact, ()) for fact in facts], 0.0, 10.0, [0, 1])
+    curves = Curves(0.0, 10.0)
+    for fact in facts:
+        curves.record(fact, ())
+    found = curves.contents([0, 1])
     assert [one["lead"] for one in found["leads"]["workers"]] == [[3, 1], [0, 0]]
     assert found["work"] == [[0.0, 0], [5.0, 7], [10.0, 8]]
 
@@ -187,13 +197,13 @@ def test_under_bsp_all_wait_for_the_slow_one(made: Made) -> None:
 
 
 def test_a_wait_that_nobody_shown_ended_is_in_the_last_column() -> None:
-    found = matrix([wait(0, 1, 2.0), wait(0, None, 0.5), wait(0, 7, 0.25), wait(7, 0, 9.0)], [0, 1])
+    found = waited(wait(0, 1, 2.0), wait(0, None, 0.5), wait(0, 7, 0.25), wait(7, 0, 9.0)).matrix([0, 1])
     assert found == {"workers": [0, 1], "seconds": [[0.0, 2.0], [0.0, 0.0]], "nobody": [0.75, 0.0]}
 
 
 def test_of_a_crowd_those_are_shown_who_waited_or_were_awaited_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WORKERS", 3)
-    assert the_most_waiting([wait(4, 2, 5.0), wait(1, None, 3.0), wait(0, 3, 1.0)], range(6)) == [1, 2, 4]
+    assert waited(wait(4, 2, 5.0), wait(1, None, 3.0), wait(0, 3, 1.0)).most(range(6)) == [1, 2, 4]
 
 
 # --- the timeline
@@ -237,15 +247,15 @@ def test_between_two_steps_it_says_who_was_awaited_and_how_long(made: Made) -> N
     for lane in packed["lanes"][:3]:
         assert len(lane["awaited"]) == len(lane["gap"]) + 1
         assert set(lane["awaited"][1:-1]) == {3}
-        waited = sum(one.seconds for one in waits_of(run) if one.worker == lane["worker"] and one.awaited == 3)
-        assert sum(lane["waited"]) * packed["tick"] == pytest.approx(waited, abs=1e-3)
+        seconds = sum(one.seconds for one in waits_of(run) if one.worker == lane["worker"] and one.awaited == 3)
+        assert sum(lane["waited"]) * packed["tick"] == pytest.approx(seconds, abs=1e-3)
     assert set(packed["lanes"][3]["awaited"]) == {-1}
 
 
 @pytest.mark.parametrize("protocol", ["ssp:bound=2", "ad-psgd"])
 def test_a_long_run_is_thinned_out_into_blocks_of_the_same_sums(protocol: str, made: Made) -> None:
-    timeline = timeline_of(made(protocol))
-    packed = drawn(timeline, [], 30, range(4))
+    run = made(protocol)
+    timeline, packed = timeline_of(run), shown(run, slices=30)["timeline"]
     steps = sum(len(lane.computing) for lane in timeline.lanes)
     assert packed["each"] == -(-steps // 30)
     assert packed["groups"] == []
@@ -260,10 +270,39 @@ def test_a_long_run_is_thinned_out_into_blocks_of_the_same_sums(protocol: str, m
         assert all(a <= b for a, b in pairwise(x for pair in zip(blocks["began"], blocks["ended"]) for x in pair))  # noqa: B905
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_however_long_a_run_a_timeline_takes_four_megabytes_or_less(times: int) -> None:
-    slices = module.SLICES // 10  # a tenth of the work
-    half = times * slices // 2
+def test_a_run_most_of_whose_workers_are_not_shown_is_drawn_step_by_step(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WORKERS", 2)
+    run = made("bsp")
+    everything, few = shown(run)["timeline"], shown(run, slices=80)["timeline"]
+    assert (few["each"], len(few["lanes"])) == (1, 2)
+    assert 40 < sum(len(lane["step"]) for lane in few["lanes"]) <= 80 < run.summary["steps"]  # type: ignore[index]
+    assert few == everything
+
+
+def test_step_by_step_a_timeline_takes_four_megabytes_or_less() -> None:
+    number = module.SLICES // 10  # a tenth of the work
+    timeline, waits = busy(number)
+    assert sum(len(lane.computing) for lane in timeline.lanes) == number
+    packed = drawn(timeline, waited(*waits), (10, 11))
+    assert 5e4 < len(json.dumps(packed, separators=(",", ":"))) < 4e5
+
+
+def test_in_blocks_a_timeline_takes_four_megabytes_or_less() -> None:
+    number = module.SLICES // 10
+    timeline, _ = busy(2 * number)
+    packed = []
+    for lane in timeline.lanes:
+        steps = (Step(one.step, one.began, one.ended) for one in lane.computing)
+        packed.append(_blocks(lane.stays, steps, iter(lane.transfers), 2, _Clock.of(0.0, timeline.ended)))
+    assert sum(len(lane["blocks"]["count"]) for lane in packed) == number
+    assert 5e4 < len(json.dumps(packed, separators=(",", ":"))) < 4e5
+
+
+def busy(steps: int) -> tuple[Timeline, list[Wait]]:
+    """So many steps of two workers, with transfers, and waits of one of them."""
+    half = steps // 2
     lanes = tuple(
         Lane(
             worker=worker,
@@ -282,12 +321,10 @@ def test_however_long_a_run_a_timeline_takes_four_megabytes_or_less(times: int) 
         for worker in (10, 11)
     )
     timeline = Timeline(protocol="asp", began=0.0, ended=0.3 * half, lanes=lanes, versions=(), switches=())
-    waited = [
-        Wait(worker=10, step=n, began=0.3 * n, ended=0.3 * n + 0.1, awaited=11, why="", cause=n) for n in range(half)
+    waits = [
+        Wait(worker=10, step=n, began=0.3 * n, ended=0.3 * n + 0.1, awaited=11, why=("",), cause=n) for n in range(half)
     ]
-    packed = drawn(timeline, waited, slices, (10, 11))
-    assert packed["each"] == times
-    assert 5e4 < len(json.dumps(packed, separators=(",", ":"))) < 4e5
+    return timeline, waits
 
 
 # --- differences and names
@@ -397,7 +434,8 @@ def test_each_chart_is_a_figure_of_its_own(made: Made, tmp_path: Path, monkeypat
 def test_the_trace_has_every_step_and_slices_of_a_thread_never_overlap(protocol: str, made: Made) -> None:
     run = made(protocol)
     timeline = timeline_of(run)
-    events = trace([("first", timeline, waits_of(run)), ("second", timeline, waits_of(run))])["traceEvents"]
+    waits, sentence = waited(*waits_of(run)).waits or {}, run.choice.sentence
+    events = trace([("first", timeline, waits, sentence), ("second", timeline, waits, sentence)])["traceEvents"]
     kinds = Counter((event["pid"], event["cat"]) for event in events if event["ph"] == "X")
     assert kinds[0, "compute"] == kinds[1, "compute"] == sum(len(lane.computing) for lane in timeline.lanes)
     assert kinds[0, "transfer"] == sum(len(lane.transfers) for lane in timeline.lanes)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.records.check import rules
-from paceline.records.check.rules import Broken
+from paceline.records import broken
+from paceline.records.broken import Broken
 from paceline.records.check.versions import _of_means, _of_store
 from paceline.records.check.versions_made import Made, VersionsMade
 
@@ -28,9 +28,9 @@ def test_a_version_that_is_made_while_workers_are_being_stopped_may_be_noted_lat
     if reason == "stopped":
         _of_store(checking, recorded, {1: 1})
     else:
-        with pytest.raises(Broken) as broken:
+        with pytest.raises(Broken) as raised:
             _of_store(checking, recorded, {1: 1})
-        assert broken.value.rule == rules.RECORDED_WHEN
+        assert raised.value.rule == broken.RECORDED_WHEN
 
 
 @pytest.mark.parametrize("replays", [True, False])
@@ -47,6 +47,6 @@ def test_the_mean_of_a_replay_without_any_step_has_the_moment_of_the_beginning(r
     if replays:
         _of_means(checking, recorded, {1: 1})
     else:
-        with pytest.raises(Broken) as broken:
+        with pytest.raises(Broken) as raised:
             _of_means(checking, recorded, {1: 1})
-        assert broken.value.rule == rules.RECORDED_WHEN
+        assert raised.value.rule == broken.RECORDED_WHEN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerLeft,
 )
-from paceline.core.orders import Hold, Order, Reduce, Release, StartPush, Why
+from paceline.core.orders import Hold, Order, Reduce, Release, StartPush
 from paceline.protocols import registry
+from paceline.records import waits as module
 from paceline.records.reading import open_run
-from paceline.records.waits import Wait, blame, waits
+from paceline.records.waits import Blame, Wait, Waits, waits
 from support.recorded import simulated
 
 Pair = tuple[Fact, tuple[Order, ...]]
@@ -44,10 +46,12 @@ def release(worker: int, step: int) -> Release:
 
 
 def found(*pairs: Pair) -> list[Wait]:
-    def sentence(why: Why) -> str:
-        return " ".join(map(str, why))
+    return list(waits(pairs))
 
-    return waits(pairs, sentence)
+
+def blame(ended: Iterable[Wait]) -> list[dict[int, float]]:
+    """Whom these waits are due to, told after the last of them."""
+    return [due for _, due in Blame(Waits()).judge(ended)]
 
 
 def test_a_wait_ends_with_the_release_and_is_blamed_on_the_worker_whose_fact_brought_it() -> None:
@@ -57,7 +61,18 @@ def test_a_wait_ends_with_the_release_and_is_blamed_on_the_worker_whose_fact_bro
         arrived(0, 0, 1.5, hold(0, "awaits", 1)),
         ready(1, 0, 3.0),
         arrived(1, 0, 4.0, release(0, 1), release(1, 1)),
-    ) == [Wait(worker=0, step=0, began=1.5, ended=4.0, awaited=1, why="awaits 1", cause=5)]
+    ) == [
+        Wait(
+            worker=0,
+            step=0,
+            began=1.5,
+            ended=4.0,
+            awaited=1,
+            why=("awaits", 1),
+            cause=5,
+            fact=UpdateArrived(worker=1, step=0, at=4.0),
+        )
+    ]
 
 
 def test_a_reason_of_another_kind_is_another_wait() -> None:
@@ -67,8 +82,8 @@ def test_a_reason_of_another_kind_is_another_wait() -> None:
         arrived(1, 0, 3.0, hold(0, "awaits", 1)),
         ready(1, 1, 5.0, release(0, 1)),
     )
-    assert (first.began, first.ended, first.why, first.cause) == (1.0, 3.0, "turn 1", 3)
-    assert (second.began, second.ended, second.why, second.cause) == (3.0, 5.0, "awaits 1", 4)
+    assert (first.began, first.ended, first.why, first.cause) == (1.0, 3.0, ("turn", 1), 3)
+    assert (second.began, second.ended, second.why, second.cause) == (3.0, 5.0, ("awaits", 1), 4)
 
 
 def test_who_still_waits_when_one_of_several_has_come_waits_for_the_last_of_them() -> None:
@@ -78,7 +93,7 @@ def test_who_still_waits_when_one_of_several_has_come_waits_for_the_last_of_them
         arrived(1, 0, 3.0, hold(0, "awaits", "2")),
         arrived(2, 0, 6.0, release(0, 1)),
     )
-    assert (wait.began, wait.ended, wait.awaited, wait.why) == (1.0, 6.0, 2, "awaits 2")
+    assert (wait.began, wait.ended, wait.awaited, wait.why) == (1.0, 6.0, 2, ("awaits", "2"))
 
 
 def test_what_a_worker_ends_itself_or_a_group_does_is_blamed_on_nobody() -> None:
@@ -123,7 +138,7 @@ def test_what_begins_and_ends_at_the_same_moment_is_no_wait() -> None:
 def test_of_a_straggler_everybody_waits_for_it_for_as_long_as_the_step_times_say(tmp_path: Path, protocol: str) -> None:
     run = open_run(simulated(tmp_path / "run", protocol, steps=100), registry())
     with closing(run.ledger):
-        every = waits(run.history(), run.choice.sentence)
+        every = list(waits(run.history()))
         ((measured,),) = run.ledger.execute("SELECT sum(wait) FROM step_times")
     seconds = {worker: sum(wait.seconds for wait in every if wait.awaited == worker) for worker in range(4)}
     assert seconds[3] > 10 * max(seconds[worker] for worker in range(3))
@@ -131,7 +146,7 @@ def test_of_a_straggler_everybody_waits_for_it_for_as_long_as_the_step_times_say
 
 
 def wait(worker: int, began: float, ended: float, awaited: int | None) -> Wait:
-    return Wait(worker=worker, step=0, began=began, ended=ended, awaited=awaited, why="", cause=1)
+    return Wait(worker=worker, step=0, began=began, ended=ended, awaited=awaited, why=("",), cause=1)
 
 
 def test_of_a_wait_for_one_that_waited_itself_the_one_behind_it_is_to_blame_for_that_part() -> None:
@@ -150,6 +165,36 @@ def test_of_a_chain_at_one_moment_the_first_link_is_to_blame(tmp_path: Path) -> 
     folder = simulated(tmp_path / "run", "hsp:idle=guarded,broadcast=all", steps=100)  # its pushes take turns
     run = open_run(folder, registry())
     with closing(run.ledger):
-        due = blame(waits(run.history(), run.choice.sentence))
+        due = blame(waits(run.history()))
     seconds = {worker: sum(one.get(worker, 0.0) for one in due) for worker in range(4)}
     assert seconds[3] > 10 * max(seconds[worker] for worker in range(3))
+
+
+def test_blame_is_told_when_the_awaited_worker_waits_no_longer() -> None:
+    found, history = Waits(), (BEGAN, ready(1, 0, 2.0, hold(1, "turn")))
+    for fact, orders in history:
+        assert found.record(fact, orders) == []
+    judge, first = Blame(found), wait(0, 1.0, 6.0, 1)
+    assert list(judge.judge([first])) == []
+    (second,) = found.record(*ready(2, 0, 7.0, release(1, 1)))
+    assert list(judge.judge([second])) == [(first, {1: 1.0, 2: 4.0}), (second, {2: 5.0})]
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "ssp", "hsp:idle=guarded,broadcast=all", "ripples"])
+def test_blame_told_as_waits_end_is_what_is_told_after_the_last_and_keeps_few(
+    tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAST", 0)  # forget whatever may be forgotten, at once
+    run = open_run(simulated(tmp_path / "run", protocol, steps=400), registry())
+    with closing(run.ledger):
+        found, streamed = Waits(), []
+        judge = Blame(found)
+        most = 0
+        for fact, orders in run.history():
+            streamed += judge.judge(found.record(fact, orders))
+            most = max(most, judge._kept)
+        streamed += judge.judge(found.rest())
+        every = list(waits(run.history()))
+    assert streamed == list(zip(every, blame(every), strict=True))
+    assert len(every) > 100
+    assert most < len(every) / 4

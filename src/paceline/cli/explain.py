@@ -10,9 +10,8 @@ from typing import Any
 
 from paceline.cli.run import whole
 from paceline.protocols import registry
-from paceline.records.explain import numbers, past
+from paceline.records.explain import numbers, past, sentences
 from paceline.records.reading import open_run, reading
-from paceline.runs.explain import sentences
 
 
 def add_to(commands: Any) -> None:
@@ -35,9 +34,9 @@ def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     run = open_run(options.run, registry())
     with closing(run.ledger), reading(options.run):
-        read = past(run)
-        lines = sentences(read, options.worker, options.step)
-        told = numbers(read, options.worker, options.step) if options.json else {}
+        read = past(run, options.worker, options.step)
+        lines = sentences(read)
+        told = numbers(read) if options.json else {}
     if options.json:
         plain = {"run": str(options.run), "ended": run.ended, "protocol": str(run.choice), "lines": lines}
         print(json.dumps({**plain, **told}, indent=2))

@@ -180,12 +180,11 @@ class Run:
             >>> print(paceline.Run(folder).explain(worker=0).splitlines()[0])
             Worker 0 was in the run for 2.0 s: 100 % computing, 0 % waiting, 0 % transferring, 0 % other things.
         """
-        from paceline.records.explain import past
-        from paceline.runs.explain import sentences
+        from paceline.records.explain import past, sentences
 
         run = open_run(self._folder, registry())
         with closing(run.ledger), reading(self._folder):
-            return "\n".join(sentences(past(run), worker, step))
+            return "\n".join(sentences(past(run, worker, step)))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the final parameters and buffers by the script's own names, on the CPU.
@@ -245,7 +244,7 @@ def _summary(run: RecordedRun) -> Summary:
     from paceline.records.report.contents import summary_of
 
     with reading(run.folder):
-        return summary_of(run, () if run.summary is not None else run.history())
+        return summary_of(run)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

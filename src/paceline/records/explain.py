@@ -6,6 +6,9 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby, islice
+from math import inf
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -23,10 +26,12 @@ from paceline.core.facts import (
     WorkerLeft,
 )
 from paceline.core.listed import listed, workers_named
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, Release, StepReplica, Why
+from paceline.core.orders import Release, Why
 from paceline.errors import ConfigError
+from paceline.records import waits
+from paceline.records.fates import Dropped, Fate, Fates
 from paceline.records.reading import RecordedRun
-from paceline.records.waits import Wait, blame, waits
+from paceline.records.waits import Blame, Wait, Waits
 
 WORTH_SAYING = 0.05
 """A share of the time. A run does not suffer from what takes less."""
@@ -64,73 +69,185 @@ class Spent:
 
 
 @dataclass(slots=True)
+class Waited:
+    """Sums over all waits."""
+
+    seconds: float = 0.0
+    for_others: float = 0.0
+    """Of these, seconds until another worker's fact."""
+    culprits: Counter[int] = field(default_factory=Counter)
+    """Seconds that others waited because of each worker."""
+    victims: Counter[int] = field(default_factory=Counter)
+    """Seconds that each worker waited for others."""
+    meanwhile: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By worker: seconds of the waits that were due to it most, and for how long it was computing meanwhile."""
+
+
+@dataclass(slots=True)
 class Past:
-    """What an explanation of a run needs."""
+    """What an explanation of a run needs: sums, and the details of what was asked about."""
 
     run: RecordedRun
+    worker: int | None = None
+    """The worker that is to be explained; None: all."""
+    step: int | None = None
+    """The step that is to be explained; None: all."""
     spent: dict[int, Spent] = field(default_factory=dict)
     """By worker, ascending."""
-    waits: list[Wait] = field(default_factory=list)
-    computing: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
-    """By worker: the beginning and end of each finished step, in order."""
-    transfers: dict[int, list[float]] = field(default_factory=dict)
-    """By worker: seconds of each finished step in which it waited only for its transfers."""
-    facts: list[Fact] = field(default_factory=list)
-    released: dict[tuple[int, int], tuple[float, int, Why]] = field(default_factory=dict)
-    """By (worker, step): the moment and version of its release, and the reason."""
-    ready: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By (worker, step): the moment when its gradient was ready."""
-    fate: dict[tuple[int, int], str] = field(default_factory=dict)
-    """By (worker, step): what became of its update."""
+    typical: dict[int, float] = field(default_factory=dict)
+    """By worker that finished a step: the median of its steps, in seconds."""
+    steps: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By worker: the first and the last step that it was released for."""
+    waited: Waited = field(default_factory=Waited)
+    waits: list[tuple[Wait, dict[int, float]]] = field(default_factory=list)
+    """The waits of the worker or step in question, each with its seconds by the worker to blame."""
+    kept_waiting: Counter[int] = field(default_factory=Counter)
+    """How often each worker waited because of the worker in question."""
+    released: dict[int, tuple[float, int, Why]] = field(default_factory=dict)
+    """By worker: the moment and version of the release for the step in question, and the reason."""
+    ready: dict[int, float] = field(default_factory=dict)
+    """By worker: the moment when the gradient of the step in question was ready."""
+    fates: dict[int, Fate] = field(default_factory=dict)
+    """By worker: what became of the update of the step in question."""
 
-    blamed: list[dict[int, float]] = field(default_factory=list)
-    """For each of `waits`, the result of `records.waits.blame`."""
-
-    @property
-    def culprits(self) -> Counter[int]:
-        """Seconds that others waited because of each worker."""
-        return _summed(self.blamed)
+    def asked(self, worker: int, step: int) -> bool:
+        """Whether that step of that worker is in question."""
+        return self.worker in (None, worker) and self.step in (None, step)
 
 
-def past(run: RecordedRun) -> Past:
-    """Read the run, in one pass."""
-    found = Past(run)
-    history = list(run.history())
-    found.waits = waits(history, run.choice.sentence)
-    found.blamed = blame(found.waits)
+def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -> Past:
+    """Read the run, in one pass. `worker` and `step` are in question, or None for the whole run."""
+    found = Past(run, worker, step)
     here: dict[int, float] = {}
-    on: dict[tuple[int, int], int] = {}
-    gathered: dict[int, tuple[tuple[int, int, float], ...]] = {}
-    for fact, orders in history:
-        found.facts.append(fact)
+    fates, holds, steps = Fates(), Waits(), _Steps(run, found.spent)
+    blame = Blame(holds)
+    at = 0.0
+    for fact, orders in run.history():
+        at = fact.at
+        fates.fact(fact)
         match fact:
-            case TrainingBegan(members=members, at=at):
-                here.update({worker: at for worker, _, _ in members})
-            case WorkerJoined(worker=worker, at=at):
-                here[worker] = at
-            case WorkerLeft(worker=worker, at=at) if worker in here:
-                found.spent.setdefault(worker, Spent()).stayed += at - here.pop(worker)
-            case GradientReady(worker=worker, step=step, version=version, at=at):
-                on[worker, step], found.ready[worker, step] = version, at
+            case TrainingBegan(members=members):
+                here.update({one: at for one, _, _ in members})
+            case WorkerJoined(worker=one):
+                here[one] = at
+            case WorkerLeft(worker=one) if one in here:
+                found.spent.setdefault(one, Spent()).stayed += at - here.pop(one)
+            case GradientReady(worker=one) if fact.step == step:
+                found.ready[one] = at
         for order in orders:
-            _note(found, fact, order, on, gathered)
-    for worker, since in here.items():
-        found.spent.setdefault(worker, Spent()).stayed += found.facts[-1].at - since
+            if isinstance(order, Release):
+                _release(found, order, at)
+            for fate in fates.order(order):
+                if fate.step == step:
+                    found.fates[fate.worker] = fate
+        if ended := holds.record(fact, orders):
+            _judge(found, blame, steps, ended, at)
+    _judge(found, blame, steps, holds.rest(), inf)
+    for one, since in here.items():
+        found.spent.setdefault(one, Spent()).stayed += at - since
     found.spent = dict(sorted(found.spent.items()))
-    rows = run.ledger.execute("SELECT worker, began, compute, push, wait, pull FROM step_times ORDER BY worker, began")
-    for worker, began, compute, push, wait, pull in rows:
-        spent = found.spent.setdefault(worker, Spent())
-        spent.compute += compute
-        spent.wait += wait
-        spent.transfer += push + pull
-        found.computing.setdefault(worker, []).append((began, began + compute))
-        found.transfers.setdefault(worker, []).append(push + pull)
+    found.typical = _typical(run, steps.finished)
     return found
 
 
-def verdict(past: Past) -> list[str]:
+def _release(found: Past, order: Release, at: float) -> None:
+    first, last = found.steps.get(order.worker, (order.step, order.step))
+    found.steps[order.worker] = min(first, order.step), max(last, order.step)
+    if order.step == found.step:
+        found.released[order.worker] = at, order.version, order.why
+
+
+def _judge(found: Past, blame: Blame, steps: _Steps, ended: Iterable[Wait], now: float) -> None:
+    """Add up the waits of which it is known by now to whom they were due."""
+    steps.read(now)
+    waited, about_worker = found.waited, found.step is None and found.worker is not None
+    for wait, due in blame.judge(ended):
+        waited.seconds += wait.seconds
+        if wait.awaited is not None:
+            waited.for_others += wait.seconds
+            waited.victims[wait.worker] += wait.seconds  # type: ignore[assignment]
+        _add(waited.culprits, due)
+        if due:
+            culprit = max(due, key=lambda worker: due[worker])
+            total, computing = waited.meanwhile.get(culprit, (0.0, 0.0))
+            both = total + wait.seconds, computing + steps.computing(culprit, wait.began, wait.ended)
+            waited.meanwhile[culprit] = both
+        if (found.worker, found.step) != (None, None) and found.asked(wait.worker, wait.step):
+            found.waits.append((wait, due))
+        if about_worker and found.worker in due:
+            found.kept_waiting[wait.worker] += 1
+    steps.forget(blame.horizon())
+
+
+class _Steps:
+    """The measured steps, read in the order in which they began. Keeps those that a wait may still overlap."""
+
+    def __init__(self, run: RecordedRun, spent: dict[int, Spent]) -> None:
+        self._spent = spent
+        rows = "SELECT worker, began, compute, push, wait, pull FROM step_times ORDER BY began"
+        self._rows = run.ledger.execute(rows)
+        self._next = next(self._rows, None)
+        self._steps: dict[int, list[tuple[float, float]]] = {}
+        """By worker: the beginning and end of each step that is kept, in order."""
+        self._kept = 0
+        self._most = waits.LEAST
+        self.finished: Counter[int] = Counter()
+        """By worker."""
+
+    def read(self, until: float) -> None:
+        """Read the steps that began before then, and add up where their time went."""
+        while self._next is not None and self._next[1] < until:
+            worker, began, compute, push, wait, pull = self._next
+            spent = self._spent.setdefault(worker, Spent())
+            spent.compute += compute
+            spent.wait += wait
+            spent.transfer += push + pull
+            self._steps.setdefault(worker, []).append((began, began + compute))
+            self.finished[worker] += 1
+            self._kept += 1
+            self._next = next(self._rows, None)
+
+    def computing(self, worker: int, began: float, ended: float) -> float:
+        """Return for how long that worker was computing within this time, in seconds."""
+        steps, seconds = self._steps.get(worker, []), 0.0
+        at = max(0, bisect_right(steps, (began, began)) - 1)
+        while at < len(steps) and steps[at][0] < ended:
+            seconds += max(0.0, min(steps[at][1], ended) - max(steps[at][0], began))
+            at += 1
+        return seconds
+
+    def forget(self, before: float) -> None:
+        """Forget the steps that ended before then, now and then."""
+        if self._kept <= self._most:
+            return
+        for steps in self._steps.values():
+            del steps[: max(0, bisect_right(steps, (before, before)) - 1)]
+        self._kept = sum(map(len, self._steps.values()))
+        self._most = max(waits.LEAST, 2 * self._kept)
+
+
+def _typical(run: RecordedRun, finished: Mapping[int, int]) -> dict[int, float]:
+    """By worker, the median of its steps. The ledger sorts them, so they need not be in memory."""
+    rows = run.ledger.execute(
+        "SELECT worker, began + compute - began AS length FROM step_times ORDER BY worker, length"
+    )
+    found = {}
+    for worker, lengths in groupby(rows, key=itemgetter(0)):
+        of = finished[worker]
+        found[worker] = median(length for _, length in islice(lengths, (of - 1) // 2, of // 2 + 1))
+    return found
+
+
+def sentences(past: Past) -> list[str]:
+    """Explain the step in question, or the worker, or else the whole run, a line each. Raises ConfigError."""
+    if past.step is not None:
+        return _of_step(past, past.step)
+    return _verdict(past) if past.worker is None else _of_worker(past, past.worker)
+
+
+def _verdict(past: Past) -> list[str]:
     """Explain the whole run: where its time went, who made whom wait, and what would help. A sentence or a row each."""
-    if not past.spent or not past.computing:
+    if not past.spent or not past.typical:
         return ["No step was finished in this run: there is nothing to explain."]
     total = sum(spent.stayed for spent in past.spent.values())
     phases = {
@@ -142,10 +259,10 @@ def verdict(past: Past) -> list[str]:
     parts = [f"{_percent(seconds, total)} {name}" for name, seconds in phases.items()]
     lines = [f"The workers spent {parts[0]}, {parts[1]}, {parts[2]} and {parts[3]}.", "", *_table(past), ""]
     lines += _who(past, total)
-    unordered = phases["waiting"] - sum(wait.seconds for wait in past.waits)
+    unordered = phases["waiting"] - past.waited.seconds
     if unordered < WORTH_SAYING * total:
         return lines + _what_helps(past, phases, total)
-    another = "Another " if past.culprits else ""
+    another = "Another " if past.waited.culprits else ""
     lines.append(
         f"{another}{_percent(unordered, total)} of the time went to waiting for the store, messages or a core."
     )
@@ -154,45 +271,44 @@ def verdict(past: Past) -> list[str]:
     return [*lines, *crowded, *helps]
 
 
-def of_worker(past: Past, worker: int) -> list[str]:
+def _of_worker(past: Past, worker: int) -> list[str]:
     """Explain one worker: where its time went, and who waited for whom. Raises ConfigError if there is none."""
     _known(past, worker)
     spent = past.spent[worker]
-    its = [(wait, due) for wait, due in zip(past.waits, past.blamed, strict=True) if wait.worker == worker]
     lines = [
         f"Worker {worker} was in the run for {_seconds(spent.stayed)}: {_percent(spent.compute, spent.stayed)} "
         f"computing, {_percent(spent.wait, spent.stayed)} waiting, {_percent(spent.transfer, spent.stayed)} "
         f"transferring, {_percent(spent.other, spent.stayed)} other things."
     ]
-    if its:
-        parts = [
-            f"{_seconds(seconds)} {_for(other)}" for other, seconds in _summed(due for _, due in its).most_common()
-        ]
-        if nobody := sum(wait.seconds for wait, due in its if not due):
+    if past.waits:
+        due_to: Counter[int] = Counter()
+        for _, due in past.waits:
+            _add(due_to, due)
+        parts = [f"{_seconds(seconds)} {_for(other)}" for other, seconds in due_to.most_common()]
+        if nobody := sum(wait.seconds for wait, due in past.waits if not due):
             parts.append(f"{_seconds(nobody)} {_for(None)}")
-        lines.append(f"It was told to wait {_times(len(its))}: {listed(parts)}.")
+        lines.append(f"It was told to wait {_times(len(past.waits))}: {listed(parts)}.")
     else:
         lines.append("It was never told to wait.")
-    for_it = [(wait, due[worker]) for wait, due in zip(past.waits, past.blamed, strict=True) if worker in due]
-    if for_it:
-        others, seconds = {wait.worker for wait, _ in for_it}, sum(seconds for _, seconds in for_it)
+    if others := past.kept_waiting:
         lines.append(
-            f"{workers_named(others).capitalize()} waited for it, {_times(len(for_it))}, {_seconds(seconds)} in all."
+            f"{workers_named(set(others)).capitalize()} waited for it, {_times(others.total())}, "
+            f"{_seconds(past.waited.culprits[worker])} in all."
         )
-    for wait, due in sorted(its, key=lambda one: -one[0].seconds)[:FEW]:
+    for wait, due in sorted(past.waits, key=lambda one: -one[0].seconds)[:FEW]:
         when = "Before its first step" if wait.step < 0 else f"After step {wait.step}"
         lines.append(f"{when}: {_wait(past, wait, due)}")
     return lines
 
 
-def of_step(past: Past, step: int, worker: int | None = None) -> list[str]:
+def _of_step(past: Past, step: int) -> list[str]:
     """Explain one step of one worker, or of all that had it. Raises ConfigError, with the range, if none had it."""
-    if worker is not None:
-        _known(past, worker)
-    having = [one for one in past.spent if (one, step) in past.released and worker in (None, one)]
+    if past.worker is not None:
+        _known(past, past.worker)
+    having = [one for one in past.spent if one in past.released and past.asked(one, step)]
     if not having:
-        steps = [number for one, number in past.released if worker in (None, one)]
-        who = "the workers" if worker is None else f"worker {worker}"
+        steps = [number for one, both in past.steps.items() if past.worker in (None, one) for number in both]
+        who = "the workers" if past.worker is None else f"worker {past.worker}"
         began = f"{who} began steps {min(steps)} to {max(steps)}" if steps else f"{who} began no step"
         raise ConfigError(f"--step {step}: {began}; name one of these")
     lines = [line for one in having[:SHOWN] for line in _step(past, one, step)]
@@ -201,13 +317,12 @@ def of_step(past: Past, step: int, worker: int | None = None) -> list[str]:
     return lines
 
 
-def numbers(past: Past, worker: int | None = None, step: int | None = None) -> dict[str, Any]:
-    """The values behind the sentences: of that worker, of that step, or of the whole run.
+def numbers(past: Past) -> dict[str, Any]:
+    """The values behind the sentences: of the worker or step in question, or of the whole run.
 
     The waits of the whole run are left out: `others_waited_seconds` sums them up.
     """
-    blamed = past.culprits
-    shown = [one for one in past.spent if worker in (None, one) and (step is None or (one, step) in past.released)]
+    shown = [one for one in past.spent if past.worker in (None, one) and (past.step is None or one in past.released)]
     workers = [
         {
             "worker": one,
@@ -216,12 +331,12 @@ def numbers(past: Past, worker: int | None = None, step: int | None = None) -> d
             "wait_seconds": spent.wait,
             "transfer_seconds": spent.transfer,
             "other_seconds": spent.other,
-            "step_seconds": _typical(past, one) if one in past.computing else None,
-            "others_waited_seconds": float(blamed[one]),
+            "step_seconds": past.typical.get(one),
+            "others_waited_seconds": float(past.waited.culprits[one]),
         }
         for one, spent in ((one, past.spent[one]) for one in shown)
     ]
-    if worker is None and step is None:
+    if past.worker is None and past.step is None:
         return {"workers": workers}
     its = [
         {
@@ -231,70 +346,48 @@ def numbers(past: Past, worker: int | None = None, step: int | None = None) -> d
             "ended_seconds": wait.ended,
             "awaited": wait.awaited,
             "due_to": {str(other): seconds for other, seconds in due.items()},
-            "why": wait.why,
+            "why": past.run.choice.sentence(wait.why),
             "fact": wait.cause,
         }
-        for wait, due in zip(past.waits, past.blamed, strict=True)
-        if worker in (None, wait.worker) and step in (None, wait.step)
+        for wait, due in past.waits
     ]
-    if step is None:
+    if past.step is None:
         return {"workers": workers, "waits": its}
     steps = [
         {
             "worker": one,
-            "step": step,
-            "released_seconds": past.released[one, step][0],
-            "version": past.released[one, step][1],
-            "why": past.run.choice.sentence(past.released[one, step][2]),
-            "ready_seconds": past.ready.get((one, step)),
-            "update": past.fate.get((one, step)),
+            "step": past.step,
+            "released_seconds": past.released[one][0],
+            "version": past.released[one][1],
+            "why": past.run.choice.sentence(past.released[one][2]),
+            "ready_seconds": past.ready.get(one),
+            "update": None if one not in past.fates else _became(past, past.fates[one]),
         }
         for one in shown
     ]
     return {"workers": workers, "waits": its, "steps": steps}
 
 
-def _note(
-    past: Past,
-    fact: Fact,
-    order: Order,
-    on: Mapping[tuple[int, int], int],
-    gathered: dict[int, tuple[tuple[int, int, float], ...]],
-) -> None:
-    match order:
-        case Release(worker=worker, step=step, version=version, why=why):
-            past.released[worker, step] = (fact.at, version, why)
-        case ApplyUpdate(version=version, contributions=contributions):
-            for worker, step, _ in contributions:
-                past.fate[worker, step] = _applied(version, on.get((worker, step)), "the store's version")
-        case StepReplica(worker=worker, step=step, version=version, group=None):
-            past.fate[worker, step] = _applied(version, on.get((worker, step)), "its replica's version")
-        case Reduce(group=group, what="gradients", contributions=contributions):
-            gathered[group] = contributions
-        case StepReplica(group=int(group), version=version):
-            for worker, step, _ in gathered.pop(group, ()):
-                what = f"in the mean gradient of group {group}, every replica's version"
-                past.fate[worker, step] = _applied(version, on.get((worker, step)), what)
-        case DropUpdate(worker=worker, step=step, why=why):
-            past.fate[worker, step] = f"was dropped: {past.run.choice.sentence(why)}"
-        case _:
-            pass
-
-
-def _applied(version: int, on: int | None, what: str) -> str:
-    stale = 0 if on is None else version - 1 - on
-    return f"went into {what} {version}, {'with no other' if not stale else _count(stale, 'version')} made in between"
+def _became(past: Past, fate: Fate) -> str:
+    """What became of an update, in a clause."""
+    if isinstance(fate, Dropped):
+        return f"was dropped: {past.run.choice.sentence(fate.why)}"
+    what = "its replica's version" if fate.replica else "the store's version"
+    if fate.group is not None:
+        what = f"in the mean gradient of group {fate.group}, every replica's version"
+    between = _count(fate.staleness, "version") if fate.staleness else "with no other"
+    return f"went into {what} {fate.version}, {between} made in between"
 
 
 def _table(past: Past) -> list[str]:
     lines = ["worker  computing  waiting  transfer   other   a step takes   others waited for it"]
-    blamed = past.culprits
+    blamed = past.waited.culprits
     worst = sorted(past.spent, key=lambda worker: (-blamed[worker], worker))[:SHOWN]
     for worker, spent in past.spent.items():
         if worker not in worst:
             continue
         cells = [spent.share(seconds) for seconds in (spent.compute, spent.wait, spent.transfer, spent.other)]
-        takes = _seconds(_typical(past, worker)) if worker in past.computing else "-"
+        takes = _seconds(past.typical[worker]) if worker in past.typical else "-"
         lines.append(
             f"{worker:>6}  {cells[0]:>9.0%}  {cells[1]:>7.0%}  {cells[2]:>8.0%}  {cells[3]:>6.0%}   {takes:>12}   "
             f"{_seconds(blamed[worker]) if blamed[worker] else '-':>20}"
@@ -306,18 +399,13 @@ def _table(past: Past) -> list[str]:
 
 def _who(past: Past, total: float) -> list[str]:
     """(culprit, victim) of the greatest waiting."""
-    waited = sum(wait.seconds for wait in past.waits)
-    blamed = past.culprits
+    waited, blamed = past.waited.seconds, past.waited.culprits
     if not blamed or waited < WORTH_SAYING * total:
         if not waited:
             return ["No worker waited for another."]
         return [f"Workers waited for one another for {_percent(waited, total)} of their time."]
     culprit, seconds = blamed.most_common(1)[0]
-    suffered: Counter[int] = Counter()
-    for wait in past.waits:
-        if wait.awaited is not None:
-            suffered[wait.worker] += wait.seconds  # type: ignore[assignment]
-    victim, most = suffered.most_common(1)[0]
+    victim, most = past.waited.victims.most_common(1)[0]
     others = sum(spent.stayed for worker, spent in past.spent.items() if worker != culprit)
     return [
         f"Worker {culprit} made the others wait most: {_percent(seconds, others)} of their time, {_seconds(seconds)} "
@@ -330,15 +418,7 @@ def _who(past: Past, total: float) -> list[str]:
 
 def _meanwhile(past: Past, culprit: int) -> str:
     """What the culprit did while the others waited for it."""
-    steps = past.computing.get(culprit, [])
-    total = computing = 0.0
-    for wait, due in zip(past.waits, past.blamed, strict=True):
-        if max(due, key=lambda worker: due[worker], default=None) == culprit:
-            total += wait.seconds
-            at = max(0, bisect_right(steps, (wait.began, wait.began)) - 1)
-            while at < len(steps) and steps[at][0] < wait.ended:
-                computing += max(0.0, min(steps[at][1], wait.ended) - max(steps[at][0], wait.began))
-                at += 1
+    total, computing = past.waited.meanwhile.get(culprit, (0.0, 0.0))
     text = f"While they waited for it, it was computing for {_percent(computing, total)} of the time"
     ratio = _ratio(past, culprit)
     if ratio is not None and ratio >= SLOWER:
@@ -349,11 +429,11 @@ def _meanwhile(past: Past, culprit: int) -> str:
 
 
 def _what_helps(past: Past, phases: Mapping[str, float], total: float) -> list[str]:
-    waited = sum(wait.seconds for wait in past.waits if wait.awaited is not None)
+    waited = past.waited.for_others
     spec = past.run.choice.spec
     lines = []
     if waited >= WORTH_SAYING * total:
-        culprit, seconds = past.culprits.most_common(1)[0]
+        culprit, seconds = past.waited.culprits.most_common(1)[0]
         others = sum(spent.stayed for worker, spent in past.spent.items() if worker != culprit)
         never, seldom = MILDER[spec.family]
         ratio = _ratio(past, culprit)
@@ -400,34 +480,34 @@ def _crowded(past: Past, unordered: float, total: float) -> list[str]:
 
 
 def _step(past: Past, worker: int, step: int) -> list[str]:
-    at, version, why = past.released[worker, step]
+    at, version, why = past.released[worker]
     because = past.run.choice.sentence(why)
     lines = [
         f"Step {step} of worker {worker} was released {_seconds(at)} into the run, on version {version}: {because}."
     ]
-    ready = past.ready.get((worker, step))
+    ready = past.ready.get(worker)
     if ready is None:
         lines.append("It was never finished.")
     else:
-        typical = _typical(past, worker) if worker in past.computing else None
+        typical = past.typical.get(worker)
         usual = "" if typical is None else f" (computing one takes this worker {_seconds(typical)} as a rule)"
         lines.append(f"Its gradient was ready {_seconds(ready - at)} later{usual}.")
-    every = zip(past.waits, past.blamed, strict=True)
-    its = [_wait(past, wait, due) for wait, due in every if (wait.worker, wait.step) == (worker, step)]
+    its = [_wait(past, wait, due) for wait, due in past.waits if wait.worker == worker]
     lines += its
     if not its and ready is not None:
         lines.append("After it the worker was not told to wait.")
-    if (worker, step) in past.fate:
-        lines.append(f"Its update {past.fate[worker, step]}.")
+    if worker in past.fates:
+        lines.append(f"Its update {_became(past, past.fates[worker])}.")
     return lines
 
 
 def _wait(past: Past, wait: Wait, due: Mapping[int, float]) -> str:
     behind = max(due, key=lambda worker: due[worker], default=wait.awaited)
     itself = "" if behind == wait.awaited else f", which waited for worker {behind} itself"
-    ended = "it had not ended by the end of the ledger" if wait.cause is None else _fact(past.facts[wait.cause - 1])
+    ended = "it had not ended by the end of the ledger" if wait.fact is None else _fact(wait.fact)
     number = "" if wait.cause is None else f" (fact {wait.cause})"
-    return f"It waited {_seconds(wait.seconds)} {_for(wait.awaited)}{itself}, as {wait.why}; then {ended}{number}."
+    why = past.run.choice.sentence(wait.why)
+    return f"It waited {_seconds(wait.seconds)} {_for(wait.awaited)}{itself}, as {why}; then {ended}{number}."
 
 
 def _fact(fact: Fact) -> str:
@@ -461,25 +541,18 @@ def _known(past: Past, worker: int) -> None:
         raise ConfigError(f"--worker {worker}: this run had {known}; name one of these")
 
 
-def _typical(past: Past, worker: int) -> float:
-    return median(ended - began for began, ended in past.computing[worker])
-
-
 def _ratio(past: Past, worker: int) -> float | None:
     """How many times as long as the others' its steps take, by medians."""
-    others = [_typical(past, other) for other in past.computing if other != worker]
-    if worker not in past.computing or not others or not median(others):
+    others = [seconds for other, seconds in past.typical.items() if other != worker]
+    if worker not in past.typical or not others or not median(others):
         return None
-    return _typical(past, worker) / median(others)
+    return past.typical[worker] / median(others)
 
 
-def _summed(parts: Iterable[Mapping[int, float]]) -> Counter[int]:
-    """Seconds by worker."""
-    total: Counter[int] = Counter()
-    for part in parts:
-        for worker, seconds in part.items():
-            total[worker] += seconds  # type: ignore[assignment]
-    return total
+def _add(total: Counter[int], part: Mapping[int, float]) -> None:
+    """Add these seconds by worker."""
+    for worker, seconds in part.items():
+        total[worker] += seconds  # type: ignore[assignment]
 
 
 def _for(awaited: int | None) -> str:

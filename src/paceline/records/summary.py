@@ -33,6 +33,7 @@ from paceline.core.facts import (
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol, Why
 from paceline.errors import ConfigError
 from paceline.files import read_file
+from paceline.records.fates import Applied, Fates
 from paceline.records.times import StepTimes
 from paceline.records.whole import write_whole
 from paceline.version import __version__
@@ -141,15 +142,7 @@ class Tally:
     """`at` of the last fact."""
     counts: Counts = field(default_factory=Counts)
     shares: dict[int, Share] = field(default_factory=dict)
-    ready: dict[tuple[int, int], tuple[int, int | None]] = field(default_factory=dict)
-    """For each (worker, step) neither applied nor dropped yet: its version, and the samples in it."""
-    alone: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
-    """Of each worker with a replica: its steps since that was last averaged, which are lost if it dies; for each
-    the samples in it, and how stale it was."""
-    averaging: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """The members of each group of several that is averaging replicas."""
-    gathered: dict[int, tuple[tuple[int, int, float], ...]] = field(default_factory=dict)
-    """For each group whose mean gradient has stepped no replica yet: what is in that mean."""
+    fates: Fates = field(default_factory=Fates)
     versions: int = 0
     """Versions made in the store."""
     steps: int = 0
@@ -170,7 +163,7 @@ class Tally:
         self.latest = fact.at
         match fact:
             case GradientReady():
-                self.ready[fact.worker, fact.step] = (fact.version, fact.samples)
+                self.fates.fact(fact)
                 self.counted = self.counted and fact.samples is not None
             case UpdateArrived(worker=worker):
                 self._advance([worker])
@@ -192,28 +185,21 @@ class Tally:
                 self._resumed(worker, None)
             case ParametersTaken(worker=worker):
                 self._resumed(worker, fact.at)
-            case ReduceFinished(group=group):
-                for worker in self.averaging.pop(group, ()):
-                    self.alone.pop(worker, None)
-            case ReduceFailed(group=group):
-                self.averaging.pop(group, None)
-                self.gathered.pop(group, None)
+            case ReduceFinished() | ReduceFailed():
+                self.fates.fact(fact)
         stepped = []
         for order in orders:
             if type(order) not in _COUNTED:
                 continue
+            for fate in self.fates.order(order):
+                if isinstance(fate, Applied):
+                    self._apply(fate)
+                elif fate.lost is not None:
+                    self._count(fate.lost, -1)
             if isinstance(order, ApplyUpdate):
-                self._apply(order)
+                self.versions += 1
             elif isinstance(order, StepReplica):
-                self._step(order)
                 stepped.append(order.worker)
-            elif isinstance(order, Reduce):
-                if order.what == "gradients":
-                    self.gathered[order.group] = order.contributions
-                elif len(order.members) > 1:
-                    self.averaging[order.group] = order.members
-            elif isinstance(order, DropUpdate):
-                self._drop(order)
             elif isinstance(order, SwitchProtocol):
                 waiting = {worker for worker, _, _ in order.members}
                 self.switches.append(Switch(order.to, fact.at, order.why, order.since, waiting, fact.at - order.since))
@@ -346,48 +332,28 @@ class Tally:
             share = self.shares[worker]
             share.max_lead = max(share.max_lead, self.counts.lead(worker))
 
-    def _apply(self, order: ApplyUpdate) -> None:
-        self.versions += 1
-        for worker, step, _ in order.contributions:
-            self._applied(worker, step, order.version)
-
-    def _step(self, order: StepReplica) -> None:
-        if order.group is None:
-            applied = self._applied(order.worker, order.step, order.version)
-            self.alone.setdefault(order.worker, {})[order.step] = applied
-            if (order.worker, order.step) in self.left_undone:
-                self._take_back(order.worker, order.step)
-        else:  # once for all members; a worker whose gradient is in the mean may have left
-            for worker, step, _ in self.gathered.pop(order.group, ()):
-                self._applied(worker, step, order.version)
-
-    def _applied(self, worker: int, step: int, version: int) -> tuple[int, int]:
-        """The step made that version. Return the samples in it, and how stale it was."""
-        on, samples = self.ready.pop((worker, step))
-        stale = version - 1 - on
-        self._count(worker, 1, samples or 0, stale)
-        self.shares[worker].stale = stale
-        return samples or 0, stale
-
-    def _drop(self, order: DropUpdate) -> None:
-        """The update was not applied, or it was lost with a replica and is taken back."""
-        self.ready.pop((order.worker, order.step), None)
-        self._take_back(order.worker, order.step)
+    def _apply(self, applied: Applied) -> None:
+        self.shares[applied.worker].stale = self._count(applied, 1)
+        if self.left_undone and (applied.worker, applied.step) in self.left_undone:
+            self._take_back(applied.worker, applied.step)
 
     def _take_back(self, worker: int, step: int) -> None:
-        lost = self.alone.get(worker, {}).pop(step, None)
+        lost = self.fates.taken_back(worker, step)
         if lost is not None:
-            samples, stale = lost
-            self._count(worker, -1, -samples, stale)
+            self._count(lost, -1)
 
-    def _count(self, worker: int, steps: int, samples: int, stale: int) -> None:
-        self.steps += steps
-        share = self.shares[worker]
-        share.steps += steps
-        share.samples += samples
-        self.staleness[stale] += steps
+    def _count(self, applied: Applied, times: int) -> int:
+        """Count that update so many times. Return how stale it was."""
+        stale = applied.staleness
+        assert stale is not None  # only gradients that were ready are applied
+        self.steps += times
+        share = self.shares[applied.worker]
+        share.steps += times
+        share.samples += times * (applied.samples or 0)
+        self.staleness[stale] += times
         if not self.staleness[stale]:
             del self.staleness[stale]
+        return stale
 
     def _if_counted(self, samples: int | None) -> int | None:
         return samples if self.counted else None

@@ -7,12 +7,15 @@ and the averages that its replica takes part in, go on beside these. All times a
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
 
 from paceline.core.facts import (
     Fact,
@@ -23,8 +26,11 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol
+from paceline.core.orders import ApplyUpdate, Order, Reduce, SwitchProtocol
+from paceline.records.fates import Applied, Fates
 from paceline.records.ledger import connect, read_facts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,153 +146,202 @@ class Timeline:
     switches: tuple[Switch, ...]
 
 
-def read_timeline(path: Path, history: Iterable[tuple[Fact, tuple[Order, ...]]] | None = None) -> Timeline:
+def read_timeline(path: Path) -> Timeline:
     """Read the timeline of the run with this ledger, finished or not. Raises ConfigError if there is no readable one.
 
-    `history`: the ledger's facts and orders, if the caller has read them already.
+    It has every step. `Course` and `read_steps` read as much of a long run as does not grow with it.
     """
-    notes = _Notes()
-    for fact, orders in read_facts(path) if history is None else history:
-        notes.fact(fact)
-        for order in orders:
-            notes.order(order, fact.at)
+    notes = Notes()
+    for fact, orders in read_facts(path):
+        notes.record(fact, orders)
     with closing(connect(path)) as database:
-        steps = database.execute("SELECT worker, step, began, began + compute FROM step_times ORDER BY worker, began")
-        for worker, step, began, ended in steps:
-            notes.computed(worker, step, began, ended)
-        transfers = database.execute(
-            "SELECT worker, direction, number, bytes, began, ended FROM transfers WHERE direction <> 'average' "
-            "ORDER BY worker, began, ended"
-        )
-        for worker, direction, number, size, began, ended in transfers:
-            transfer = Transfer(began=began, ended=ended, direction=direction, number=number, size=size)
-            notes.transfers.setdefault(worker, []).append(transfer)
-        protocol = database.execute("SELECT value FROM run WHERE key = 'protocol'").fetchone()
-    return Timeline(
-        protocol="" if protocol is None else json.loads(protocol[0])["name"],
-        began=notes.began or 0.0,
-        ended=notes.latest,
-        lanes=tuple(notes.lane(worker) for worker in sorted({*notes.stays, *notes.here})),
-        versions=tuple(notes.versions),
-        switches=tuple(notes.switches),
-    )
+        return notes.timeline(database)
 
 
-class _Notes:
-    """What has been read so far."""
+class Course:
+    """Which workers were there when, and which protocol took over: of any run, however long."""
 
     def __init__(self) -> None:
         self.began: float | None = None
         self.latest = 0.0
-        self.here: dict[int, float] = {}
-        """Since when a worker has been there."""
-        self.stays: dict[int, list[Stay]] = {}
-        self.on: dict[tuple[int, int], int] = {}
-        """By worker and step: the version that its gradient was computed on."""
-        self.made: dict[tuple[int, int], int] = {}
-        """By worker and step: the version that it went into."""
-        self.groups: dict[int, Averaging] = {}
-        """By number."""
-        self.joined: dict[int, list[int]] = {}
-        """By worker: the groups that it was in."""
-        self.gathered: dict[int, tuple[tuple[int, int, float], ...]] = {}
-        """By group: what is in its mean gradient, until a replica is stepped with that."""
-        self.computing: dict[int, list[Computing]] = {}
-        self.transfers: dict[int, list[Transfer]] = {}
-        self.versions: list[Version] = []
+        """The last fact's time."""
         self.switches: list[Switch] = []
+        self._here: dict[int, float] = {}
+        """Since when a worker has been there."""
+        self._stays: dict[int, list[Stay]] = {}
 
-    def fact(self, fact: Fact) -> None:
+    def record(self, fact: Fact, orders: Iterable[Order]) -> None:
+        """Take the next fact, and the orders that followed from it."""
         self.latest = max(self.latest, fact.at)
         match fact:
             case TrainingBegan(members=members, at=at):
                 self.began = at if self.began is None else self.began
                 for worker, _, _ in members:
-                    self.here.setdefault(worker, at)
+                    self._here.setdefault(worker, at)
             case WorkerJoined(worker=worker, at=at):
-                self.here.setdefault(worker, at)
+                self._here.setdefault(worker, at)
             case WorkerLeft(worker=worker, reason=reason, at=at):
-                self._ends(worker, at, reason)
-            case GradientReady(worker=worker, step=step, version=version):
-                self.on[worker, step] = version
-            case ReduceFinished(group=group, at=at):
-                self.groups[group] = replace(self.groups[group], ended=at, outcome="finished")
-            case ReduceFailed(group=group, at=at):
-                self.groups[group] = replace(self.groups[group], ended=at, outcome="failed")
+                stay = Stay(began=self._here.pop(worker), ended=at, left=reason)
+                self._stays.setdefault(worker, []).append(stay)
+        for order in orders:
+            if isinstance(order, SwitchProtocol):
+                self.switches.append(Switch(to=order.to, since=order.since, at=fact.at))
 
-    def order(self, order: Order, at: float) -> None:
+    def stays(self) -> dict[int, tuple[Stay, ...]]:
+        """Return the stays of each worker, ascending. One that is still there stays until the last fact."""
+        open_ = {worker: Stay(began=at, ended=self.latest, left=None) for worker, at in self._here.items()}
+        return {
+            worker: (*self._stays.get(worker, ()), *([open_[worker]] if worker in open_ else []))
+            for worker in sorted({*self._stays, *open_})
+        }
+
+
+class Notes:
+    """A whole timeline, noted as facts and orders come. It has every step, so it grows with the run."""
+
+    def __init__(self) -> None:
+        self.course = Course()
+        self._fates = Fates()
+        self._on: dict[tuple[int, int], int] = {}
+        """By worker and step: the version that its gradient was computed on."""
+        self._made: dict[tuple[int, int], int] = {}
+        """By worker and step: the version that it went into."""
+        self._groups: dict[int, Averaging] = {}
+        """By number."""
+        self._joined: dict[int, list[int]] = {}
+        """By worker: the groups that it was in."""
+        self._versions: list[Version] = []
+
+    def record(self, fact: Fact, orders: Iterable[Order]) -> None:
+        """Take the next fact, and the orders that followed from it."""
+        self.course.record(fact, orders)
+        self._fates.fact(fact)
+        match fact:
+            case GradientReady(worker=worker, step=step, version=version):
+                self._on[worker, step] = version
+            case ReduceFinished(group=group, at=at):
+                self._groups[group] = replace(self._groups[group], ended=at, outcome="finished")
+            case ReduceFailed(group=group, at=at):
+                self._groups[group] = replace(self._groups[group], ended=at, outcome="failed")
+        for order in orders:
+            self._order(order, fact.at)
+
+    def _order(self, order: Order, at: float) -> None:
+        for fate in self._fates.order(order):
+            if isinstance(fate, Applied):
+                self._made[fate.worker, fate.step] = fate.version
+            else:
+                self._made.pop((fate.worker, fate.step), None)
         match order:
             case ApplyUpdate(version=version, contributions=contributions):
-                self.versions.append(Version(version=version, at=at, updates=len(contributions)))
-                for worker, step, _ in contributions:
-                    self.made[worker, step] = version
-            case StepReplica(worker=worker, step=step, version=version, group=None):
-                self.made[worker, step] = version
-            case StepReplica(version=version, group=int(group)):
-                for worker, step, _ in self.gathered.pop(group, ()):
-                    self.made[worker, step] = version
-            case DropUpdate(worker=worker, step=step):
-                self.made.pop((worker, step), None)
-            case Reduce(group=group, members=members, what=what, contributions=contributions):
-                if contributions:
-                    self.gathered[group] = contributions
-                self.groups[group] = Averaging(
+                self._versions.append(Version(version=version, at=at, updates=len(contributions)))
+            case Reduce(group=group, members=members, what=what):
+                self._groups[group] = Averaging(
                     began=at, ended=at, group=group, members=members, what=what, outcome=None
                 )
                 for worker in members:
-                    self.joined.setdefault(worker, []).append(group)
-            case SwitchProtocol(to=to, since=since):
-                self.switches.append(Switch(to=to, since=since, at=at))
+                    self._joined.setdefault(worker, []).append(group)
 
-    def computed(self, worker: int, step: int, began: float, ended: float) -> None:
-        if (worker, step) not in self.on:
-            return  # its fact was not written any more
-        one = Computing(
-            began=began,
-            ended=ended,
-            step=step,
-            version=self.on[worker, step],
-            made=self.made.get((worker, step)),
+    def timeline(self, ledger: sqlite3.Connection) -> Timeline:
+        """Return the timeline, with the times that the ledger has of steps and transfers."""
+        course, stays = self.course, self.course.stays()
+        protocol = ledger.execute("SELECT value FROM run WHERE key = 'protocol'").fetchone()
+        steps, transfers = of_each(stays, read_steps(ledger)), of_each(stays, read_transfers(ledger))
+        return Timeline(
+            protocol="" if protocol is None else json.loads(protocol[0])["name"],
+            began=course.began or 0.0,
+            ended=course.latest,
+            lanes=tuple(self._lane(*one) for one in zip(stays, stays.values(), steps, transfers, strict=True)),
+            versions=tuple(self._versions),
+            switches=tuple(course.switches),
         )
-        self.computing.setdefault(worker, []).append(one)
 
-    def lane(self, worker: int) -> Lane:
-        if worker in self.here:
-            self._ends(worker, self.latest, None)
-        stays = tuple(self.stays[worker])
-        computing, waiting = _parted(stays, self.computing.get(worker, ()))
-        averaging = (self.groups[group] for group in self.joined.get(worker, ()))
+    def _lane(self, worker: int, stays: tuple[Stay, ...], steps: Iterable[Step], transfers: Iterable[Transfer]) -> Lane:
+        computing = tuple(
+            Computing(
+                began=step.began,
+                ended=step.ended,
+                step=step.step,
+                version=self._on[worker, step.step],
+                made=self._made.get((worker, step.step)),
+            )
+            for step in cut(stays, steps)
+        )
+        averaging = (self._groups[group] for group in self._joined.get(worker, ()))
         return Lane(
             worker=worker,
             stays=stays,
-            computing=tuple(computing),
-            waiting=tuple(waiting),
-            transfers=tuple(self.transfers.get(worker, ())),
-            averaging=tuple(one if one.outcome else replace(one, ended=self.latest) for one in averaging),
+            computing=computing,
+            waiting=tuple(_gaps(stays, computing)),
+            transfers=tuple(transfers),
+            averaging=tuple(one if one.outcome else replace(one, ended=self.course.latest) for one in averaging),
         )
 
-    def _ends(self, worker: int, at: float, left: str | None) -> None:
-        self.stays.setdefault(worker, []).append(Stay(began=self.here.pop(worker), ended=at, left=left))
+
+class Step(NamedTuple):
+    """A finished step, as it was measured."""
+
+    step: int
+    began: float
+    ended: float
 
 
-def _parted(stays: Iterable[Stay], steps: Iterable[Computing]) -> tuple[list[Computing], list[Waiting]]:
-    """Divide the stays into computing and waiting. Both are in the order of their times.
+def read_steps(ledger: sqlite3.Connection) -> Iterator[tuple[int, Step]]:
+    """Yield (worker, its next step), worker by worker. A step whose fact was not written any more is left out."""
+    rows = ledger.execute(
+        "SELECT worker, step, began, began + compute FROM step_times "
+        "WHERE (worker, step) IN (SELECT worker, step FROM facts WHERE kind = 'GradientReady') ORDER BY worker, began"
+    )
+    for worker, *step in rows:
+        yield worker, Step(*step)
+
+
+def read_transfers(ledger: sqlite3.Connection) -> Iterator[tuple[int, Transfer]]:
+    """Yield (worker, its next transfer), worker by worker."""
+    rows = ledger.execute(
+        "SELECT worker, direction, number, bytes, began, ended FROM transfers WHERE direction <> 'average' "
+        "ORDER BY worker, began, ended"
+    )
+    for worker, direction, number, size, began, ended in rows:
+        yield worker, Transfer(began=began, ended=ended, direction=direction, number=number, size=size)
+
+
+def of_each(workers: Iterable[int], rows: Iterator[tuple[int, T]]) -> Iterator[Iterator[T]]:
+    """Yield the rows of each of these workers, in turn. Both ascend, and the rows of one are read before the next."""
+    groups = groupby(rows, key=itemgetter(0))
+    of, group = next(groups, (None, iter(())))
+    for worker in workers:
+        while of is not None and of < worker:
+            of, group = next(groups, (None, iter(())))
+        yield (row for _, row in (group if of == worker else ()))
+
+
+def cut(stays: Iterable[Stay], steps: Iterable[Step]) -> Iterator[Step]:
+    """Yield the steps, cut to the stays. Both are in the order of their times.
 
     Clocks may disagree a little: a step begins when the one before has ended, at the earliest.
     """
-    computing, waiting = [], []
-    todo = deque(steps)
+    following = iter(steps)
+    step = next(following, None)
+    for stay in stays:
+        free = stay.began
+        while step is not None and step.began < stay.ended:
+            began, ended = max(step.began, free), min(step.ended, stay.ended)
+            if ended > began:
+                yield Step(step.step, began, ended)
+                free = ended
+            step = next(following, None)
+
+
+def _gaps(stays: Iterable[Stay], computing: Iterable[Computing]) -> Iterator[Waiting]:
+    """Yield what is left of the stays beside these steps, which were cut to them."""
+    todo = deque(computing)
     for stay in stays:
         free = stay.began
         while todo and todo[0].began < stay.ended:
             step = todo.popleft()
-            began, ended = max(step.began, free), min(step.ended, stay.ended)
-            if ended <= began:
-                continue
-            if began > free:
-                waiting.append(Waiting(began=free, ended=began))
-            computing.append(replace(step, began=began, ended=ended))
-            free = ended
+            if step.began > free:
+                yield Waiting(began=free, ended=step.began)
+            free = step.ended
         if stay.ended > free:
-            waiting.append(Waiting(began=free, ended=stay.ended))
-    return computing, waiting
+            yield Waiting(began=free, ended=stay.ended)

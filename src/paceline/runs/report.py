@@ -10,12 +10,10 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records.reading import LEDGER, RecordedRun, open_run, reading
-from paceline.records.report.contents import contents, labels
+from paceline.records.reading import RecordedRun, open_run, reading
+from paceline.records.report.contents import contents, in_detail, labels
 from paceline.records.report.page import page
 from paceline.records.report.trace import trace
-from paceline.records.timeline import read_timeline
-from paceline.records.waits import waits
 from paceline.records.whole import write_whole
 
 
@@ -59,9 +57,8 @@ def _opened(folder: Path, stack: ExitStack, say: Callable[[str], None]) -> Recor
 def _trace(runs: Sequence[RecordedRun]) -> str:
     parts = []
     for run, label in zip(runs, labels(runs), strict=True):
-        history = list(run.history())
-        timeline = read_timeline(run.folder / LEDGER, history)
-        parts.append((label, timeline, waits(history, run.choice.sentence)))
+        notes, waited = in_detail(run)
+        parts.append((label, notes.timeline(run.ledger), waited.waits or {}, run.choice.sentence))
     return json.dumps(trace(parts), separators=(",", ":"))
 
 

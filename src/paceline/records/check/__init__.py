@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.records.broken import READABLE, Broken, Wrong, count
 from paceline.records.check.averages import averages
 from paceline.records.check.checking import Checking
 from paceline.records.check.configuration import configuration
@@ -15,12 +16,11 @@ from paceline.records.check.data import data
 from paceline.records.check.files import files
 from paceline.records.check.history import history
 from paceline.records.check.replays import for_replay
-from paceline.records.check.rules import READABLE, Broken, Wrong, count
 from paceline.records.check.simulated import Again, simulated
 from paceline.records.check.summed_up import summary
 from paceline.records.check.tables import scalars, tables
 from paceline.records.check.times import times
-from paceline.records.check.versions import versions
+from paceline.records.check.versions import to_be_made, versions
 from paceline.records.reading import MALFORMED, RecordedRun
 
 __all__ = ["Again", "Checked", "Wrong", "check"]
@@ -67,7 +67,8 @@ def _everything(checking: Checking, again: Again | None) -> None:
     tables(checking)
     configuration(checking)
     undone = frozenset(checking.run.ledger.execute("SELECT worker, step FROM undone"))
-    checking.made.undone = checking.rules.undone = checking.tally.left_undone = undone
+    checking.rules.undone = checking.tally.left_undone = undone
+    checking.made = to_be_made(checking, undone)
     history(checking)
     data(checking)
     scalars(checking)

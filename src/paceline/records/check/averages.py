@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from paceline.cluster.group_links import GroupLinks, ring_bytes
+from paceline.records.broken import AVERAGED, DELIVERED, LINK, TRANSFERS, Broken, First
 from paceline.records.check.checking import Checking
-from paceline.records.check.rules import AVERAGED, DELIVERED, LINK, TRANSFERS, Broken
 from paceline.records.check.times import EXACT, TICK
+
+_GROUPS = """
+    SELECT json_extract(orders.body, '$.group') AS number, 'ordered' AS what, facts.at,
+        json_extract(orders.body, '$.members'), NULL, NULL, NULL, NULL
+    FROM orders JOIN facts ON facts.id = orders.fact WHERE orders.kind = 'Reduce'
+    UNION ALL SELECT json_extract(body, '$.group'), kind, at, NULL, NULL, NULL, NULL, NULL
+    FROM facts WHERE kind IN ('ReduceFinished', 'ReduceFailed')
+    UNION ALL SELECT number, 'part', rowid, worker, bytes, began, ended, delivered FROM transfers
+    WHERE direction = 'average'
+    ORDER BY 1, 2, 3
+"""
+"""All that there is of each group: when its average was ordered and had ended, and each member's part of it."""
+
+_MOVED = """
+    SELECT transfers.number, min(transfers.rowid), transfers.bytes, transfers.began, transfers.ended,
+        json_extract(orders.body, '$.members')
+    FROM transfers JOIN orders ON orders.kind = 'Reduce' AND json_extract(orders.body, '$.group') = transfers.number
+    WHERE transfers.direction = 'average' GROUP BY transfers.number ORDER BY transfers.began, transfers.number
+"""
 
 
 def averages(checking: Checking) -> None:
@@ -20,42 +42,52 @@ def averages(checking: Checking) -> None:
     if links is None or checking.run.choice.spec.family != "decentralized":
         return
     checking.table = "transfers"
-    parts: dict[int, list[tuple[Any, ...]]] = {}
-    rows = checking.run.ledger.execute(
-        "SELECT rowid, worker, number, bytes, began, ended, delivered FROM transfers WHERE direction = 'average' "
-        "ORDER BY rowid"
-    )
-    for row in rows:
-        parts.setdefault(row[2], []).append(row)
-    sizes: dict[int, int] = {}
     unknown = math.inf  # when averages may have begun whose transfers are not noted
-    for group, (members, at) in checking.moments.reduced.items():
-        if group in parts:
-            _one(checking, parts[group], members, at, sizes)
-        elif group in checking.moments.averaged:
+    sizes: dict[int, int] = {}
+    moved = 0
+    for group, rows in groupby(checking.run.ledger.execute(_GROUPS), key=itemgetter(0)):
+        its: dict[str, list[tuple[Any, ...]]] = {"ordered": [], "part": [], "ReduceFinished": [], "ReduceFailed": []}
+        for _, what, *row in rows:
+            its[what].append(tuple(row))
+        parts = its["part"]
+        if not its["ordered"]:
+            if parts:
+                raise Broken(TRANSFERS, "an average that was ordered", f"group {group}", "transfers", parts[0][0])
+            continue
+        at, members, *_ = its["ordered"][0]
+        if parts:
+            moved += 1
+            ended = its["ReduceFinished"][0][0] if its["ReduceFinished"] else None
+            _one(checking, group, parts, json.loads(members), at, ended, sizes)
+        elif its["ReduceFinished"]:
             raise Broken(TRANSFERS, f"a part of each member in the average of group {group}", "none")
-        elif group not in checking.moments.failed:
+        elif not its["ReduceFailed"]:
             unknown = min(unknown, at)
-    for group, its_parts in parts.items():
-        if group not in checking.moments.reduced:
-            raise Broken(TRANSFERS, "an average that was ordered", f"group {group}", "transfers", its_parts[0][0])
-    again = _model(checking, links, parts, unknown)
-    if parts:
-        took = f"{again:,} of {len(parts):,} averages take what the model of their links gives"
+    again = _model(checking, links, unknown)
+    if moved:
+        took = f"{again:,} of {moved:,} averages take what the model of their links gives"
         checking.proved.append(f"{took}, asked again")
 
 
 def _one(
-    checking: Checking, parts: Sequence[tuple[Any, ...]], members: tuple[int, ...], at: float, sizes: dict[int, int]
+    checking: Checking,
+    group: int,
+    parts: Sequence[tuple[Any, ...]],
+    members: list[int],
+    at: float,
+    averaged: float | None,
+    sizes: dict[int, int],
 ) -> None:
     """One average: each member has a part of it, at the same time, and its fact comes when the bytes have moved."""
-    message = checking.run.scenario.network.message if checking.run.scenario.network else None
-    checking.row, _, group, size, began, ended, delivered = first = parts[0]
-    if [part[1] for part in parts] != list(members):
-        raise Broken(TRANSFERS, f"a part of each member in the average of group {group}: {members}", _workers(parts))
-    for checking.row, *part in parts:
-        if part[1:] != list(first[2:]):
-            raise Broken(LINK, f"all of group {group} move as much, at the same time: {first[3:]}", tuple(part[2:]))
+    network = checking.run.scenario.network
+    message = None if network is None else network.message
+    checking.row, _, size, began, ended, delivered = first = parts[0]
+    if [part[1] for part in parts] != members:
+        found = tuple(part[1] for part in parts)
+        raise Broken(TRANSFERS, f"a part of each member in the average of group {group}: {tuple(members)}", found)
+    for checking.row, _, *part in parts:
+        if tuple(part) != first[2:]:
+            raise Broken(LINK, f"all of group {group} move as much, at the same time: {first[2:]}", tuple(part))
     whole = sizes.setdefault(len(members), size) if message is None else ring_bytes(len(members), message)
     if size != whole:
         raise Broken(LINK, f"{whole} bytes, as all in groups of {len(members)}", size)
@@ -63,35 +95,34 @@ def _one(
         raise Broken(LINK, f"group {group} averages from {at!r} on, when that was ordered, or later", began)
     if delivered < ended - TICK:
         raise Broken(DELIVERED, f"the average of group {group} is acted on at {ended!r} or later", delivered)
-    came = checking.moments.averaged.get(group, ended)
+    came = ended if averaged is None else averaged
     if came != ended and came < max(ended, delivered):
         raise Broken(AVERAGED, f"group {group} has averaged at {ended!r}, or after {delivered!r}", came)
     checking.row = None
 
 
-def _model(
-    checking: Checking, links: GroupLinks, parts: Mapping[int, Sequence[tuple[Any, ...]]], unknown: float
-) -> int:
+def _model(checking: Checking, links: GroupLinks, unknown: float) -> int:
     """Ask the model again, given when averages began. Return how many ended before anything unknown."""
-    ends: dict[int, float] = {}
+    under_way: dict[int, tuple[int, float]] = {}
+    """By group: the row of its first part, and when it ended."""
+    wrong, again = First(), 0
 
-    def finish(until: float) -> None:
+    def finish(until: float) -> int:
+        confirmed = 0
         while (moved := links.finish(until)) is not None:
-            ends[moved.group] = moved.ended
+            row, ended = under_way.pop(moved.group)
+            if ended > unknown:
+                continue
+            confirmed += 1
+            if not math.isclose(moved.ended, ended, rel_tol=EXACT, abs_tol=EXACT):
+                expected = f"the average of group {moved.group} ends at {moved.ended!r}"
+                wrong.note(Broken(LINK, expected, ended, "transfers", row), row)
+        return confirmed
 
-    for group, (first, *_) in sorted(parts.items(), key=lambda item: (item[1][0][4], item[0])):
-        finish(first[4])
-        links.begin(group, checking.moments.reduced[group][0], first[3], first[4])
-    finish(math.inf)
-    again = 0
-    for group, (first, *_) in parts.items():
-        if first[5] > unknown:
-            continue
-        again += 1
-        if not math.isclose(ends[group], first[5], rel_tol=EXACT, abs_tol=EXACT):
-            raise Broken(LINK, f"the average of group {group} ends at {ends[group]!r}", first[5], "transfers", first[0])
+    for group, row, size, began, ended, members in checking.run.ledger.execute(_MOVED):
+        again += finish(began)
+        under_way[group] = row, ended
+        links.begin(group, tuple(json.loads(members)), size, began)
+    again += finish(math.inf)
+    wrong.settle()
     return again
-
-
-def _workers(parts: Sequence[tuple[Any, ...]]) -> tuple[int, ...]:
-    return tuple(part[1] for part in parts)

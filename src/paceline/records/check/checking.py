@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.records.check.general import Rules
-from paceline.records.check.moments import Moments
 from paceline.records.check.versions_made import VersionsMade
 from paceline.records.reading import RecordedRun
+from paceline.records.rules import Rules
 from paceline.records.summary import Tally
 
 
@@ -22,12 +21,9 @@ class Checking:
         self.counts: dict[str, int] = {}
         self.rules = Rules(run.choice.spec)
         self.tally = Tally()
-        self.moments = Moments()
         self.unproved: list[str] = []
         """A line for each thing that could not be looked at here."""
         self.here: dict[int, None] = {}
-        self.samples: dict[tuple[int, int], int | None] = {}
-        """By (worker, step) of every gradient."""
         self.repeating = 0
         """Epochs whose order has some sample more than once."""
         self.made = VersionsMade()

@@ -6,8 +6,8 @@ import tomllib
 from typing import Any
 
 from paceline.files import read_file
+from paceline.records.broken import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broken, brief
 from paceline.records.check.checking import Checking
-from paceline.records.check.rules import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broken, brief
 
 CONFIG = "config.toml"
 IN_THE_LEDGER = frozenset({"absent", "beginning", "deaths", "replay_of", "simulation", "unmeasured", "until"})

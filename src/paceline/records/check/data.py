@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, groupby
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 
-from paceline.records.check.checking import Checking
-from paceline.records.check.rules import (
+from paceline.records.broken import (
     ACCOUNTED,
     BATCHES,
     BLOCKS,
@@ -30,56 +30,190 @@ from paceline.records.check.rules import (
     READABLE,
     TO_ITS_END,
     Broken,
+    First,
     count,
 )
+from paceline.records.check.checking import Checking
 from paceline.records.reading import SUMMARY
+
+_BATCHES = """
+    SELECT epoch, batch, 'leased' AS what, rowid, worker, during, NULL FROM leases WHERE batch IS NOT NULL
+    UNION ALL SELECT epoch, batch, 'looked', rowid, worker, NULL, NULL FROM looks WHERE batch IS NOT NULL
+    UNION ALL SELECT epoch, batch, 'used', rowid, worker, step, used FROM batches
+    ORDER BY epoch, batch, what, 4
+"""
+"""All that there is of each batch: to which workers it was leased, which of them gave it back, and which used it."""
 
 
 def data(checking: Checking) -> None:
-    """Every sample of an epoch is used once. Batches are never split, so the rule looks at batches."""
-    sizes = _epochs(checking)
-    in_steps: Counter[tuple[int, int]] = Counter()
-    users: dict[tuple[int, int], str] = {}
-    # ordered of a worker that had been stopped: its replica never had it, and the samples are missed
-    undone = checking.rules.own.intersection(checking.run.ledger.execute("SELECT worker, step FROM undone"))
-    leases = _leases(checking)
-    looks = _looks(checking, leases)
-    leases -= looks
-    left = Counter(leases)
-    returned: Counter[tuple[int, int, int]] = Counter()
+    """Every sample of an epoch is used once. Batches are never split, so the rule looks at batches.
+
+    What is wrong is told in the order of the ledger's tables, and in a table in the order of its rows.
+    """
+    opened = _epochs(checking)
+    batches = _Batches(checking, opened)
+    rows = groupby(checking.run.ledger.execute(_BATCHES), key=itemgetter(0, 1))
+    for (epoch, batch), its in rows:
+        batches.take(epoch, batch, its)
+    checking.table = "looks"
+    _looked_in_vain(checking, batches.looks)
+    batches.looks.settle()
     checking.table = "batches"
-    skipped = 0
-    rows = checking.run.ledger.execute("SELECT rowid, worker, step, epoch, batch, used FROM batches ORDER BY rowid")
-    for checking.row, worker, step, epoch, batch, used in rows:
-        size = sizes.get((epoch, batch))
-        if size is None:
-            raise Broken(OPENED, f"one of {len(sizes):,} batches", f"batch {batch} of epoch {epoch}")
-        if not left[worker, epoch, batch]:
-            found = f"batch {batch} of epoch {epoch}{' once more' if leases[worker, epoch, batch] else ''}"
-            raise Broken(LEASED, f"one that worker {worker} was leased", found)
-        left[worker, epoch, batch] -= 1
-        who = f"step {step} of worker {worker}"
-        if used == "step":
-            in_steps[worker, step] += size
-            returned[worker, epoch, batch] += (worker, step) in checking.rules.dropped
-            if (worker, step) not in checking.rules.applied or (worker, step) in undone:
-                continue
-        elif used == "skipped":
-            who = f"skipped by worker {worker} before its step {step}"
-            skipped += size
-        else:
-            raise Broken(READABLE, "used is step or skipped", used)
-        if (epoch, batch) in users:
-            found = f"batch {batch} of epoch {epoch} in {who}, after {users[epoch, batch]}"
-            raise Broken(ONCE, "a batch that is in no applied update yet", found)
-        users[epoch, batch] = who
-    checking.row = None
+    batches.uses.settle()
     _in_order(checking)
-    if sizes:
-        _gradients(checking, in_steps)
+    if len(opened):
+        _gradients(checking, opened)
     _pushes(checking)
-    _leased_once(checking, sizes, returned + looks)
-    _missing(checking, sizes, set(users), {(epoch, batch) for _, epoch, batch in leases}, skipped)
+    batches.leases.settle()
+    _missing(checking, opened, batches.skipped)
+
+
+class _Opened:
+    """The batches of the epochs that were opened: for each, bytes that say what it came to."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, array[int]] = {}
+        """By epoch: samples in each batch."""
+        self.leased: dict[int, bytearray] = {}
+        """By epoch: for each batch, whether a worker was leased it, and did not only look at it."""
+        self.used: dict[int, bytearray] = {}
+        """By epoch: for each batch, whether it was applied or skipped."""
+
+    def size(self, epoch: Any, batch: Any) -> int | None:
+        """Return the samples in that batch; None if no such batch was opened."""
+        sizes = self.sizes.get(epoch)
+        known = sizes is not None and isinstance(batch, int) and 0 <= batch < len(sizes)
+        return sizes[batch] if sizes is not None and known else None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sizes.values()))
+
+    def extend(self, epoch: int, sizes: Iterable[int]) -> None:
+        """Open that epoch's next batches."""
+        known = self.sizes.setdefault(epoch, array("q"))
+        known.extend(sizes)
+        for flags in (self.leased, self.used):
+            flags.setdefault(epoch, bytearray()).extend(bytes(len(known) - len(flags[epoch])))
+
+    def samples(self, flags: Mapping[int, bytearray] | None = None) -> int:
+        """Return the samples of the batches with that flag, or of all."""
+        if flags is None:
+            return sum(map(sum, self.sizes.values()))
+        return sum(sum(compress(sizes, flags[epoch])) for epoch, sizes in self.sizes.items())
+
+
+class _Batches:
+    """Tries the rules on all that there is of each batch."""
+
+    def __init__(self, checking: Checking, opened: _Opened) -> None:
+        self._checking = checking
+        self._opened = opened
+        self._most = f"one of {len(opened):,} batches"
+        # ordered of a worker that had been stopped: its replica never had it, and the samples are missed
+        undone = checking.run.ledger.execute("SELECT worker, step FROM undone")
+        self._undone = {key for key in undone if key in checking.rules.own}
+        self.looks, self.uses, self.leases = First(), First(), First()
+        self.skipped = 0
+        """Samples."""
+
+    def take(self, epoch: int, batch: int, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Take the rows of one batch."""
+        size = self._opened.size(epoch, batch)
+        leases: list[tuple[int, int, int]] = []
+        leased: Counter[int] = Counter()
+        looked: Counter[int] = Counter()
+        uses: list[tuple[Any, ...]] = []
+        for _, _, what, row, worker, *more in rows:
+            if what == "leased":
+                leases.append((row, worker, more[0]))
+                leased[worker] += 1
+            elif what == "looked":
+                looked[worker] += 1
+                if looked[worker] > leased[worker]:
+                    found = f"batch {batch} of epoch {epoch}"
+                    broken = Broken(LOOKED_AT, f"a batch leased to worker {worker}", found, "looks", row)
+                    self.looks.note(broken, row)
+            else:
+                uses.append((row, worker, *more))
+        held = leased - looked
+        returned = self._use(epoch, batch, size, held, uses)
+        self._lease(epoch, batch, size, leases, returned + looked)
+        if held and size is not None:
+            self._opened.leased[epoch][batch] = True
+
+    def _use(
+        self, epoch: int, batch: int, size: int | None, held: Counter[int], uses: Sequence[tuple[Any, ...]]
+    ) -> Counter[int]:
+        """Return how often each worker used it in an update that was dropped."""
+        rules, left, returned, user = self._checking.rules, Counter(held), Counter[int](), ""
+        for row, worker, step, used in uses:
+            who = f"step {step} of worker {worker}"
+            try:
+                if size is None:
+                    raise Broken(OPENED, self._most, f"batch {batch} of epoch {epoch}")
+                if not left[worker]:
+                    found = f"batch {batch} of epoch {epoch}{' once more' if held[worker] else ''}"
+                    raise Broken(LEASED, f"one that worker {worker} was leased", found)
+                left[worker] -= 1
+                if used == "step":
+                    returned[worker] += (worker, step) in rules.dropped
+                    if (worker, step) not in rules.applied or (worker, step) in self._undone:
+                        continue
+                elif used == "skipped":
+                    who = f"skipped by worker {worker} before its step {step}"
+                    self.skipped += size
+                else:
+                    raise Broken(READABLE, "used is step or skipped", used)
+                if user:
+                    found = f"batch {batch} of epoch {epoch} in {who}, after {user}"
+                    raise Broken(ONCE, "a batch that is in no applied update yet", found)
+            except Broken as broken:
+                broken.table, broken.row = "batches", row
+                self.uses.note(broken, row)
+            else:
+                user = who
+                self._opened.used[epoch][batch] = True
+        return returned
+
+    def _lease(
+        self,
+        epoch: int,
+        batch: int,
+        size: int | None,
+        leases: Iterable[tuple[int, int, int]],
+        returned: Mapping[int, int],
+    ) -> None:
+        """A batch that a loop gave back as it was left early can come again only to a later loop.
+
+        What a worker held when it left has returned, and may be leased to it again if it comes back.
+        """
+        checking = self._checking
+        times: Counter[tuple[int, int]] = Counter()
+        for row, worker, during in leases:
+            if size is None:
+                found = f"batch {batch} of epoch {epoch}"
+                self.leases.note(Broken(OPENED, self._most, found, "leases", row), row)
+            times[worker, during] += 1
+            most = 1 + returned.get(worker, 0) + checking.rules.came_back[worker]
+            if checking.completed and times[worker, during] > most:
+                found = f"batch {batch} of epoch {epoch} to worker {worker} once more"
+                self.leases.note(Broken(LEASED_ONCE, "another one", found, "leases", row), row)
+
+
+def _looked_in_vain(checking: Checking, looks: First) -> None:
+    """A loop that only looked, and was left nothing in the end, had asked for a batch."""
+    in_vain = _in_vain(checking)
+    rows = checking.run.ledger.execute("SELECT rowid, worker, epoch FROM looks WHERE batch IS NULL ORDER BY rowid")
+    for row, worker, epoch in rows:
+        in_vain[worker, epoch] -= 1
+        if in_vain[worker, epoch] < 0:
+            expected = f"a loop of worker {worker} that ran out"
+            looks.note(Broken(LOOKED_AT, expected, f"none in epoch {epoch}", "looks", row), row)
+
+
+def _in_vain(checking: Checking) -> Counter[tuple[int, int]]:
+    """How often each worker, in each epoch, was left nothing when it asked for a batch."""
+    return Counter(checking.run.ledger.execute("SELECT worker, during FROM leases WHERE batch IS NULL"))
 
 
 def _in_order(checking: Checking) -> None:
@@ -88,150 +222,149 @@ def _in_order(checking: Checking) -> None:
     So a step's batches were leased after those of the steps before it, and in the order that they have; of those that
     were skipped in between it is not said when.
     """
-    checking.table = "leases"
-    places: dict[tuple[int, int, int], deque[int]] = {}
-    leases = "SELECT worker, epoch, batch FROM leases WHERE batch IS NOT NULL ORDER BY rowid"
-    for number, lease in enumerate(checking.run.ledger.execute(leases)):
-        places.setdefault(lease, deque()).append(number)
-    for look in checking.run.ledger.execute("SELECT worker, epoch, batch FROM looks WHERE batch IS NOT NULL"):
-        places[look].popleft()
-    checking.table = "batches"
-    before: dict[int, int] = {}
-    """By worker: the number of the last lease that its last step used."""
-    uses = "SELECT rowid, worker, step, epoch, batch, used FROM batches ORDER BY worker, step, rowid"
-    for (worker, step), rows in groupby(checking.run.ledger.execute(uses), key=itemgetter(1, 2)):
-        start = before.get(worker, -1)
-        newest = last = start
-        for checking.row, _, _, epoch, batch, used in rows:
-            least, left = last if used == "step" else start, places[worker, epoch, batch]
-            while left and left[0] <= least:
-                left.popleft()
-            if not left:
-                found = f"batch {batch} of epoch {epoch}, leased before that"
-                raise Broken(IN_ORDER, f"a later one in step {step} of worker {worker}", found)
-            number = left.popleft()
-            last = number if used == "step" else last
-            newest = max(newest, number)
-        before[worker] = newest
+    ledger = checking.run.ledger
+    looks = Counter(ledger.execute("SELECT worker, epoch, batch FROM looks WHERE batch IS NOT NULL"))
+    uses = ledger.execute("SELECT worker, step, rowid, epoch, batch, used FROM batches ORDER BY worker, step, rowid")
+    leases = ledger.execute(
+        "SELECT worker, rowid, epoch, batch FROM leases "
+        "WHERE batch IS NOT NULL AND worker IN (SELECT worker FROM batches) ORDER BY worker, rowid"
+    )
+    by_worker = groupby(uses, key=itemgetter(0)), groupby(leases, key=itemgetter(0))
+    for (worker, used), (_, leased) in zip(*by_worker, strict=True):
+        newest, queue = -1, _Queue(leased, looks)
+        for step, rows in groupby(used, key=itemgetter(1)):
+            start = last = newest
+            for _, _, checking.row, epoch, batch, how in rows:
+                least = last if how == "step" else start
+                number = queue.after(least, epoch, batch)
+                if number is None:
+                    found = f"batch {batch} of epoch {epoch}, leased before that"
+                    raise Broken(IN_ORDER, f"a later one in step {step} of worker {worker}", found)
+                last = number if how == "step" else last
+                newest = max(newest, number)
     checking.row = None
 
 
-def _leases(checking: Checking) -> Counter[tuple[int, int, int]]:
-    """How often each (worker, epoch, batch) was leased."""
-    checking.table = "leases"
-    return Counter(checking.run.ledger.execute("SELECT worker, epoch, batch FROM leases WHERE batch IS NOT NULL"))
+class _Queue:
+    """One worker's leases in their order, without those of batches that it only looked at."""
+
+    def __init__(self, leases: Iterator[tuple[Any, ...]], looks: Counter[tuple[int, int, int]]) -> None:
+        self._leases = leases
+        self._looks = looks
+        self._ahead: dict[tuple[int, int], deque[int]] = {}
+        """By batch: the numbers of its leases that were read, and not used yet."""
+
+    def after(self, least: int, epoch: int, batch: int) -> int | None:
+        """Return the number of the first lease of that batch after this one; None if there is none."""
+        numbers = self._ahead.setdefault((epoch, batch), deque())
+        while numbers and numbers[0] <= least:
+            numbers.popleft()
+        while not numbers and (lease := next(self._leases, None)) is not None:
+            worker, number, *key = lease
+            if self._looks[worker, key[0], key[1]]:
+                self._looks[worker, key[0], key[1]] -= 1
+            else:
+                self._ahead.setdefault((key[0], key[1]), deque()).append(number)
+        found = numbers.popleft() if numbers else None
+        if not numbers:
+            del self._ahead[epoch, batch]
+        return found
 
 
-def _in_vain(checking: Checking) -> Counter[tuple[int, int]]:
-    """How often each worker, in each epoch, was left nothing when it asked for a batch."""
-    return Counter(checking.run.ledger.execute("SELECT worker, during FROM leases WHERE batch IS NULL"))
-
-
-def _looks(checking: Checking, leases: Mapping[tuple[int, int, int], int]) -> Counter[tuple[int, int, int]]:
-    """How often each (worker, epoch, batch) was only looked at: as if that lease had never been."""
-    checking.table = "looks"
-    looks: Counter[tuple[int, int, int]] = Counter()
-    in_vain = _in_vain(checking)
-    rows = checking.run.ledger.execute("SELECT rowid, worker, epoch, batch FROM looks ORDER BY rowid")
-    for checking.row, worker, epoch, batch in rows:
-        if batch is None:
-            in_vain[worker, epoch] -= 1
-            if in_vain[worker, epoch] < 0:
-                raise Broken(LOOKED_AT, f"a loop of worker {worker} that ran out", f"none in epoch {epoch}")
-            continue
-        looks[worker, epoch, batch] += 1
-        if looks[worker, epoch, batch] > leases.get((worker, epoch, batch), 0):
-            raise Broken(LOOKED_AT, f"a batch leased to worker {worker}", f"batch {batch} of epoch {epoch}")
-    checking.row = None
-    return looks
-
-
-def _leased_once(
-    checking: Checking, sizes: Mapping[tuple[int, int], int], returned: Mapping[tuple[int, int, int], int]
-) -> None:
-    """A batch that a loop gave back as it was left early can come again only to a later loop.
-
-    What a worker held when it left has returned, and may be leased to it again if it comes back.
-    """
-    checking.table = "leases"
-    times: Counter[tuple[int, int, int, int]] = Counter()
-    rows = checking.run.ledger.execute("SELECT rowid, worker, during, epoch, batch FROM leases ORDER BY rowid")
-    for checking.row, worker, during, epoch, batch in rows:
-        if batch is None:
-            continue
-        if (epoch, batch) not in sizes:
-            raise Broken(OPENED, f"one of {len(sizes):,} batches", f"batch {batch} of epoch {epoch}")
-        times[worker, during, epoch, batch] += 1
-        most = 1 + returned.get((worker, epoch, batch), 0) + checking.rules.came_back[worker]
-        if checking.completed and times[worker, during, epoch, batch] > most:
-            found = f"batch {batch} of epoch {epoch} to worker {worker} once more"
-            raise Broken(LEASED_ONCE, "another one", found)
-    checking.row = None
-
-
-def _epochs(checking: Checking) -> dict[tuple[int, int], int]:
+def _epochs(checking: Checking) -> _Opened:
     checking.table = "epochs"
-    sizes: dict[tuple[int, int], int] = {}
+    opened = _Opened()
     digests: dict[int, str] = {}
     """By epoch: of its order so far."""
     repeating: set[int] = set()
     columns = "rowid, epoch, batches, samples, digest, batch_order, first"
     rows = checking.run.ledger.execute(f"SELECT {columns} FROM epochs ORDER BY rowid")
     for checking.row, epoch, batches, samples, digest, text, first in rows:
-        if (epoch, first) in sizes or (first == 0 and epoch in digests):
+        if not isinstance(first, int):
+            raise Broken(READABLE, "the number of its first batch", first)
+        if opened.size(epoch, first) is not None or (first == 0 and epoch in digests):
             raise Broken(OPENED_ONCE, "another one", f"epoch {epoch} once more")
-        if first and (epoch, first - 1) not in sizes:
+        if first and opened.size(epoch, first - 1) is None:
             raise Broken(BLOCKS, f"the block of epoch {epoch} before it", f"one from batch {first} on")
         order = msgspec.json.decode(text)
         found = len(order), sum(map(len, order)), _digest(order, digests.get(epoch, "")) or digest
         if found != (batches, samples, digest):
             raise Broken(DIGEST, f"{batches} batches, {samples} samples, digest {digest}", found)
         digests[epoch] = digest
-        sizes.update({(epoch, index): len(batch) for index, batch in enumerate(order, first)})
+        opened.extend(epoch, map(len, order))
         if len({str(sample) for batch in order for sample in batch}) < samples:
             repeating.add(epoch)
     checking.row = None
     checking.repeating += len(repeating)
-    return sizes
+    return opened
 
 
-def _gradients(checking: Checking, in_steps: Counter[tuple[int, int]]) -> None:
+def _gradients(checking: Checking, opened: _Opened) -> None:
     checking.table = "batches"
-    for (worker, step), samples in checking.samples.items():
-        if samples is not None and samples != in_steps[worker, step]:
-            found = f"{in_steps[worker, step]} in the batches of step {step} of worker {worker}"
-            raise Broken(BATCHES, f"{samples} samples, as its gradient says", found)
+    first = First()
+    rows = checking.run.ledger.execute(
+        "SELECT worker, step, 'a gradient', id, json_extract(body, '$.samples'), NULL FROM facts "
+        "WHERE kind = 'GradientReady' "
+        "UNION ALL SELECT worker, step, 'used', rowid, epoch, batch FROM batches WHERE used = 'step' ORDER BY 1, 2"
+    )
+    for (worker, step), its in groupby(rows, key=itemgetter(0, 1)):
+        found, told = 0, list[tuple[int, int]]()
+        for _, _, what, number, *key in its:
+            if what == "used":
+                found += opened.size(*key) or 0
+            elif key[0] is not None:
+                told.append((number, key[0]))
+        for number, samples in told:
+            if samples != found:
+                has = f"{found} in the batches of step {step} of worker {worker}"
+                first.note(Broken(BATCHES, f"{samples} samples, as its gradient says", has), number)
+    first.settle()
 
 
 def _pushes(checking: Checking) -> None:
     checking.table = "pushes"
-    pushed: set[tuple[int, int]] = set()
-    rows = checking.run.ledger.execute("SELECT rowid, worker, step, samples FROM pushes ORDER BY rowid")
-    for checking.row, worker, step, samples in rows:
-        told = checking.samples.get((worker, step), samples)  # a run may have been stopped before the fact was told
-        if told != samples:
-            raise Broken(PUSHED, f"{told} samples in step {step} of worker {worker}", samples)
-        if (worker, step) in pushed:
-            raise Broken(PUSHES, "one that was not noted yet", f"step {step} of worker {worker} once more")
-        pushed.add((worker, step))
-    checking.row = None
-    if (checking.trained or pushed) and (gone := next((key for key in checking.samples if key not in pushed), None)):
-        raise Broken(PUSHES, f"one of step {gone[1]} of worker {gone[0]}", "none")
+    ledger, wrong, gone = checking.run.ledger, First(), First()
+    pushed = ledger.execute("SELECT 1 FROM pushes LIMIT 1").fetchone() is not None
+    if not checking.trained and not pushed:
+        return
+    rows = ledger.execute(
+        "SELECT worker, step, 'a gradient' AS what, id, json_extract(body, '$.samples') FROM facts "
+        "WHERE kind = 'GradientReady' "
+        "UNION ALL SELECT worker, step, 'pushed', rowid, samples FROM pushes ORDER BY 1, 2, what, 4"
+    )
+    for (worker, step), its in groupby(rows, key=itemgetter(0, 1)):
+        gradient, row = None, None
+        for _, _, what, number, samples in its:
+            if what == "a gradient":
+                gradient = number, samples
+                continue
+            told = samples if gradient is None else gradient[1]  # a run may have been stopped before the fact was told
+            if told != samples:
+                expected = f"{told} samples in step {step} of worker {worker}"
+                wrong.note(Broken(PUSHED, expected, samples, "pushes", number), number)
+            if row is not None:
+                found = f"step {step} of worker {worker} once more"
+                wrong.note(Broken(PUSHES, "one that was not noted yet", found, "pushes", number), number)
+            row = number
+        if gradient is not None and row is None:
+            gone.note(Broken(PUSHES, f"one of step {step} of worker {worker}", "none", "pushes", None), gradient[0])
+    wrong.settle()
+    gone.settle()
 
 
-def _missing(
-    checking: Checking,
-    sizes: Mapping[tuple[int, int], int],
-    used: set[tuple[int, int]],
-    leased: set[tuple[int, int]],
-    skipped: int,
-) -> None:
-    """What was not used: it is in `used` if it was applied or skipped."""
-    if not sizes:
+def _missing(checking: Checking, batches: _Opened, skipped: int) -> None:
+    """What was not used: neither applied nor skipped."""
+    if not len(batches):
         return
     checking.table = "leases"
-    opened, applied = sum(sizes.values()), sum(sizes[batch] for batch in used)
-    held, rest = sum(sizes[batch] for batch in leased - used), opened - applied
+    opened, applied = batches.samples(), batches.samples(batches.used)
+    rest = opened - applied
+    held = sum(
+        size
+        for epoch, sizes in batches.sizes.items()
+        for size, leased, used in zip(sizes, batches.leased[epoch], batches.used[epoch], strict=True)
+        if leased and not used
+    )
     summary = checking.run.summary or {}
     missed = summary.get("samples_missed") or 0
     if missed > rest:
@@ -244,13 +377,8 @@ def _missing(
             least = f"{held}{'' if exact else ' or more'} missed"
             raise Broken(ACCOUNTED, least, f"{missed} missed", SUMMARY, "samples_missed")
         ran_out = _ran_out(checking)
-        over = set(ran_out)
-        never = [batch for batch in sizes if batch[0] in over and batch not in leased]
-        if sum(sizes[batch] for batch in never) > missed - held:
-            epoch, batch = never[0]
-            found = f"batch {batch} of epoch {epoch} was never leased, and {len(never)} in all"
-            raise Broken(TO_ITS_END, f"{missed - held} samples or fewer", found)
-    epochs = len({epoch for epoch, _ in sizes})
+        _to_its_end(batches, set(ran_out), missed - held)
+    epochs = sum(bool(sizes) for sizes in batches.sizes.values())
     parts = [
         f"{count:,} {what}"
         for count, what in (
@@ -277,6 +405,21 @@ def _missing(
         epochs=epochs,
         epochs_to_their_end=len(ran_out),
     )
+
+
+def _to_its_end(batches: _Opened, ran_out: Container[int], spare: int) -> None:
+    """Of epochs that ran out of data, no more samples were never leased than are missed beside what was leased."""
+    never = [
+        (epoch, batch)
+        for epoch, flags in batches.leased.items()
+        if epoch in ran_out
+        for batch, leased in enumerate(flags)
+        if not leased
+    ]
+    if sum(batches.sizes[epoch][batch] for epoch, batch in never) > spare:
+        epoch, batch = never[0]
+        found = f"batch {batch} of epoch {epoch} was never leased, and {len(never)} in all"
+        raise Broken(TO_ITS_END, f"{spare} samples or fewer", found)
 
 
 def _ran_out(checking: Checking) -> list[int]:

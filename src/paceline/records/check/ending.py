@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
+from paceline.records.broken import DEATHS, ENDED, OUTCOME, READABLE, Broken
 from paceline.records.check.checking import Checking
-from paceline.records.check.rules import DEATHS, ENDED, OUTCOME, READABLE, Broken
 from paceline.records.summary import Outcome, Target
 
 OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed")
@@ -53,7 +53,7 @@ def _noted(checking: Checking) -> dict[str, Any] | None:
 
 
 def _last_fact(checking: Checking, end: dict[str, Any]) -> None:
-    facts, last = checking.counts["facts"], checking.moments.last
+    facts, last = checking.counts["facts"], checking.tally.latest
     if end["facts"] != facts:
         raise Broken(ENDED, f"{end['facts']:,} facts", f"{facts:,}", "facts", None)
     exact = not checking.run.simulated or checking.trained

@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from paceline.records.broken import FILE_HASH, FILE_NOTED, READABLE, Broken, count
 from paceline.records.check.checking import Checking
-from paceline.records.check.rules import FILE_HASH, FILE_NOTED, READABLE, Broken, count
 
 ORDER = "parameters"
 """The key of a file's metadata with its parameters' names in the order of the hash, as `training.store` writes them."""

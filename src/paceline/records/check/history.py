@@ -12,7 +12,6 @@ import msgspec
 
 from paceline.core.facts import (
     Fact,
-    GradientReady,
     TrainingBegan,
     WorkerJoined,
     WorkerLeft,
@@ -20,9 +19,7 @@ from paceline.core.facts import (
 from paceline.core.machine import Machine
 from paceline.core.orders import Order
 from paceline.errors import ProtocolViolation
-from paceline.records.check.checking import Checking
-from paceline.records.check.ending import ending
-from paceline.records.check.rules import (
+from paceline.records.broken import (
     ALL_LEFT,
     BELONGS,
     MEMBERS,
@@ -36,6 +33,8 @@ from paceline.records.check.rules import (
     brief,
     count,
 )
+from paceline.records.check.checking import Checking
+from paceline.records.check.ending import ending
 from paceline.records.ledger import FACTS
 
 _WHY = msgspec.json.Decoder()
@@ -85,9 +84,10 @@ def history(checking: Checking) -> None:
     )
     if checking.here and _all_must_have_left(checking):
         raise Broken(ALL_LEFT, "no worker is here after the last fact", f"worker {_names(checking.here)}")
-    if checking.completed and rules.ready:
-        (worker, step), *_ = rules.ready
-        raise Broken(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(rules.ready)} in all")
+    left = rules.fates.ready
+    if checking.completed and left:
+        (worker, step), *_ = left
+        raise Broken(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(left)} in all")
     ending(checking)
     _say_history(checking, facts, orders, [sentence for sentence, _ in invariants])
 
@@ -103,7 +103,8 @@ def _say_history(checking: Checking, facts: int, orders: int, invariants: Sequen
     of = f"of {checking.run.choice.spec.name}"
     say(f"{count(len(invariants), f'invariant {of}', f'invariants {of}')} after every fact")
     lost = f", {len(rules.dropped):,} dropped" if rules.dropped else ""
-    open_ = f", {len(rules.ready):,} not settled by then" if rules.ready else ""
+    left = rules.fates.ready
+    open_ = f", {len(left):,} not settled by then" if left else ""
     say(f"{count(len(rules.applied), 'update')} each applied once{lost}{open_}")
     if checking.run.choice.spec.family == "parameter-server":
         weights = ", the weights of each sum to 1" if checking.run.choice.spec.optimizer == "store" else ""
@@ -217,7 +218,6 @@ def _holds(checking: Checking, sentence: str, holds: Callable[[], bool]) -> None
 
 
 def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
-    checking.moments.note(fact, orders)
     match fact:
         case TrainingBegan(members=members):
             _begins_as_configured(checking, fact)
@@ -227,8 +227,6 @@ def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
             checking.here[worker] = None
         case WorkerLeft(worker=worker):
             checking.here.pop(worker, None)
-        case GradientReady(worker=worker, step=step, samples=samples):
-            checking.samples[worker, step] = samples
     checking.tally.record(fact, orders)
     checking.made.record(fact, orders)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
+from paceline.records.broken import CHECKSUMS, READABLE, TRANSFERS, UNDONE, Broken, First, count
 from paceline.records.check.checking import Checking
-from paceline.records.check.rules import CHECKSUMS, READABLE, TRANSFERS, UNDONE, Broken, count
+from paceline.records.marks import Marks
 
 
 def for_replay(checking: Checking) -> None:
@@ -19,18 +17,18 @@ def for_replay(checking: Checking) -> None:
 def _checksums(checking: Checking) -> None:
     checking.table = "checksums"
     first, last = checking.rules.first or 0, checking.rules.version or 0
-    seen: set[int] = set()
+    seen = Marks()
     rows = checking.run.ledger.execute("SELECT rowid, version, checksum FROM checksums ORDER BY rowid")
     for checking.row, version, checksum in rows:
-        if not first < version <= last or version in seen:
-            what = "once more" if version in seen else "which no order made"
+        if not first < version <= last or (0, version) in seen:
+            what = "once more" if (0, version) in seen else "which no order made"
             raise Broken(CHECKSUMS, "a version that was made, and not noted yet", f"version {version}, {what}")
         if not isinstance(checksum, str) or len(checksum) != 16:
             raise Broken(READABLE, "16 hexadecimal digits", checksum)
-        seen.add(version)
+        seen.add(0, version)
     checking.row = None
     if checking.completed and checking.trained and checking.run.choice.spec.family == "parameter-server":
-        gone = next((version for version in range(first + 1, last + 1) if version not in seen), None)
+        gone = next((version for version in range(first + 1, last + 1) if (0, version) not in seen), None)
         if gone is not None:
             raise Broken(CHECKSUMS, f"one of version {gone}", "none")
     if seen:
@@ -52,23 +50,34 @@ def _undone(checking: Checking) -> None:
 
 def _transfers(checking: Checking) -> None:
     checking.table = "transfers"
-    noted: Counter[tuple[int, str, int]] = Counter()
-    seen: set[tuple[Any, ...]] = set()
-    rows = checking.run.ledger.execute("SELECT rowid, worker, direction, number, began, ended FROM transfers")
-    for checking.row, *transfer in rows:
-        if (key := tuple(transfer)) in seen:
-            raise Broken(TRANSFERS, "another one", f"{_transfer(*transfer[:3])} once more")
-        seen.add(key)
-        noted[transfer[0], transfer[1], transfer[2]] += 1
-    checking.row = None
+    first, before, noted = First(), None, 0
+    columns = "worker, direction, number, began, ended"
+    for *transfer, row in checking.run.ledger.execute(f"SELECT {columns}, rowid FROM transfers ORDER BY {columns}, 6"):
+        if transfer == before:
+            broken = Broken(TRANSFERS, "another one", f"{_transfer(*transfer[:3])} once more", "transfers", row)
+            first.note(broken, row)
+        before, noted = transfer, noted + 1
+    first.settle()
     network = checking.run.scenario.network
     if network is None or checking.run.choice.spec.family != "parameter-server":
         return
     if not noted and checking.trained and checking.run.simulated:
         return  # in a replay the times are the recorded ones, and nothing was transferred at them
-    for key, times in checking.moments.came.items():
-        if noted[key] < len(times):
-            raise Broken(TRANSFERS, f"{_transfer(*key)}, {count(len(times), 'time')}", noted[key])
+    gone = checking.run.ledger.execute(_NOT_TRANSFERRED).fetchone()
+    if gone is not None:
+        *key, came, found = gone
+        raise Broken(TRANSFERS, f"{_transfer(*key)}, {count(came, 'time')}", found)
+
+
+_NOT_TRANSFERRED = """
+    SELECT worker, direction, number, sum(came), sum(noted) FROM (
+        SELECT worker, 'push' AS direction, step AS number, 1 AS came, 0 AS noted, id
+        FROM facts WHERE kind = 'UpdateArrived'
+        UNION ALL SELECT worker, 'pull', version, 1, 0, id FROM facts WHERE kind = 'ParametersTaken'
+        UNION ALL SELECT worker, direction, number, 0, 1, NULL FROM transfers
+    ) GROUP BY worker, direction, number HAVING sum(noted) < sum(came) ORDER BY min(id) LIMIT 1
+"""
+"""What came more often than it was transferred, the first of it."""
 
 
 def _transfer(worker: int, direction: str, number: int) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.errors import ConfigError
+from paceline.records.broken import SIMULATED_AGAIN, Broken, brief, count
 from paceline.records.check.checking import Checking
-from paceline.records.check.rules import SIMULATED_AGAIN, Broken, brief, count
 from paceline.records.ledger import FACTS, Ledger, NoLedger
 from paceline.records.reading import RecordedRun
 from paceline.records.times import StepTimes, TransferTimes

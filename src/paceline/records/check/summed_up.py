@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from paceline.records.broken import STALENESS, SUMMED_UP, Broken
 from paceline.records.check.checking import Checking
-from paceline.records.check.rules import STALENESS, SUMMED_UP, Broken
 from paceline.records.reading import SUMMARY, measure
 from paceline.records.summary import Summary, Target
 

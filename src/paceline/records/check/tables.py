@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
+from paceline.records.broken import SCALARS, SCHEMA_KEPT, Broken
 from paceline.records.check.checking import Checking
-from paceline.records.check.rules import SCALARS, SCHEMA_KEPT, Broken
 from paceline.records.ledger import TABLES
 
 _SCHEMA = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"

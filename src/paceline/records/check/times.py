@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from paceline.cluster.network import SharedLink
-from paceline.cluster.scenario import Scenario, Slowdown
-from paceline.records.check.checking import Checking
-from paceline.records.check.rules import (
+from paceline.cluster.scenario import Network, Scenario, Slowdown
+from paceline.records.broken import (
     COMMITS,
     DELIVERED,
     LINK,
@@ -21,8 +22,10 @@ from paceline.records.check.rules import (
     STEP_TIMES,
     WITHIN,
     Broken,
+    First,
     count,
 )
+from paceline.records.check.checking import Checking
 
 TICK = 1e-6
 """Seconds. All processes of a run read one clock, in seconds since the machine started: after some years of that a
@@ -32,29 +35,57 @@ EXACT = 1e-9
 PARTS = ("compute", "push", "wait", "pull", "other")
 
 
+_MADE = """
+    SELECT version, max(ordered), min(pulled) FROM (
+        SELECT orders.version, facts.at AS ordered, NULL AS pulled
+        FROM orders JOIN facts ON facts.id = orders.fact WHERE orders.kind = 'ApplyUpdate'
+        UNION ALL SELECT version, NULL, at FROM facts WHERE kind = 'ParametersTaken'
+    ) GROUP BY version ORDER BY version
+"""
+"""Each version: when it was ordered, and when it was first pulled."""
+
+_STEPS = """
+    SELECT orders.worker AS worker, orders.step AS step, 'released' AS what, facts.id, facts.at,
+        NULL, NULL, NULL, NULL, NULL
+    FROM orders JOIN facts ON facts.id = orders.fact WHERE orders.kind = 'Release'
+    UNION ALL SELECT worker, step, 'ready', id, at, NULL, NULL, NULL, NULL, NULL
+    FROM facts WHERE kind = 'GradientReady'
+    UNION ALL SELECT worker, step, 'times', rowid, began, compute, push, wait, pull, other FROM step_times
+    ORDER BY worker, step, what, 4
+"""
+"""All that there is of each step: its release, its gradient, and where its time went."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step, as the facts and the ledger's `step_times` have it."""
+
+    worker: int
+    step: int
+    released: float = 0.0
+    fact: int | None = None
+    """The row of its gradient; None if none was ready."""
+    ready: float = 0.0
+    row: int | None = None
+    """Its row in `step_times`, if it has one."""
+    began: float = 0.0
+    parts: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return f"step {self.step} of worker {self.worker}"
+
+
 def times(checking: Checking) -> None:
     """Compare every step's times with the facts, and in a real run with the scenario."""
     if checking.replays:
         _none_of_a_replay(checking)
         return
     _commits(checking)
-    rows = _step_times(checking)
+    finished = _steps(checking)
     if not checking.run.simulated:
-        _measured(checking, rows)
-        _padded(checking, rows)
         _link(checking)
-    if rows:
-        checking.proved.append(f"{count(len(rows), 'finished step')}, whose times lie within what the facts leave them")
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    number: int
-    began: float
-    compute: float
-    push: float
-    other: float
-    total: float
+    if finished:
+        checking.proved.append(f"{count(finished, 'finished step')}, whose times lie within what the facts leave them")
 
 
 def _none_of_a_replay(checking: Checking) -> None:
@@ -67,23 +98,22 @@ def _none_of_a_replay(checking: Checking) -> None:
 def _commits(checking: Checking) -> None:
     """Compare the store's own times with the facts."""
     checking.table = "commits"
-    first, last = checking.rules.first or 0, checking.rules.version or 0
-    pulled: dict[int, float] = {}
-    for (_, direction, version), times in checking.moments.came.items():
-        if direction == "pull":
-            pulled[version] = min(pulled.get(version, math.inf), *times)
-    version, before = first, 0.0
+    version, last, before = checking.rules.first or 0, checking.rules.version or 0, 0.0
+    made = checking.run.ledger.execute(_MADE)
     rows = checking.run.ledger.execute("SELECT rowid, version, at FROM commits ORDER BY rowid")
     for checking.row, noted, at in rows:
         version += 1
         if noted != version or version > last:
             what = f"version {version}" if version <= last else f"none after version {last}"
             raise Broken(COMMITS, what, f"version {noted}")
-        since = max(before, checking.made.versions[version].at)
-        if not since <= at <= pulled.get(version, math.inf):
-            by = f", and by {pulled[version]!r}, when it is pulled" if version in pulled else ""
+        ordered, pulled = next((ordered, pulled) for one, ordered, pulled in made if one == version)
+        since = max(before, ordered)
+        if not since <= at <= (math.inf if pulled is None else pulled):
+            by = "" if pulled is None else f", and by {pulled!r}, when it is pulled"
             raise Broken(COMMITS, f"version {version} is there at {since!r} or later{by}", at)
-        checking.made.committed[version] = before = at
+        before = at
+        if version in checking.made.recorded:
+            checking.made.committed[version] = at
     checking.row = None
     if (
         checking.completed
@@ -94,185 +124,278 @@ def _commits(checking: Checking) -> None:
         raise Broken(COMMITS, f"the time of version {version + 1}", "none")
 
 
-def _step_times(checking: Checking) -> dict[tuple[int, int], _Row]:
-    moments = checking.moments
-    rows: dict[tuple[int, int], _Row] = {}
+def _steps(checking: Checking) -> int:
+    """Go through all steps, worker by worker. Return how many have times.
+
+    Each rule is tried for all steps before the next rule: its first wrong row is the one that is told.
+    """
     checking.table = "step_times"
-    found = checking.run.ledger.execute(
-        f"SELECT rowid, worker, step, began, {', '.join(PARTS)} FROM step_times ORDER BY rowid"
-    )
-    for number, worker, step, began, *parts in found:
+    within, between, measured, padded = First(), First(), First(), First()
+    padding = None if checking.run.simulated else _Padding.of(checking)
+    left = _left(checking)
+    finished = ready = 0
+    before: _Step | None = None
+    rows = groupby(checking.run.ledger.execute(_STEPS), key=itemgetter(0, 1))
+    for step in (_step(checking, worker, number, its, within) for (worker, number), its in rows):
+        finished += step.row is not None
+        if step.fact is None:
+            continue
+        ready += 1
+        if before is not None:
+            _ended(before, step if step.worker == before.worker else None, left, between)
+        before = step
+        if not checking.run.simulated and step.row is not None and not step.parts[1] > 0:
+            broken = Broken(MEASURED, f"the push of {step} takes time", step.parts[1], "step_times", step.row)
+            measured.note(broken, step.row)
+        if padding is not None:
+            padding.compare(step, padded)
+    if before is not None:
+        _ended(before, None, left, between)
+    within.settle()
+    between.settle()
+    if not checking.run.simulated:
+        began = checking.tally.began  # in virtual time everything begins at 0
+        if began is not None and not began > 0:
+            raise Broken(MEASURED, "training begins after the clock was set, so later than 0", began, "facts", 1)
+        measured.settle()
+        padded.settle()
+        if padding is not None:
+            checking.proved.append(f"{count(ready, 'step')}, none shorter than the scenario says")
+    return finished
+
+
+def _step(checking: Checking, worker: int, step: int, rows: Iterator[tuple[Any, ...]], within: First) -> _Step:
+    """Return what there is of this step. What is wrong in its row of `step_times` is noted."""
+    one = _Step(worker, step)
+    timed = []
+    for _, _, what, number, at, *parts in rows:
+        if what == "released":
+            one.released = at
+        elif what == "ready":
+            one.fact, one.ready = number, at
+        else:
+            timed.append((number, at, *parts))
+    for number, began, *parts in timed:
         checking.row = number
-        key, what = (worker, step), f"step {step} of worker {worker}"
-        if key not in moments.ready:
-            raise Broken(STEP_TIMES, "a step whose gradient was ready", what)
-        if key in rows:
-            raise Broken(STEP_TIMES, "a step that has none yet", f"{what} once more")
-        for name, seconds in zip(("began", *PARTS), (began, *parts), strict=True):
-            if not isinstance(seconds, float | int) or not math.isfinite(seconds):
-                raise Broken(READABLE, f"{name} in seconds", seconds)
-            if seconds < 0:
-                raise Broken(WITHIN, f"{name} is 0 or more", seconds)
-        released, ready = moments.released.get(key, 0.0), moments.ready[key]
-        if began < released - TICK:
-            raise Broken(WITHIN, f"{what} began at {released!r}, when it was released, or later", began)
-        if began + parts[0] > ready + TICK:
-            raise Broken(WITHIN, f"{what} was computed by {ready!r}, when its gradient was ready", began + parts[0])
-        compute, push, _, _, other = parts
-        rows[key] = _Row(number, began, compute, push, other, sum(parts))
+        try:
+            if one.fact is None:
+                raise Broken(STEP_TIMES, "a step whose gradient was ready", one)
+            if one.row is not None:
+                raise Broken(STEP_TIMES, "a step that has none yet", f"{one} once more")
+            _possible(one, began, parts)
+        except Broken as broken:
+            broken.table, broken.row = "step_times", number
+            within.note(broken, number)
+        else:
+            one.row, one.began, one.parts = number, began, tuple(parts)
     checking.row = None
-    _between_releases(checking, rows)
-    return rows
+    return one
 
 
-def _between_releases(checking: Checking, rows: Mapping[tuple[int, int], _Row]) -> None:
+def _possible(step: _Step, began: float, parts: Sequence[float]) -> None:
+    for name, seconds in zip(("began", *PARTS), (began, *parts), strict=True):
+        if not isinstance(seconds, float | int) or not math.isfinite(seconds):
+            raise Broken(READABLE, f"{name} in seconds", seconds)
+        if seconds < 0:
+            raise Broken(WITHIN, f"{name} is 0 or more", seconds)
+    if began < step.released - TICK:
+        raise Broken(WITHIN, f"{step} began at {step.released!r}, when it was released, or later", began)
+    if began + parts[0] > step.ready + TICK:
+        raise Broken(WITHIN, f"{step} was computed by {step.ready!r}, when its gradient was ready", began + parts[0])
+
+
+def _left(checking: Checking) -> dict[int, list[tuple[int, float]]]:
+    """By worker: the row and the moment of each fact with which it left, in order."""
+    left: dict[int, list[tuple[int, float]]] = {}
+    for worker, *fact in checking.run.ledger.execute(
+        "SELECT worker, id, at FROM facts WHERE kind = 'WorkerLeft' ORDER BY id"
+    ):
+        left.setdefault(worker, []).append((fact[0], fact[1]))
+    return left
+
+
+def _ended(step: _Step, after: _Step | None, left: Mapping[int, Sequence[tuple[int, float]]], between: First) -> None:
     """A step's row is written as the next step's gradient comes, or its worker leaves."""
-    moments = checking.moments
-    for worker, stays in moments.stays.items():
-        for stay in stays:
-            for place, step in enumerate(stay.steps):
-                until, row = stay.left, rows.get((worker, step))
-                if place + 1 < len(stay.steps):
-                    after = rows.get((worker, stay.steps[place + 1]))
-                    until = moments.ready[worker, stay.steps[place + 1]] if after is None else after.began
-                if until is None:
-                    continue
-                if row is None:
-                    raise Broken(STEP_TIMES, f"those of step {step} of worker {worker}", "none")
-                released = moments.released.get((worker, step), 0.0)
-                if row.total > until - released + TICK:
-                    expected = f"step {step} of worker {worker} and its waits take {until - released!r} s or less"
-                    raise Broken(WITHIN, expected, row.total, "step_times", row.number)
-
-
-def _measured(checking: Checking, rows: Mapping[tuple[int, int], _Row]) -> None:
-    """In virtual time everything begins at 0, and telling of a gradient takes no time."""
-    if checking.moments.began is not None and not checking.moments.began > 0:
-        found = checking.moments.began
-        raise Broken(MEASURED, "training begins after the clock was set, so later than 0", found, "facts", 1)
-    for (worker, step), row in rows.items():
-        if not row.push > 0:
-            what = f"the push of step {step} of worker {worker} takes time"
-            raise Broken(MEASURED, what, row.push, "step_times", row.number)
-
-
-def _padded(checking: Checking, rows: Mapping[tuple[int, int], _Row]) -> None:
-    """A padded step takes what the scenario says, or longer. Slow-downs at a *time* go by the worker's own clock."""
-    scenario = checking.run.scenario
-    if scenario.compute is None:
+    assert step.fact is not None
+    gone = next((one for one in left.get(step.worker, ()) if one[0] > step.fact), None)
+    if after is not None and after.fact is not None and (gone is None or after.fact < gone[0]):
+        until = after.ready if after.row is None else after.began
+    elif gone is not None:
+        until = gone[1]
+    else:
         return
-    by_step = [event for event in scenario.events if isinstance(event, Slowdown) and event.at_step is not None]
-    quiet = replace(scenario, events=())
-    own: dict[int, Scenario] = {
-        worker: replace(scenario, events=tuple(event for event in by_step if event.worker == worker))
-        for worker in {event.worker for event in by_step}
-    }
-    moments = checking.moments
-    for (worker, step), ready in moments.ready.items():
-        least = own.get(worker, quiet).step_seconds(worker, step, 0.0, 0.0, checking.run.seed)
-        row, released = rows.get((worker, step)), moments.released.get((worker, step), 0.0)
-        began = released if row is None else row.began
-        expected = f"step {step} of worker {worker} takes {least!r} s or more"
-        if ready - began < least - TICK:
-            fact = checking.run.ledger.execute(
-                "SELECT id FROM facts WHERE kind = 'GradientReady' AND worker = ? AND step = ?", (worker, step)
-            ).fetchone()
-            raise Broken(PADDED, expected, ready - began, "facts", fact[0])
-        if row is not None and row.compute + row.other < least - TICK:
-            raise Broken(PADDED, expected, row.compute + row.other, "step_times", row.number)
-    checking.proved.append(f"{count(len(moments.ready), 'step')}, none shorter than the scenario says")
+    if step.row is None:
+        between.note(Broken(STEP_TIMES, f"those of {step}", "none", "step_times", None), 0)
+    elif (total := sum(step.parts)) > until - step.released + TICK:
+        expected = f"{step} and its waits take {until - step.released!r} s or less"
+        between.note(Broken(WITHIN, expected, total, "step_times", step.row), 0)
+
+
+@dataclass(slots=True)
+class _Padding:
+    """A padded step takes what the scenario says, or longer. Slow-downs at a *time* go by the worker's own clock."""
+
+    seed: int
+    quiet: Scenario
+    own: dict[int, Scenario]
+    """Of workers with slow-downs at a step."""
+
+    @classmethod
+    def of(cls, checking: Checking) -> _Padding | None:
+        """Return the padding of this run; None if its steps are not padded."""
+        scenario = checking.run.scenario
+        if scenario.compute is None:
+            return None
+        by_step = [event for event in scenario.events if isinstance(event, Slowdown) and event.at_step is not None]
+        own = {
+            worker: replace(scenario, events=tuple(event for event in by_step if event.worker == worker))
+            for worker in {event.worker for event in by_step}
+        }
+        return cls(checking.run.seed, replace(scenario, events=()), own)
+
+    def compare(self, step: _Step, padded: First) -> None:
+        """Note if that step, whose gradient was ready, was too short."""
+        least = self.own.get(step.worker, self.quiet).step_seconds(step.worker, step.step, 0.0, 0.0, self.seed)
+        began = step.released if step.row is None else step.began
+        expected = f"{step} takes {least!r} s or more"
+        assert step.fact is not None
+        if step.ready - began < least - TICK:
+            padded.note(Broken(PADDED, expected, step.ready - began, "facts", step.fact), step.fact)
+        elif step.row is not None and step.parts[0] + step.parts[-1] < least - TICK:
+            found = step.parts[0] + step.parts[-1]
+            padded.note(Broken(PADDED, expected, found, "step_times", step.row), step.fact)
+
+
+_TRANSFERS = """
+    SELECT worker, direction, number, 'a transfer' AS what, rowid, began, ended, delivered, bytes FROM transfers
+    UNION ALL SELECT worker, 'push', step, 'came', id, at, NULL, NULL, NULL FROM facts WHERE kind = 'UpdateArrived'
+    UNION ALL SELECT worker, 'pull', version, 'came', id, at, NULL, NULL, NULL FROM facts WHERE kind = 'ParametersTaken'
+    UNION ALL SELECT orders.worker, CASE orders.kind WHEN 'StartPush' THEN 'push' ELSE 'pull' END,
+        CASE orders.kind WHEN 'StartPush' THEN orders.step ELSE orders.version END,
+        'ordered', orders.id, facts.at, NULL, NULL, NULL
+    FROM orders JOIN facts ON facts.id = orders.fact
+    WHERE orders.kind IN ('StartPush', 'StartPull')
+        OR (orders.kind = 'Release' AND json_extract(orders.body, '$.parameters') = 'pull')
+    ORDER BY worker, direction, number, what, 5
+"""
+"""All that there is of each push and pull: when it was ordered, when it was under way, and when it had come."""
 
 
 def _link(checking: Checking) -> None:
     """Ask the model of the link again when each transfer ends, given when it began."""
     network = checking.run.scenario.network
     link = SharedLink.of(network)
-    if link is None or checking.run.choice.spec.family != "parameter-server":
+    if network is None or link is None or checking.run.choice.spec.family != "parameter-server":
         return
     checking.table = "transfers"
-    rows = checking.run.ledger.execute(
-        "SELECT rowid, worker, direction, number, bytes, began, ended, delivered FROM transfers ORDER BY rowid"
-    ).fetchall()
-    _delivered(checking, rows)
-    again = 0
+    never_ended = _delivered(checking, network)
+    again = number = 0
     for direction in ("push", "pull"):
-        unknown = _never_ended(checking, rows, direction)
-        for period in _periods([row for row in rows if row[2] == direction], link.latency):
-            if any(since <= period[-1][6] and until >= period[0][5] for since, until in unknown):
-                continue  # what never ended has used part of the link, at times that are unknown
-            _model(checking, period)
-            again += len(period)
-    if rows:
-        checking.proved.append(f"{again:,} of {len(rows):,} transfers take what the link's model gives, asked again")
+        unknown = [span for way, span in never_ended if way == direction]
+        for period in _periods(checking, network, direction, link.latency):
+            again += period.conclude(unknown)
+            number += period.transfers
+    if number:
+        checking.proved.append(f"{again:,} of {number:,} transfers take what the link's model gives, asked again")
 
 
-def _delivered(checking: Checking, rows: Sequence[tuple[Any, ...]]) -> None:
-    left = {key: Counter(moments) for key, moments in checking.moments.came.items()}
-    sizes = {row[4] for row in rows}
-    message = checking.run.scenario.network.message if checking.run.scenario.network else None
-    least = _alone(checking, max(sizes, default=0))
-    for row in rows:
-        checking.row, worker, direction, number, size, began, ended, delivered = row
-        what = f"the {direction} of {number} by worker {worker}"
-        if len(sizes) > 1 or (message is not None and size != message):
-            raise Broken(LINK, f"{message or min(sizes)} bytes, as all transfers", size)
-        if ended - began < least * (1 - EXACT) - EXACT:
-            raise Broken(LINK, f"{what} takes {least!r} s or more", ended - began)
-        if delivered < ended - TICK:
-            raise Broken(DELIVERED, f"{what} is acted on at {ended!r}, when it has ended, or later", delivered)
-        if (came := left.get((worker, direction, number))) is not None:  # otherwise its fact was not told any more
-            if not came[ended]:
-                raise Broken(DELIVERED, f"{what} ends at {sorted(came)}, as the facts say", ended)
+def _delivered(checking: Checking, network: Network) -> list[tuple[str, tuple[float, float]]]:
+    """Compare each transfer with its facts. Return the times when transfers may have been under way that were ordered,
+    and are not noted: (push or pull, when)."""
+    ledger, left, first = checking.run.ledger, _left(checking), First()
+    sizes = {size for (size,) in ledger.execute("SELECT DISTINCT bytes FROM transfers")}
+    least = _alone(network, max(sizes, default=0))
+    unknown = []
+    for (worker, direction, number), rows in groupby(ledger.execute(_TRANSFERS), key=itemgetter(0, 1, 2)):
+        its: dict[str, list[tuple[Any, ...]]] = {"a transfer": [], "came": [], "ordered": []}
+        for _, _, _, what, *row in rows:
+            its[what].append(tuple(row))
+        came = Counter(at for _, at, *_ in its["came"])
+        for row, began, ended, delivered, size in its["a transfer"]:
+            checking.row = row
+            try:
+                what = f"the {direction} of {number} by worker {worker}"
+                if len(sizes) > 1 or (network.message is not None and size != network.message):
+                    raise Broken(LINK, f"{network.message or min(sizes)} bytes, as all transfers", size)
+                if ended - began < least * (1 - EXACT) - EXACT:
+                    raise Broken(LINK, f"{what} takes {least!r} s or more", ended - began)
+                if delivered < ended - TICK:
+                    raise Broken(DELIVERED, f"{what} is acted on at {ended!r}, when it has ended, or later", delivered)
+                if its["came"] and not came[ended]:  # otherwise its fact was not told any more
+                    raise Broken(DELIVERED, f"{what} ends at {sorted(came)}, as the facts say", ended)
+            except Broken as broken:
+                broken.table, broken.row = "transfers", row
+                first.note(broken, row)
             came[ended] -= 1
+        for _, at, *_ in its["ordered"][len(its["a transfer"]) :]:
+            gone = min((moment for _, moment in left.get(worker, ()) if moment >= at), default=math.inf)
+            unknown.append((direction, (at, gone)))
     checking.row = None
+    first.settle()
+    return unknown
 
 
-def _alone(checking: Checking, size: int) -> float:
+def _alone(network: Network, size: int) -> float:
     """Seconds of a transfer that has the link to itself."""
-    link = SharedLink.of(checking.run.scenario.network)
+    link = SharedLink.of(network)
     assert link is not None
     link.begin(0, "push", size, 0.0)
     return link.next_end() or 0.0
 
 
-def _never_ended(checking: Checking, rows: Sequence[tuple[Any, ...]], direction: str) -> list[tuple[float, float]]:
-    """The times when transfers may have been under way that were ordered, and are not noted."""
-    ended = Counter((row[1], row[2], row[3]) for row in rows)
-    return [
-        (at, checking.moments.leaves_after(key[0], at))
-        for key, moments in checking.moments.ordered.items()
-        if key[1] == direction
-        for at in moments[ended[key] :]
-    ]
-
-
-def _periods(rows: Sequence[tuple[Any, ...]], latency: float) -> list[list[tuple[Any, ...]]]:
+def _periods(checking: Checking, network: Network, direction: str, latency: float) -> Iterator[_Period]:
     """Transfers of one way, grouped by the periods in which it was never idle. Groups do not affect each other."""
-    periods: list[list[tuple[Any, ...]]] = []
-    busy = -math.inf
-    for row in sorted(rows, key=lambda row: (row[5], row[0])):
-        if row[5] > busy + EXACT:
-            periods.append([])
-        periods[-1].append(row)
+    period, busy = None, -math.inf
+    rows = checking.run.ledger.execute(
+        "SELECT rowid, worker, direction, number, bytes, began, ended FROM transfers WHERE direction = ? "
+        "ORDER BY began, rowid",
+        (direction,),
+    )
+    for row in rows:
+        if period is None or row[5] > busy + EXACT:
+            if period is not None:
+                yield period
+            period = _Period(network, row[5])
+        period.take(row)
         busy = max(busy, row[6] - latency)
-    return periods
+    if period is not None:
+        yield period
 
 
-def _model(checking: Checking, period: Sequence[tuple[Any, ...]]) -> None:
-    link = SharedLink.of(checking.run.scenario.network)
-    assert link is not None
-    by_number: dict[int, tuple[Any, ...]] = {}
-    ends: dict[int, float] = {}
+class _Period:
+    """Transfers that used the link without a pause, and the model of it, which is asked again."""
 
-    def finish(until: float) -> None:
-        while (one := link.finish(until)) is not None:
-            ends[one.number] = one.ended
+    def __init__(self, network: Network, began: float) -> None:
+        link = SharedLink.of(network)
+        assert link is not None
+        self._link = link
+        self._began = self._last = began
+        self._under_way: dict[int, tuple[Any, ...]] = {}
+        """By the link's number: rows."""
+        self._wrong = First()
+        self.transfers = 0
 
-    for row in period:
-        finish(row[5])
-        by_number[link.begin(row[1], row[2], row[4], row[5])] = row
-    finish(math.inf)
-    for number, row in by_number.items():
-        if not math.isclose(ends[number], row[6], rel_tol=EXACT, abs_tol=EXACT):
-            expected = f"the {row[2]} of {row[3]} by worker {row[1]} ends at {ends[number]!r}"
-            raise Broken(LINK, expected, row[6], "transfers", row[0])
+    def take(self, row: tuple[Any, ...]) -> None:
+        """Let the next transfer begin."""
+        self._finish(row[5])
+        self._under_way[self._link.begin(row[1], row[2], row[4], row[5])] = row
+        self._last = row[6]
+        self.transfers += 1
+
+    def conclude(self, unknown: Iterable[tuple[float, float]]) -> int:
+        """Return how many transfers the model confirms. Raises Broken if it does not confirm one.
+
+        None are, if what never ended has used part of the link, at times that are unknown.
+        """
+        self._finish(math.inf)
+        if any(since <= self._last and until >= self._began for since, until in unknown):
+            return 0
+        self._wrong.settle()
+        return self.transfers
+
+    def _finish(self, until: float) -> None:
+        while (one := self._link.finish(until)) is not None:
+            row = self._under_way.pop(one.number)
+            if not math.isclose(one.ended, row[6], rel_tol=EXACT, abs_tol=EXACT):
+                expected = f"the {row[2]} of {row[3]} by worker {row[1]} ends at {one.ended!r}"
+                self._wrong.note(Broken(LINK, expected, row[6], "transfers", row[0]), one.number)

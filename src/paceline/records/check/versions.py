@@ -7,8 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from paceline.records.check.checking import Checking
-from paceline.records.check.rules import (
+from paceline.records.broken import (
     CONSENSUS,
     EVALUATED,
     READABLE,
@@ -19,9 +18,27 @@ from paceline.records.check.rules import (
     Broken,
     count,
 )
-from paceline.records.check.versions_made import Made
+from paceline.records.check.checking import Checking
+from paceline.records.check.versions_made import Made, VersionsMade
 from paceline.records.due import Due
 from paceline.records.reading import unmeasured
+
+
+def to_be_made(checking: Checking, undone: frozenset[tuple[int, int]]) -> VersionsMade:
+    """Return what is to find out, from facts and orders, about the versions that the ledger has as recorded."""
+    recorded = dict(checking.run.ledger.execute("SELECT version, samples FROM versions"))
+    return VersionsMade(undone=undone, recorded=recorded, due=_due(checking))
+
+
+def _due(checking: Checking) -> Due | None:
+    """When versions are due; None if the ledger does not say how many an epoch has."""
+    times = checking.run.config.get("record")
+    if not _whole(times):
+        return None
+    due = Due(times)
+    for (samples,) in checking.run.ledger.execute("SELECT expected FROM epochs WHERE expected > 0 AND first = 0"):
+        due.epoch_opened(samples)
+    return due
 
 
 def versions(checking: Checking) -> None:
@@ -72,10 +89,9 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]],
         if version and (at < there or (exact and at > there)):
             raise Broken(RECORDED_WHEN, f"at {there!r}{'' if exact else ' or later'}", at)
     checking.row = None
-    due = _due(checking)
-    if due is None:
+    if made.due is None:
         return
-    expected = [version for version, moment in sorted(made.versions.items()) if due.reached(moment.samples)]
+    expected = list(made.expected)
     if checking.completed and last not in expected:
         expected.append(last)
     so_far = math.inf if checking.completed else max(recorded, default=-1)
@@ -94,13 +110,12 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
     made = checking.made
     over = Made(made.at, made.samples, made.replicas)
     # where no replica made a step, no order moved a replay's clock on
-    begun = [Made(0.0, 0, made.replicas)] if checking.replays and not made.means else []
+    begun = [Made(0.0, 0, made.replicas)] if checking.replays and not made.steps else []
     candidates, place = [*begun, *made.means, over], 0
     with_samples: dict[int, list[int]] = {}
     for number, moment in enumerate(candidates):
         with_samples.setdefault(moment.samples, []).append(number)
     counted, virtual = _counted(checking), _virtual(checking)
-    due = _due(checking)
     for number, (version, (at, samples)) in enumerate(recorded.items(), 1):
         checking.row = numbers[version]
         if version != number:
@@ -125,11 +140,10 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
             raise Broken(RECORDED_DUE, f"a last version of all {over.samples} samples", f"{samples} in version {last}")
     if checking.completed and not recorded and checking.trained and checking.made.replicas:
         raise Broken(RECORDED_DUE, "the mean of all replicas at the end", "no version")
-    if due is not None and recorded and not checking.replays:
-        first_due = next((moment.samples for moment in made.means if due.reached(moment.samples)), None)
+    if made.first_due is not None and recorded and not checking.replays:
         _, samples = recorded[1]
-        if first_due is not None and samples != first_due:
-            raise Broken(RECORDED_DUE, f"a first version of {first_due} samples", f"{samples} in version 1")
+        if samples != made.first_due:
+            raise Broken(RECORDED_DUE, f"a first version of {made.first_due} samples", f"{samples} in version 1")
     if recorded:
         checking.proved.append(f"{count(len(recorded), 'recorded mean')}, each of replicas as the facts have them")
 
@@ -207,17 +221,6 @@ def _virtual(checking: Checking) -> bool:
 def _counted(checking: Checking) -> bool:
     """Whether samples are counted: a script whose data is leased opens an epoch."""
     return checking.run.ledger.execute("SELECT 1 FROM epochs LIMIT 1").fetchone() is not None
-
-
-def _due(checking: Checking) -> Due | None:
-    """When versions are due; None if the ledger does not say how many an epoch has."""
-    times = checking.run.config.get("record")
-    if not _whole(times):
-        return None
-    due = Due(times)
-    for (samples,) in checking.run.ledger.execute("SELECT expected FROM epochs WHERE expected > 0 AND first = 0"):
-        due.epoch_opened(samples)
-    return due
 
 
 def _whole(value: Any) -> TypeGuard[int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.core.facts import Fact, GradientReady, ReduceFinished, TrainingBegan, WorkerLeft
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica
+from paceline.records.due import Due
 
 
 class Made(NamedTuple):
@@ -26,21 +27,37 @@ class VersionsMade:
 
     undone: frozenset[tuple[int, int]] = frozenset()
     """Steps that no replica made, though one was ordered to."""
+    recorded: Mapping[int, int | None] = field(default_factory=dict)
+    """By recorded version: the samples that it was noted with."""
+    due: Due | None = None
+    """When a version is to be recorded; None if the ledger does not say how many samples an epoch has."""
     versions: dict[int, Made] = field(default_factory=dict)
-    """The store's versions."""
+    """Of the store's versions those that were recorded, and the last one."""
+    expected: list[int] = field(default_factory=list)
+    """The store's versions that were due."""
     committed: dict[int, float] = field(default_factory=dict)
-    """By version: when the store said that it was there."""
+    """By recorded version: when the store said that it was there."""
     means: list[Made] = field(default_factory=list)
-    """After each step of a replica, when a mean may be recorded; the last one is that of the present."""
+    """After each step of a replica, when a mean may be recorded: of these, those of as many samples as a recorded
+    version."""
+    steps: int = 0
+    """How many steps replicas were ordered to make."""
+    first_due: int | None = None
+    """The samples in the first mean that was due."""
     samples: int = 0
     at: float = 0.0
     replicas: int = 0
+    _samples: frozenset[int | None] = frozenset()
+    """In recorded versions."""
     _of: dict[tuple[int, int], int] = field(default_factory=dict)
     """Samples in each (worker, step) that is neither settled nor dropped."""
     _unshared: dict[int, list[int]] = field(default_factory=dict)
     """By worker: steps in its replica that are in no other one yet."""
     _members: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """By group that averages parameters."""
+
+    def __post_init__(self) -> None:
+        self._samples = frozenset(self.recorded.values())
 
     def record(self, fact: Fact, orders: Iterable[Order]) -> None:
         """A fact and its orders."""
@@ -61,10 +78,10 @@ class VersionsMade:
             match order:
                 case ApplyUpdate(version=version, contributions=contributions):
                     self.samples += sum(self._of.pop((worker, step), 0) for worker, step, _ in contributions)
-                    self.versions[version] = Made(fact.at, self.samples)
+                    self._made(version, Made(fact.at, self.samples))
                 case StepReplica():
                     self._step(order)
-                    self.means.append(Made(fact.at, self.samples, self.replicas))
+                    self._mean(Made(fact.at, self.samples, self.replicas))
                 case Reduce(group=group, members=members, what="parameters"):
                     self._members[group] = members
                 case DropUpdate(worker=worker, step=step):
@@ -72,6 +89,20 @@ class VersionsMade:
                         unshared.remove(step)
                         self.samples -= self._of.get((worker, step), 0)
                     self._of.pop((worker, step), None)
+
+    def _made(self, version: int, made: Made) -> None:
+        if self.versions and (last := max(self.versions)) not in self.recorded:
+            del self.versions[last]
+        self.versions[version] = made
+        if self.due is not None and self.due.reached(made.samples):
+            self.expected.append(version)
+
+    def _mean(self, made: Made) -> None:
+        self.steps += 1
+        if made.samples in self._samples:
+            self.means.append(made)
+        if self.first_due is None and self.due is not None and self.due.reached(made.samples):
+            self.first_due = made.samples
 
     def _step(self, order: StepReplica) -> None:
         worker, step = order.worker, order.step

@@ -9,26 +9,38 @@ from __future__ import annotations
 import json
 import math
 import re
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sqlite3
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from paceline.core.choice import brief
 from paceline.core.counts import Counts
 from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
 from paceline.core.orders import Order, StepReplica
-from paceline.records.reading import LEDGER, RecordedRun, measure
+from paceline.records.reading import RecordedRun, measure
 from paceline.records.summary import Summary, Tally, metrics_of
-from paceline.records.timeline import Lane, Timeline, Transfer, read_timeline
-from paceline.records.waits import Wait, waits
+from paceline.records.timeline import (
+    Course,
+    Lane,
+    Notes,
+    Stay,
+    Step,
+    Switch,
+    Timeline,
+    Transfer,
+    cut,
+    of_each,
+    read_steps,
+    read_transfers,
+)
+from paceline.records.waits import Wait, Waits
 from paceline.version import __version__
 
 Contents = dict[str, Any]
-History = Iterable[tuple[Fact, tuple[Order, ...]]]
 
 SLICES = 50_000
 """How many steps all timelines of one report show one by one, together."""
@@ -86,13 +98,22 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, value if isinstance(value, str) else json.dumps(value)
 
 
-def summary_of(run: RecordedRun, history: History) -> Summary:
-    """The run's own summary. Without one, what its history and ledger come to, up to where they end."""
+def summary_of(run: RecordedRun) -> Summary:
+    """The run's own summary. Without one, what its ledger comes to, up to where that ends."""
     if run.summary is not None:
         return run.summary
-    tally = Tally(left_undone=frozenset(run.ledger.execute("SELECT worker, step FROM undone")))
-    for fact, orders in history:
+    tally = _tally(run)
+    for fact, orders in run.history():
         tally.record(fact, orders)
+    return _so_far(run, tally)
+
+
+def _tally(run: RecordedRun) -> Tally:
+    return Tally(left_undone=frozenset(run.ledger.execute("SELECT worker, step FROM undone")))
+
+
+def _so_far(run: RecordedRun, tally: Tally) -> Summary:
+    """The summary of a run that crashed. The tally knows its facts and orders."""
     measure(run.ledger, tally)
     return tally.summary(
         protocol=run.choice, workers=run.workers, threads=None, seed=run.seed, outcome="crashed", error=None
@@ -100,11 +121,21 @@ def summary_of(run: RecordedRun, history: History) -> Summary:
 
 
 def _run(run: RecordedRun, label: str, slices: int) -> Contents:
-    history = list(run.history())
-    summary = summary_of(run, history)
-    timeline = read_timeline(run.folder / LEDGER, history)
-    waited = waits(history, run.choice.sentence)
-    shown = the_most_waiting(waited, [lane.worker for lane in timeline.lanes])
+    """Read the history once, and keep every step only if the timeline can show every step."""
+    (steps,) = run.ledger.execute("SELECT count(*) FROM step_times").fetchone()
+    notes = Notes() if steps <= slices else None
+    course = notes.course if notes is not None else Course()
+    tally = _tally(run) if run.summary is None else None
+    waits, waited, curves = Waits(), Waited(keep=notes is not None), Curves(*_span(run.ledger))
+    for fact, orders in run.history():
+        (notes or course).record(fact, orders)
+        if tally is not None:
+            tally.record(fact, orders)
+        waited.add(waits.record(fact, orders))
+        curves.record(fact, orders)
+    waited.add(waits.rest())
+    summary = _so_far(run, tally) if tally is not None else run.summary or {}
+    shown = waited.most(course.stays())
     evaluations = summary["evaluations"]
     return {
         "label": label,
@@ -114,139 +145,210 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         "family": run.choice.spec.family,
         "simulated": run.simulated,
         "unended": run.unended,
-        "began": timeline.began,
-        "ended": timeline.ended,
+        "began": curves.began,
+        "ended": curves.ended,
         "summary": {key: value for key, value in summary.items() if key not in ("evaluations", "consensus")},
         "metrics": {
             name: [[one["at_seconds"], one["samples"], one[name]] for one in evaluations if name in one]
             for name in metrics_of(evaluations)
         },
         "consensus": [[one["at_seconds"], one["distance"]] for one in summary["consensus"]],
-        **curves(history, timeline.began, timeline.ended, shown),
-        "waits": matrix(waited, shown),
-        "hidden": len(timeline.lanes) - len(shown),
-        "timeline": drawn(timeline, waited, slices, shown),
+        **curves.contents(shown),
+        "waits": waited.matrix(shown),
+        "hidden": len(course.stays()) - len(shown),
+        "timeline": _timeline(run, notes, course, waited, slices, shown),
     }
 
 
-def the_most_waiting(waited: Iterable[Wait], workers: Sequence[int]) -> list[int]:
-    """At most `WORKERS` workers: those that waited, and were waited for, the longest; ascending."""
-    seconds = dict.fromkeys(workers, 0.0)
-    for wait in waited:
-        for worker in (wait.worker, wait.awaited):
-            if worker in seconds:
-                seconds[worker] += wait.seconds
-    return sorted(sorted(workers, key=lambda worker: -seconds[worker])[:WORKERS])
+def _span(ledger: sqlite3.Connection) -> tuple[float, float]:
+    """When training began, and the last fact's time."""
+    began = ledger.execute("SELECT at FROM facts WHERE kind = 'TrainingBegan' ORDER BY id LIMIT 1").fetchone()
+    (ended,) = ledger.execute("SELECT max(at) FROM facts").fetchone()
+    return 0.0 if began is None else began[0], max(0.0, ended or 0.0)
 
 
-def curves(history: History, began: float, ended: float, shown: Sequence[int]) -> Contents:
-    """`work`: [seconds, steps finished by all]; `leads`: the most that each of `shown` led by in each of `BINS`.
+class Waited:
+    """Adds up how long workers waited for each other."""
 
-    A lead is steps finished beyond the slowest worker that is there; None where a worker was away all the time.
-    """
-    counts = Counts()
-    width = (ended - began) / BINS or 1.0
-    leads: dict[int, list[int | None]] = {}
-    work: list[list[float]] = [[round(began, PLACES), 0]]
-    finished = at = 0
+    def __init__(self, keep: bool = False) -> None:
+        self.waits: dict[int, list[Wait]] | None = {} if keep else None
+        """By worker: each wait, if they are to be kept."""
+        self._seconds: dict[tuple[int, int | None], float] = {}
+        """By the worker that waited, and the one that was awaited."""
+        self._either: dict[int | None, float] = {}
+        """By worker: how long it waited, and was waited for."""
 
-    def open_until(now: float) -> None:
-        """Begin the bins up to that time. In each, every worker begins with the lead that it had."""
-        nonlocal at
-        while at < BINS and now >= began + at * width:
-            if at and work[-1][1] != finished:
-                work.append([round(began + at * width, PLACES), finished])
-            for worker, bins in leads.items():
-                bins.append(counts.lead(worker) if worker in counts.finished else None)
-            at += 1
+    def add(self, ended: Iterable[Wait]) -> None:
+        """Add these waits."""
+        for wait in ended:
+            pair = wait.worker, wait.awaited
+            self._seconds[pair] = self._seconds.get(pair, 0.0) + wait.seconds
+            for worker in pair:
+                self._either[worker] = self._either.get(worker, 0.0) + wait.seconds
+            if self.waits is not None:
+                self.waits.setdefault(wait.worker, []).append(wait)
 
-    def enter(worker: int) -> None:
-        counts.enter(worker)
-        bins = leads.setdefault(worker, [None] * at)
-        bins[-1] = max(bins[-1] or 0, counts.lead(worker))
+    def most(self, workers: Iterable[int]) -> list[int]:
+        """At most `WORKERS` of these workers: those that waited, and were waited for, the longest; ascending."""
+        return sorted(sorted(workers, key=lambda worker: -self._either.get(worker, 0.0))[:WORKERS])
 
-    for fact, orders in history:
-        open_until(max(fact.at, began))
+    def matrix(self, shown: Sequence[int]) -> Contents:
+        """`seconds`: a row for each of `shown`, how long it waited for each of them; `nobody`: for none of them."""
+        place = {worker: at for at, worker in enumerate(shown)}
+        seconds = [[0.0] * len(shown) for _ in shown]
+        nobody = [0.0] * len(shown)
+        for (worker, awaited), waited in self._seconds.items():
+            row, column = place.get(worker), place.get(-1 if awaited is None else awaited)
+            if row is None:
+                continue
+            if column is None:
+                nobody[row] += waited
+            else:
+                seconds[row][column] += waited
+        return {
+            "workers": list(shown),
+            "seconds": [[round(cell, PLACES) for cell in row] for row in seconds],
+            "nobody": [round(cell, PLACES) for cell in nobody],
+        }
+
+
+class Curves:
+    """Draws curves over a run's time, in `BINS` parts of it."""
+
+    def __init__(self, began: float, ended: float) -> None:
+        self.began = began
+        self.ended = ended
+        self._width = (ended - began) / BINS or 1.0
+        self._counts = Counts()
+        self._leads: dict[int, list[int | None]] = {}
+        self._work: list[list[float]] = [[round(began, PLACES), 0]]
+        self._finished = 0
+        self._bins = 0
+        """How many have begun."""
+
+    def record(self, fact: Fact, orders: Iterable[Order]) -> None:
+        """Take the next fact, and the orders that followed from it."""
+        self._open_until(max(fact.at, self.began))
         advanced = [order.worker for order in orders if isinstance(order, StepReplica)]
         match fact:
             case TrainingBegan(members=members):
-                counts = Counts()
+                self._counts = Counts()
                 for worker, _, _ in members:
-                    enter(worker)
+                    self._enter(worker)
             case WorkerJoined(worker=worker):
-                enter(worker)
+                self._enter(worker)
             case UpdateArrived(worker=worker):
                 advanced.append(worker)
             case StepDeclined(worker=worker) | WorkerLeft(worker=worker):
-                if worker in counts.finished:
-                    counts.leave(worker)
-        advanced = [worker for worker in advanced if worker in counts.finished]
+                if worker in self._counts.finished:
+                    self._counts.leave(worker)
+        advanced = [worker for worker in advanced if worker in self._counts.finished]
         for worker in advanced:
-            counts.advance(worker)
-            finished += 1
+            self._counts.advance(worker)
+            self._finished += 1
         for worker in advanced:
-            bins = leads[worker]
-            bins[-1] = max(bins[-1] or 0, counts.lead(worker))
-    work.append([round(ended, PLACES), finished])
-    return {
-        "work": work,
-        "leads": {
-            "began": began,
-            "width": width,
-            "workers": [{"worker": worker, "lead": leads[worker]} for worker in shown if worker in leads],
-        },
-    }
+            bins = self._leads[worker]
+            bins[-1] = max(bins[-1] or 0, self._counts.lead(worker))
+
+    def contents(self, shown: Sequence[int]) -> Contents:
+        """`work`: [seconds, steps finished by all]; `leads`: the most that each of `shown` led by in each of `BINS`.
+
+        A lead is steps finished beyond the slowest worker that is there; None where a worker was away all the time.
+        """
+        leads = [{"worker": worker, "lead": self._leads[worker]} for worker in shown if worker in self._leads]
+        return {
+            "work": [*self._work, [round(self.ended, PLACES), self._finished]],
+            "leads": {"began": self.began, "width": self._width, "workers": leads},
+        }
+
+    def _open_until(self, now: float) -> None:
+        """Begin the bins up to that time. In each, every worker begins with the lead that it had."""
+        while self._bins < BINS and now >= self.began + self._bins * self._width:
+            if self._bins and self._work[-1][1] != self._finished:
+                self._work.append([round(self.began + self._bins * self._width, PLACES), self._finished])
+            for worker, bins in self._leads.items():
+                bins.append(self._counts.lead(worker) if worker in self._counts.finished else None)
+            self._bins += 1
+
+    def _enter(self, worker: int) -> None:
+        self._counts.enter(worker)
+        bins = self._leads.setdefault(worker, [None] * self._bins)
+        bins[-1] = max(bins[-1] or 0, self._counts.lead(worker))
 
 
-def matrix(waited: Iterable[Wait], shown: Sequence[int]) -> Contents:
-    """`seconds`: a row for each of `shown`, how long it waited for each of them; `nobody`: for none of them."""
-    place = {worker: at for at, worker in enumerate(shown)}
-    seconds = [[0.0] * len(shown) for _ in shown]
-    nobody = [0.0] * len(shown)
-    for wait in waited:
-        row, column = place.get(wait.worker), place.get(-1 if wait.awaited is None else wait.awaited)
-        if row is None:
-            continue
-        if column is None:
-            nobody[row] += wait.seconds
-        else:
-            seconds[row][column] += wait.seconds
-    return {
-        "workers": list(shown),
-        "seconds": [[round(cell, PLACES) for cell in row] for row in seconds],
-        "nobody": [round(cell, PLACES) for cell in nobody],
-    }
-
-
-def drawn(timeline: Timeline, waited: Iterable[Wait], slices: int, shown: Sequence[int]) -> Contents:
+def _timeline(
+    run: RecordedRun, notes: Notes | None, course: Course, waited: Waited, slices: int, shown: Sequence[int]
+) -> Contents:
     """A timeline in whole ticks since training began: the lanes of the workers in `shown`.
 
     Up to `slices` steps, each is there with its transfers, averages, and for whom was waited before it; beyond them,
     so many steps in a row as `each` says are one block, with the ticks of it that were computing, and transfers.
     """
-    tick = 10.0 ** max(-6, math.ceil(math.log10(max(timeline.ended - timeline.began, 1e-6) / TICKS)))
-    clock = _Clock(timeline.began, tick)
-    chosen = [lane for lane in timeline.lanes if lane.worker in set(shown)]
-    each = max(1, math.ceil(sum(len(lane.computing) for lane in chosen) / max(slices, 1)))
-    by_worker: dict[int, list[Wait]] = {}
-    for wait in sorted(waited, key=lambda wait: wait.began):
-        by_worker.setdefault(wait.worker, []).append(wait)
+    if notes is None:
+        stays = course.stays()
+        steps = of_each(stays, read_steps(run.ledger))
+        number = sum(
+            sum(1 for _ in cut(stays[worker], its)) for worker, its in zip(stays, steps, strict=True) if worker in shown
+        )
+        if number > slices:
+            return thinned(run.ledger, course, math.ceil(number / max(slices, 1)), shown)
+        notes, waited = in_detail(run)  # most of the steps are of workers that are not shown
+    return drawn(notes.timeline(run.ledger), waited, shown)
+
+
+def in_detail(run: RecordedRun) -> tuple[Notes, Waited]:
+    """Read the whole history, and keep every step and every wait."""
+    notes, waits, waited = Notes(), Waits(), Waited(keep=True)
+    for fact, orders in run.history():
+        notes.record(fact, orders)
+        waited.add(waits.record(fact, orders))
+    waited.add(waits.rest())
+    return notes, waited
+
+
+def drawn(timeline: Timeline, waited: Waited, shown: Collection[int]) -> Contents:
+    """The lanes of these workers, step by step."""
+    clock = _Clock.of(timeline.began, timeline.ended)
+    chosen = [lane for lane in timeline.lanes if lane.worker in shown]
+    waits = waited.waits or {}
+    lanes = [
+        {
+            "worker": lane.worker,
+            "stays": _stays(lane.stays, clock),
+            **_steps(lane, sorted(waits.get(lane.worker, ()), key=attrgetter("began")), clock),
+        }
+        for lane in chosen
+    ]
+    groups = {one.group: one for lane in chosen for one in lane.averaging}
+    averages = [
+        [number, clock(one.began), clock(one.ended), list(one.members), one.outcome]
+        for number, one in sorted(groups.items())
+    ]
+    return _whole(clock, timeline.ended, 1, lanes, averages, timeline.switches)
+
+
+def thinned(ledger: sqlite3.Connection, course: Course, each: int, shown: Collection[int]) -> Contents:
+    """The lanes of these workers, so many steps in a block."""
+    clock, stays = _Clock.of(course.began or 0.0, course.latest), course.stays()
+    steps, transfers = of_each(stays, read_steps(ledger)), of_each(stays, read_transfers(ledger))
     lanes = []
-    for lane in chosen:
-        parts = _steps(lane, by_worker.get(lane.worker, []), clock) if each == 1 else _blocks(lane, each, clock)
-        stays = [[clock(stay.began), clock(stay.ended), stay.left] for stay in lane.stays]
-        lanes.append({"worker": lane.worker, "stays": stays, **parts})
-    groups = {one.group: one for lane in chosen for one in lane.averaging} if each == 1 else {}
+    for worker, its, moved in zip(stays, steps, transfers, strict=True):
+        if worker in shown:
+            blocks = _blocks(stays[worker], cut(stays[worker], its), moved, each, clock)
+            lanes.append({"worker": worker, "stays": _stays(stays[worker], clock), **blocks})
+    return _whole(clock, course.latest, each, lanes, [], course.switches)
+
+
+def _whole(
+    clock: _Clock, ended: float, each: int, lanes: list[Contents], groups: list[Any], switches: Iterable[Switch]
+) -> Contents:
     return {
-        "tick": tick,
-        "ended": clock(timeline.ended),
+        "tick": clock.tick,
+        "ended": clock(ended),
         "each": each,
         "lanes": lanes,
-        "groups": [
-            [number, clock(one.began), clock(one.ended), list(one.members), one.outcome]
-            for number, one in sorted(groups.items())
-        ],
-        "switches": [[clock(switch.since), clock(switch.at), switch.to] for switch in timeline.switches],
+        "groups": groups,
+        "switches": [[clock(switch.since), clock(switch.at), switch.to] for switch in switches],
     }
 
 
@@ -256,6 +358,11 @@ class _Clock:
 
     began: float
     tick: float
+
+    @classmethod
+    def of(cls, began: float, ended: float) -> _Clock:
+        """Return the clock of a run from then until then."""
+        return cls(began, 10.0 ** max(-6, math.ceil(math.log10(max(ended - began, 1e-6) / TICKS))))
 
     def __call__(self, at: float) -> int:
         return round((at - self.began) / self.tick)
@@ -313,30 +420,52 @@ def _transfers(transfers: Sequence[Transfer], clock: _Clock) -> Contents:
     }
 
 
-def _blocks(lane: Lane, each: int, clock: _Clock) -> Contents:
+def _stays(stays: Iterable[Stay], clock: _Clock) -> list[Any]:
+    return [[clock(stay.began), clock(stay.ended), stay.left] for stay in stays]
+
+
+def _blocks(
+    stays: Iterable[Stay], steps: Iterator[Step], transfers: Iterator[Transfer], each: int, clock: _Clock
+) -> Contents:
     """Join so many steps into one block, which begins where the last one ended. A stay's end ends a block, too."""
     blocks: list[list[int]] = []  # began, ended, first step, steps, computing, transfers
-    steps = [one.began for one in lane.computing]
-    starts = [one.began for one in lane.transfers]
-    at = 0
-    for stay in lane.stays:
+    moving = _Moving(transfers)
+    step = next(steps, None)
+    for stay in stays:
         free = stay.began
-        until = bisect_left(steps, stay.ended)
-        for first in range(at, until, each):
-            part = lane.computing[first : min(first + each, until)]
+        while step is not None and step.began < stay.ended:
+            part: list[Step] = []
+            while step is not None and step.began < stay.ended and len(part) < each:
+                part.append(step)
+                step = next(steps, None)
             end = part[-1].ended
-            moved = sum(
-                max(0.0, min(one.ended, end) - max(one.began, free))
-                for one in lane.transfers[max(0, bisect_left(starts, free) - 1) : bisect_left(starts, end)]
-            )
+            moved = moving.seconds(free, end)
             computed = sum(one.ended - one.began for one in part)
             ticks = (clock(free), clock(end), part[0].step, len(part))
             blocks.append([*ticks, round(computed / clock.tick), round(min(moved, end - free) / clock.tick)])
             free = end
-        at = until
     names = ("began", "ended", "step", "count", "computing", "transfer")
     columns = zip(*blocks, strict=True) if blocks else ((),) * len(names)
     return {"blocks": dict(zip(names, map(list, columns), strict=True))}
+
+
+class _Moving:
+    """A worker's transfers around the block that is made."""
+
+    def __init__(self, transfers: Iterator[Transfer]) -> None:
+        self._rest = transfers
+        self._next = next(transfers, None)
+        self._near: deque[Transfer] = deque()
+
+    def seconds(self, began: float, ended: float) -> float:
+        """Return the seconds of transfers in this time, which is after the last one: of those that begin in it, and of
+        the last one before."""
+        while self._next is not None and self._next.began < ended:
+            self._near.append(self._next)
+            self._next = next(self._rest, None)
+        while len(self._near) > 1 and self._near[1].began < began:
+            self._near.popleft()
+        return sum(max(0.0, min(one.ended, ended) - max(one.began, began)) for one in self._near)
 
 
 def _differences(values: Sequence[int]) -> list[int]:

@@ -7,30 +7,36 @@ threads beside it, since they go on while it computes. Groups are asynchronous e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+from paceline.core.orders import Why
 from paceline.records.timeline import Lane, Timeline
 from paceline.records.waits import Wait
 
 Event = dict[str, Any]
+Sentence = Callable[[Why], str]
+"""Writes a reason out."""
 THREADS = {"push": 1, "pull": 2}
 """Of a worker's three threads, which has those transfers; the first has what it does."""
 
 
-def trace(runs: Iterable[tuple[str, Timeline, Sequence[Wait]]]) -> dict[str, Any]:
-    """Return the trace of these runs: for each its name, its timeline, and who waited for whom in it."""
+def trace(runs: Iterable[tuple[str, Timeline, Mapping[int, Sequence[Wait]], Sentence]]) -> dict[str, Any]:
+    """Return the trace of these runs: for each its name, its timeline, each worker's waits, and its choice's
+    `sentence`."""
     return {
         "displayTimeUnit": "ms",
         "traceEvents": [event for number, run in enumerate(runs) for event in _run(number, *run)],
     }
 
 
-def _run(number: int, name: str, timeline: Timeline, waits: Sequence[Wait]) -> Iterator[Event]:
+def _run(
+    number: int, name: str, timeline: Timeline, waits: Mapping[int, Sequence[Wait]], sentence: Sentence
+) -> Iterator[Event]:
     yield _named("process_name", number, 0, name)
     for lane in timeline.lanes:
-        yield from _lane(number, lane, [wait for wait in waits if wait.worker == lane.worker])
+        yield from _lane(number, lane, waits.get(lane.worker, ()), sentence)
     groups = {one.group: one for lane in timeline.lanes for one in lane.averaging}
     for one in groups.values():
         about = {"members": list(one.members), "what": one.what, "outcome": one.outcome}
@@ -42,7 +48,7 @@ def _run(number: int, name: str, timeline: Timeline, waits: Sequence[Wait]) -> I
         yield {"ph": "i", "s": "p", "name": name, "pid": number, "tid": 0, "ts": _micro(switch.at)}
 
 
-def _lane(number: int, lane: Lane, waits: Sequence[Wait]) -> Iterator[Event]:
+def _lane(number: int, lane: Lane, waits: Sequence[Wait], sentence: Sentence) -> Iterator[Event]:
     first = 3 * lane.worker + 1
     yield _named("thread_name", number, first, f"worker {lane.worker}")
     for step in lane.computing:
@@ -50,7 +56,7 @@ def _lane(number: int, lane: Lane, waits: Sequence[Wait]) -> Iterator[Event]:
         yield _slice(number, first, "compute", f"step {step.step}", step.began, step.ended, about)
     for wait, began, ended in _outside_steps(waits, lane):
         name = "waits" if wait.awaited is None else f"waits for worker {wait.awaited}"
-        yield _slice(number, first, "wait", name, began, ended, {"why": wait.why})
+        yield _slice(number, first, "wait", name, began, ended, {"why": sentence(wait.why)})
     for direction, place in THREADS.items():
         transfers = [one for one in lane.transfers if one.direction == direction]
         if transfers:

@@ -1,12 +1,11 @@
-"""Rules for every protocol's facts and orders."""
+"""The rules that facts and orders keep under every protocol: `Rules` judges them as they come, from whatever source."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from paceline.core.facts import (
     Fact,
@@ -31,7 +30,7 @@ from paceline.core.orders import (
     StepReplica,
     SwitchProtocol,
 )
-from paceline.records.check.rules import (
+from paceline.records.broken import (
     APPLIED_ONCE,
     ARRIVED,
     DROPPED_ONCE,
@@ -49,6 +48,8 @@ from paceline.records.check.rules import (
     Broken,
     brief,
 )
+from paceline.records.fates import Applied, Fate, Fates
+from paceline.records.marks import Marks
 
 WEIGHTS = 1e-9
 """How far the sum of a version's weights may be from 1, as they are rounded."""
@@ -67,20 +68,17 @@ class Rules:
     used: dict[int, int] = field(default_factory=dict)
     """By worker: its last step number."""
     taken: dict[int, int] = field(default_factory=dict)
-    ready: dict[tuple[int, int], GradientReady] = field(default_factory=dict)
-    """Updates neither applied nor dropped yet."""
+    fates: Fates = field(default_factory=Fates)
     arrived: set[tuple[int, int]] = field(default_factory=set)
-    """Of these, updates that are at the store."""
-    applied: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By (worker, step): how stale it was."""
-    dropped: set[tuple[int, int]] = field(default_factory=set)
+    """Updates that are at the store, and neither applied nor dropped yet."""
+    applied: Marks = field(default_factory=Marks)
+    dropped: Marks = field(default_factory=Marks)
     groups: dict[int, Reduce] = field(default_factory=dict)
     """Groups that are averaging."""
-    numbers: set[int] = field(default_factory=set)
+    numbers: Marks = field(default_factory=Marks)
+    """(0, its number) of each group so far."""
     busy: dict[int, int] = field(default_factory=dict)
     """By worker: the group that it is in."""
-    gathered: dict[int, tuple[tuple[int, int, float], ...]] = field(default_factory=dict)
-    """For each group whose mean gradient has stepped no replica yet: what is in that mean."""
     copying: dict[int, int | None] = field(default_factory=dict)
     staleness: Counter[int] = field(default_factory=Counter)
     versions: int = 0
@@ -98,7 +96,7 @@ class Rules:
     """The same for workers that left."""
     undone: frozenset[tuple[int, int]] = frozenset()
     """Steps that the ledger says were not made."""
-    own: set[tuple[int, int]] = field(default_factory=set)
+    own: Marks = field(default_factory=Marks)
     """Steps that a replica was ordered to make with its worker's own gradient."""
     gone: set[int] = field(default_factory=set)
     """Workers that left, and have not come back."""
@@ -118,12 +116,11 @@ class Rules:
         match fact:
             case GradientReady(worker=worker, step=step):
                 key = worker, step
-                if key in self.ready or key in self.applied or key in self.dropped:
+                if key in self.fates.ready or key in self.applied or key in self.dropped:
                     raise Broken(STEPS_ONCE, f"a new step of worker {worker}", f"step {step} once more")
                 if self.spec.family == "parameter-server" and self.taken.get(worker, -1) < fact.version:
                     newest = self.taken.get(worker, "none")
                     raise Broken(PULLED, f"the newest that worker {worker} has pulled: {newest}", fact.version)
-                self.ready[key] = fact
                 began, stepping = self.released.pop(key, 0), self.stepping.get(worker, {})
                 for made in [made for made, number in stepping.items() if number < began]:
                     del stepping[made]  # it went on after that
@@ -157,6 +154,7 @@ class Rules:
                 self._end(group, isinstance(fact, ReduceFinished))
             case _:
                 pass
+        self.fates.fact(fact)
 
     def order(self, order: Order) -> None:
         self.orders += 1
@@ -174,19 +172,17 @@ class Rules:
                 if self.spec.optimizer == "store":
                     self._weigh(contributions)
                 for worker, step, _ in contributions:
-                    self._apply(worker, step, version, self.arrived)
+                    self._apply(worker, step, self.arrived)
                 self.version, self.versions = version, self.versions + 1
             case StepReplica(worker=worker, step=step, version=version, group=group):
                 self._changes(worker, version)
                 self.stepping.setdefault(worker, {})[step] = self.orders
                 if group is None:
-                    self.own.add((worker, step))
-                    self._apply(worker, step, version, self.ready)
-                    if (worker, step) in self.undone:
-                        self.staleness[self.applied[worker, step]] -= 1
+                    self.own.add(worker, step)
+                    self._apply(worker, step, self.fates.ready)
                 else:
-                    for other, other_step, _ in self.gathered.pop(group, ()):
-                        self._apply(other, other_step, version, self.ready)
+                    for other, other_step, _ in self.fates.gathered.get(group, ()):
+                        self._apply(other, other_step, self.fates.ready)
             case DropUpdate(worker=worker, step=step):
                 self._drop(worker, step)
             case Reduce():
@@ -197,19 +193,26 @@ class Rules:
                 self.dealt_anew = True
             case _:
                 pass
+        for fate in self.fates.order(order):
+            self._count(fate)
 
-    def _apply(self, worker: int, step: int, version: int, there: Any) -> None:
+    def _count(self, fate: Fate) -> None:
+        """Count how stale it was, unless its replica did not make the step."""
+        applied, times = (fate, 1) if isinstance(fate, Applied) else (fate.lost, -1)
+        if applied is not None and applied.staleness is not None:
+            own = applied.replica and applied.group is None
+            self.staleness[applied.staleness] += 0 if own and (applied.worker, applied.step) in self.undone else times
+
+    def _apply(self, worker: int, step: int, there: Container[tuple[int, int]]) -> None:
         key, what = (worker, step), f"step {step} of worker {worker}"
         if key in self.applied:
             raise Broken(APPLIED_ONCE, "an update that is in no version yet", f"{what} once more")
         if key in self.dropped:
             raise Broken(NOT_BOTH, "an update that was not dropped", f"{what}, which was")
-        if key not in there or key not in self.ready:
+        if key not in there or key not in self.fates.ready:
             raise Broken(ARRIVED, "one that is there", f"{what}, which is not")
-        stale = version - 1 - self.ready.pop(key).version
         self.arrived.discard(key)
-        self.applied[key] = stale
-        self.staleness[stale] += 1
+        self.applied.add(worker, step)
 
     def _drop(self, worker: int, step: int) -> None:
         key, what = (worker, step), f"step {step} of worker {worker}"
@@ -218,11 +221,9 @@ class Rules:
         if key in self.applied:
             if self.spec.family == "parameter-server":
                 raise Broken(NOT_BOTH, "an update that is in no version", f"{what}, which was applied")
-            stale = self.applied.pop(key)  # applied to a replica that is gone
-            self.staleness[stale] -= key not in self.undone
-        self.ready.pop(key, None)
+            self.applied.remove(worker, step)  # applied to a replica that is gone
         self.arrived.discard(key)
-        self.dropped.add(key)
+        self.dropped.add(worker, step)
 
     def _changes(self, worker: int, version: int) -> None:
         before = self.replicas.get(worker)
@@ -237,7 +238,7 @@ class Rules:
             raise Broken(WEIGHT_1, 1, f"{total!r}, of {brief(contributions)}")
 
     def _begin(self, order: Reduce) -> None:
-        if order.group in self.numbers:
+        if (0, order.group) in self.numbers:
             raise Broken(GROUP_ONCE, "a new number", f"group {order.group} once more")
         for worker in order.members:
             if worker in self.busy:
@@ -245,8 +246,7 @@ class Rules:
                 raise Broken(NO_OVERLAP, "members who are in no group", found)
         if order.what == "gradients":
             self._weigh(order.contributions)
-            self.gathered[order.group] = order.contributions
-        self.numbers.add(order.group)
+        self.numbers.add(0, order.group)
         self.groups[order.group] = order
         self.busy.update(dict.fromkeys(order.members, order.group))
 
@@ -254,8 +254,6 @@ class Rules:
         if group not in self.groups:
             raise Broken(ENDS, "a group that is averaging", f"group {group}, which is not")
         order = self.groups.pop(group)
-        if not averaged:
-            self.gathered.pop(group, None)
         for worker in order.members:
             if self.busy.get(worker) == group:
                 del self.busy[worker]

@@ -1,4 +1,4 @@
-"""The rules that a check tries, and how it reports a broken one."""
+"""The rules that a check tries, each in a sentence, and how a broken one is reported."""
 
 from __future__ import annotations
 
@@ -109,6 +109,24 @@ class Broken(Exception):
         if self.table is not None:
             table, row = self.table, self.row
         return Wrong(table=table, row=row, rule=self.rule, expected=self.expected, found=self.found)
+
+
+class First:
+    """The first of several broken rules, in the order in which a check tells of them: not that in which it looks."""
+
+    def __init__(self) -> None:
+        self._broken: Broken | None = None
+        self._place: tuple[int, ...] = ()
+
+    def note(self, broken: Broken, *place: int) -> None:
+        """Take note of a broken rule, at this place."""
+        if self._broken is None or place < self._place:
+            self._broken, self._place = broken, place
+
+    def settle(self) -> None:
+        """Raise the first one, if there is any."""
+        if self._broken is not None:
+            raise self._broken
 
 
 def brief(value: object) -> str:
