@@ -26,7 +26,7 @@ class Averagers:
         """By whom, and what is kept for whom."""
         self._company = company
         for worker, member in company.members.items():
-            (theirs,) = company.host.connect(member)
+            theirs = company.host.averages.connect(member)
             self.channels[worker] = Channel(theirs, messages.ToAverager, "the coordinator")
 
     def average(self, worker: int) -> int:

@@ -96,7 +96,6 @@ def company(
         Heard(timed=ignored, checked=ignored, made=lambda version, _: made.append(version), not_finite=unused),
         network=network,
         groups=GroupLinks.of(Scenario(network=network), workers),
-        owns_replicas=spec.family == "decentralized",
         steps_in_store=steps_in_store,
         rate_scale=1.0,
         send=lambda member, message: told.append((member.worker, message)),
@@ -106,5 +105,6 @@ def company(
         idle_cores=lambda: 1,
     )
     host.open(None, outbox)  # type: ignore[arg-type]
-    host.begin(leases or Leases("queue", list(members)), 1000)
+    replicas = list(members) if spec.holder == "replica" else []
+    host.begin(leases or Leases("queue", list(members)), 1000, replicas)
     return Company(host, members, loop, outbox, facts, told, made)

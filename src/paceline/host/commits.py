@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.items import Beginning, Version
+from paceline.core.leases import Leases
 from paceline.core.orders import AdjustTraining, ApplyUpdate
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
@@ -69,9 +70,11 @@ class Commits:
         If the store does not step the optimizer, no hyperparameters are sent to it. `rate_scale` is the factor of the
         learning rates until an order says otherwise.
         """
+        self.leases = Leases("queue", [])
+        """Set when training begins."""
         self.newest = 0
-        self.steps = 0
-        """Updates in all versions that are ordered."""
+        self.steps = self.samples = 0
+        """Updates in all versions that are ordered, and samples in these."""
         self._shelf = shelf
         self._plan = plan
         self._arithmetic: Arithmetic | None = None
@@ -115,6 +118,7 @@ class Commits:
             self._scales[order.worker] = order.learning_rate_scale * self._rate_scale, order.momentum_scale
             return
         self.steps += len(order.contributions)
+        self.samples += sum(self.leases.settle(worker, step) for worker, step, _ in order.contributions)
         pushed = self._pushes.applied(order)
         lowest, step, _ = min(order.contributions)
         scalars = self._scaled(lowest, step) if self._steps_in_store else None

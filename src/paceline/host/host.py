@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
@@ -20,7 +20,7 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.fabric.unix import Channel, End
+from paceline.fabric.unix import Channel
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.averages import Averages
@@ -58,7 +58,6 @@ class Host:
         *,
         network: Network | None,
         groups: GroupLinks | None,
-        owns_replicas: bool,
         steps_in_store: bool,
         rate_scale: float,
         send: Callable[[Member, messages.Message], None],
@@ -69,7 +68,6 @@ class Host:
     ) -> None:
         """`network` paces pushes and pulls, and `groups` averages.
 
-        `owns_replicas`: every worker has a replica of its own. Otherwise the store makes versions.
 
         `now()` is seconds since the run's start. `happened` takes the facts that an order causes.
         `give_up(member, why)` ends a worker that can't go on. See `Commits` for the others.
@@ -85,9 +83,6 @@ class Host:
         self._loop = loop
         self._now = now
         self._network = network
-        self._owns_replicas = owns_replicas
-        self._leases = Leases("queue", [])
-        self._begun = False
         local = Local(now, happened)
         self._fetcher = Paced(SharedLink.of(network), groups, local, now, self._moment, self._transferred)
         self.averages = Averages(self.shelf, plan, self._fetcher, members, loop, happened, now, give_up)
@@ -117,7 +112,7 @@ class Host:
     @property
     def samples(self) -> int:
         """Samples in these."""
-        return self.steps.samples if self._owns_replicas else self._leases.settled
+        return self.commits.samples + self.steps.samples
 
     @property
     def settled(self) -> bool:
@@ -143,20 +138,15 @@ class Host:
         self.arithmetic = Arithmetic(channel, outbox, self.shelf)
         return self.arithmetic
 
-    def connect(self, member: Member) -> list[End]:
-        """Return ends of sockets that this worker needs in addition to its channel, to be passed on and closed."""
-        return [self.averages.connect(member)] if self._owns_replicas else []
-
-    def begin(self, leases: Leases, model_bytes: int) -> None:
-        """Training begins, with these leases of data. The first version is there."""
+    def begin(self, leases: Leases, model_bytes: int, replicas: Sequence[int]) -> None:
+        """Training begins, with these leases of data. The first version is there. These workers own replicas of it."""
         assert self.arithmetic is not None
-        self._begun = True
-        self._leases = self.steps.leases = self.pushes.leases = leases
+        self.steps.leases = self.commits.leases = leases
         self.commits.begin(self.arithmetic)
         given = None if self._network is None else self._network.message
         self._fetcher.size = model_bytes if given is None else given
-        if self._owns_replicas:
-            self.steps.begin((worker for worker, member in self._members.items() if member.trains), Version(0))
+        if replicas:
+            self.steps.begin(replicas, Version(0))
             self.shelf.release(NEWEST)  # no store makes another one of it
 
     def reserve(self, worker: int) -> int:
@@ -176,11 +166,10 @@ class Host:
         """
         assert self.arithmetic is not None
         self.arithmetic.adopt(descriptors)
-        if self._owns_replicas:
-            for other in self.steps.workers:
-                self.steps.becomes(other, Beginning(worker))
-            self.averages.void()
-        else:
+        for other in self.steps.workers:
+            self.steps.becomes(other, Beginning(worker))
+        self.averages.void()
+        if self.shelf.has(Version(0)):
             self.commits.adopted(worker)
         self.unreserve(worker)
 

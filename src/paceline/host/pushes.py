@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from paceline.core.facts import UpdateArrived
 from paceline.core.items import Update
-from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, StartPush
 from paceline.host.fetch import Fetcher
 from paceline.host.member import Member
@@ -29,8 +28,6 @@ class Pushes:
     """Carries out `StartPush`, and gives each step's update one of its worker's own places."""
 
     def __init__(self, shelf: Shelf, plan: Plan, fetcher: Fetcher, members: Mapping[int, Member]) -> None:
-        self.leases = Leases("queue", [])
-        """Set when training begins."""
         self._shelf = shelf
         self._plan = plan
         self._fetcher = fetcher
@@ -84,7 +81,6 @@ class Pushes:
         """That version is ordered. Return its updates: (area, weight)."""
         pushed = []
         for worker, step, weight in order.contributions:
-            self.leases.settle(worker, step)
             place = self._shelf.place(Update(worker, step))
             pushed.append((self._plan.area(place), weight * self._scales[worker, step]))
             if step in (lacking := self._lacking.get(worker, {})):

@@ -130,7 +130,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     assert gathering.region is not None
     for member in offered:
         rooms.membership.trains(member.worker)
-        ends = rooms.host.connect(member)
+        ends = [rooms.host.averages.connect(member)] if spec.holder == "replica" else []
         sockets = (end.fileno() for end in ends)
         message = messages.Begin(plan.slots, plan.areas, spec.holder, spec.pushes)
         rooms.send(member, message, (gathering.region.descriptor, *sockets))
@@ -143,7 +143,8 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     on_begin(offer)
     if absent := rooms.membership.absent():
         rooms.journal.ledger.note("absent", absent)
-    rooms.host.begin(rooms.data.leases, offer.model_bytes)
+    replicas = [member.worker for member in offered] if spec.holder == "replica" else []
+    rooms.host.begin(rooms.data.leases, offer.model_bytes, replicas)
     rooms.versions.begin(offer)
     rooms.clock.begin()
     hosts, amount = settings.scenario.hosts(settings.workers), work(offer, settings)

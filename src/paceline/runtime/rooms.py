@@ -141,7 +141,6 @@ class Rooms:
 
     def _made_host(self) -> Host:
         settings, spec = self.settings, self.settings.choice.spec
-        owns_replicas = spec.family == "decentralized"
         host = Host(
             plan(spec, settings.choice.unapplied, settings.workers),
             self.members,
@@ -155,7 +154,6 @@ class Rooms:
             ),
             network=settings.scenario.network,
             groups=GroupLinks.of(settings.scenario, settings.workers),
-            owns_replicas=owns_replicas,
             steps_in_store=spec.optimizer == "store",
             rate_scale=settings.learning_rate_scale,
             send=self.send,
