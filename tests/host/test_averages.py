@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from paceline.cluster.scenario import Network
-from paceline.core.facts import ReduceFailed, ReduceFinished
-from paceline.core.items import Replica
+from paceline.core.choice import choose
+from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
+from paceline.core.items import Replica, Version
 from paceline.core.leases import Leases
 from paceline.core.orders import Reduce, Release, StepReplica
 from paceline.fabric.unix import Channel
 from paceline.host import messages
+from paceline.protocols import registry
 from support.companies import Company, company
 
 
@@ -332,3 +335,63 @@ def test_what_an_averager_is_told_while_it_does_not_read_reaches_it_when_it_does
         heard += 1
     company.loop.wait(0.0)
     assert not averager.ready()
+
+
+# --- the bound on places
+
+
+@pytest.mark.parametrize("protocol", ["ad-psgd", "ripples", "all-reduce"])
+@pytest.mark.parametrize("seed", range(8))
+def test_replicas_always_find_a_place_and_none_is_written_that_anybody_reads(protocol: str, seed: int) -> None:
+    """Machines of the protocols, over a host whose workers and averagers come at random; one mean is recorded."""
+    chance, workers, machine = random.Random(f"{protocol}/{seed}"), 4, choose(protocol, registry()).machine()
+    made = company(workers, protocol, leases=Leases("queue", list(range(workers))))
+    averagers, host, shelf = Averagers(made), made.host, made.host.shelf
+    queue: dict[int, list[messages.Compute | messages.Step]] = {worker: [] for worker in range(workers)}
+    cuts = recorded = 0
+
+    def tell(fact: Fact) -> None:
+        host.tell(fact)
+        for order in machine.handle(fact):
+            if isinstance(order, Release | Reduce | StepReplica):
+                host.carry_out(order)
+        for worker, said in made.told:
+            assert isinstance(said, messages.Compute | messages.Step)
+            queue[worker].append(said)
+        made.told.clear()
+
+    def keep(replicas: list[Replica], places: list[int], target: int) -> None:
+        nonlocal cuts
+        cuts += 1
+        shelf.claim(("reader",), *replicas, Version(10_000 + recorded))
+
+    members = tuple((worker, "here", 0) for worker in range(workers))
+    tell(TrainingBegan(members=members, version=0, at=0.0, seed=seed))
+    for _ in range(2500):
+        worker = chance.randrange(workers)
+        match chance.choice(["works", "averages", "told", "cut", "cut done"]):
+            case "works" if queue[worker]:
+                done = queue[worker].pop(0)
+                if isinstance(done, messages.Step):
+                    readers = {owner for owner, _, place in shelf.claims() if place == done.target}
+                    assert ("reader",) not in readers, "what a mean is made of is written"
+                    host.steps.stepped(worker, done.step)
+                else:
+                    host.computed(made.members[worker], done.step)
+                    ready = GradientReady(worker=worker, step=done.step, version=done.version, samples=None, at=0.0)
+                    made.facts.append(ready)
+            case "averages" if averagers.channels[worker].ready():
+                averagers.average(worker)
+            case "told" if made.facts:
+                tell(made.facts.pop(0))
+            case "cut" if recorded == cuts and not shelf.claimed(("reader",)):
+                recorded += 1
+                host.copies.cut(range(workers), 10_000 + recorded, keep)
+            case "cut done" if shelf.claimed(("reader",)):
+                shelf.release(("reader",))
+    assert host.steps.steps > 20
+    assert cuts > 2
+    for worker in range(workers):
+        host.gone(worker)
+        averagers.channels[worker].close()
+    made.loop.close()

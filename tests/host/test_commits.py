@@ -142,7 +142,7 @@ def test_a_worker_that_dies_needs_nothing_any_more() -> None:
     two.members[1].stage = "gone"
     two.host.left(two.members[1])
     two.host.gone(1)
-    two.host.dropped(1, 0)
+    two.host.carry_out(Release(worker=1, step=1, version=0))
     assert not [owner for owner, _, _ in two.host.shelf.claims() if 1 in owner]
 
 

@@ -266,17 +266,18 @@ def test_a_push_that_is_heard_together_with_the_death_of_its_worker_is_dropped_a
     script = training(
         """
         if me == 0 and step == 1:  # it is to be there still when worker 1 dies
-            while not os.path.exists("stopped"):
+            while not os.path.exists(STOPPED):
                 time.sleep(0.01)
         if me == 1 and step == 2:
             launcher = os.getppid()
             os.kill(launcher, signal.SIGSTOP)
             while open(f"/proc/{launcher}/stat").read().rpartition(")")[2].split()[0] != "T":
                 pass
-            open("stopped", "w").close()
+            open(STOPPED, "w").close()
             tell("dies", os.getpid(), launcher)
             optimizer.paceline_session.link.released = lambda: os._exit(7)
         """,
+        before=f"STOPPED = {str(launch.tmp_path / 'stopped')!r}",
     )
     process = launch.start(script, "-n", "2", "-p", "asp", "--shards", "static", "--on-loss", "continue")
     _, dying, launcher = map(str, launch.events.wait_for("dies"))

@@ -1,4 +1,4 @@
-"""Items: the names of what a run moves. An item never changes once it is made, and its name is never used again."""
+"""Items: the names of what a run moves. An item never changes once it is made. See `Former` for the one exception."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """An item as it was before its name was given to something else."""
+    """An item as it was before its name was given to something else: the first version, if a script changes that."""
 
     item: Item
 

@@ -57,7 +57,8 @@ class Arithmetic:
     def lose(self) -> None:
         """The process has gone."""
         self.lost = True
-        self._writing.clear()
+        for version in list(self._writing):
+            self.written(version)
 
     def end(self) -> None:
         """Tell the process to end, and close the channel."""

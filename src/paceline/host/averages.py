@@ -35,7 +35,7 @@ class _Average:
     awaited: set[int] = field(default_factory=set)
     """Members whose share is not made yet."""
     began: float = 0.0
-    moving: bool = True
+    moving: bool = False
     """Whether its bytes are on their way."""
     made: bool = False
     """Whether all shares are made and no bytes are on their way: it takes effect when the machine is told."""
@@ -129,7 +129,7 @@ class Averages:
             if not here or (len(here) < len(order.members) and not self.deaths_are_told):
                 self._fail(average)
                 return
-            average.awaited = set(here)
+            average.awaited, average.moving = set(here), True
             average.began = self._fetcher.gather(order.group, order.members, partial(self._moved, average))
             for unused in self._kept.use(order.members):
                 self._tell(unused, messages.Evict(list(unused)))
@@ -209,6 +209,7 @@ class Averages:
             self._loop.unwatch(channel)
             return
         except MessageUnreadable as error:
+            self._loop.unwatch(channel)
             self._give_up(member, f"its averager sent a message that can't be read ({error})")
             return
         average = self._averages.get(message.group)

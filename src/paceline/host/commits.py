@@ -171,6 +171,7 @@ class Commits:
         """The store has gone: its orders will not be done."""
         self._orders.clear()
         self._waiting.clear()
+        self._shelf.release(MAKING)
         self._committing = None
 
     def go_on(self) -> None:
@@ -181,7 +182,7 @@ class Commits:
         version = ordered.order.version
         target = self._shelf.put(Version(version), MAKING, self._plan.shared)
         if target is None:
-            return  # until a place is free: the next claim's end, or commit, calls here again
+            return  # until a version is on disk: no worker's claim can be what it waits for
         self._orders.popleft()
         scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
         self._committing, self._known_scalars = ordered.order, ordered.scalars

@@ -68,7 +68,6 @@ class Host:
     ) -> None:
         """`network` paces pushes and pulls, and `groups` averages.
 
-
         `now()` is seconds since the run's start. `happened` takes the facts that an order causes.
         `give_up(member, why)` ends a worker that can't go on. See `Commits` for the others.
         """
@@ -190,6 +189,8 @@ class Host:
                 self.steps.carry_out(order)
             case Reduce():
                 self.averages.carry_out(order)
+            case _:
+                raise TypeError(f"{type(order).__name__} is not about items")
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now, so what the fact says of items takes effect at this moment.

@@ -65,9 +65,9 @@ class Pushes:
     def carry_out(self, order: StartPush) -> None:
         """Bring the worker's update to the store."""
         worker, step = order.worker, order.step
-        self._scales[worker, step] = order.scale
         if not self._members[worker].trains:  # the machine is about to hear that the worker has left
             return
+        self._scales[worker, step] = order.scale
         area = self._plan.area(self._shelf.place(Update(worker, step)))
         self._lacking.setdefault(worker, {})[step] = _Lacking(area, order.scale)
 
@@ -117,8 +117,11 @@ class Pushes:
             self._shelf.release(("update", worker, step))
 
     def left(self, worker: int) -> None:
-        """The worker takes no part any more. What has arrived is still needed."""
+        """The worker takes no part any more. What it has computed may still be needed."""
         self._awaiting.pop(worker, None)
+        for step in self._laid(worker):
+            if step not in self._on_the_way.get(worker, {}) and (worker, step) not in self._scales:
+                self.dropped(worker, step)
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended: no update of it is still to arrive."""

@@ -53,15 +53,15 @@ class Releases:
         """Let the worker compute."""
         worker = order.worker
         member = self._members[worker]
-        if order.parameters == "own":
-            if member.trains:
-                member.step = order.step
-                own = self._steps.replica(worker)
-                self._shelf.claim(shown(worker), own)
-                self._pushes.forget(worker)  # its replica was stepped with them, or will never be
-                self._compute(order, own, [])
+        if not member.trains:  # the machine is about to hear that the worker has left
             return
         member.step = order.step
+        if order.parameters == "own":
+            own = self._steps.replica(worker)
+            self._shelf.claim(shown(worker), own)
+            self._pushes.forget(worker)  # its replica was stepped with them, or will never be
+            self._compute(order, own, [])
+            return
         version = Version(order.version)
         lacking = self._pushes.lacking(worker, order.version)
         self._shelf.claim(step_of(worker), version)
@@ -101,16 +101,16 @@ class Releases:
         for owner in (step_of(worker), look_of(worker), shown(worker)):
             self._shelf.release(owner)
 
-    def _compute(self, order: Release, item: Item, ahead: list[tuple[int, float]]) -> None:
+    def _compute(self, order: Release, item: Item, lacking: list[tuple[int, float]]) -> None:
         member = self._members[order.worker]
         if not member.trains:
             return
         area = self._pushes.lay(order.worker, order.step)
         if area is None:
             member.wait("the store still needs its last updates")
-            self._pushes.when_free(order.worker, lambda: self._compute(order, item, ahead))
+            self._pushes.when_free(order.worker, lambda: self._compute(order, item, lacking))
             return
         member.wait(None)
         member.released_at = self._now()
         place = self._shelf.place(item)
-        self._send(member, messages.Compute(order.step, order.version, place, area, ahead))
+        self._send(member, messages.Compute(order.step, order.version, place, area, lacking))

@@ -101,7 +101,7 @@ class Shelf:
         return any(owner not in own for there in self._items[self._places[item]] for owner in self._owners[there])
 
     def claims(self) -> Iterator[tuple[Owner, Item, int | None]]:
-        """Every claim: its owner, its item, and that one's place if it is made. At a run's end none is left."""
+        """Every claim: its owner, its item, and that one's place if it is made. So a claim too many has a name."""
         for owner, items in self._claims.items():
             for item in items:
                 yield owner, item, self._places.get(item)

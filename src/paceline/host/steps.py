@@ -158,7 +158,7 @@ class Steps:
         worker, step = order.worker, order.step
         before, after = self._replicas[worker], self._next(worker)
         source = target = self._shelf.place(before)
-        mean = None if order.group is None or not self._shelf.has(Mean(order.group)) else Mean(order.group)
+        mean = None if order.group is None else Mean(order.group)
         if self._shelf.others(before, (replica_of(worker), shown(worker))):
             reads: tuple[Item, ...] = (before,)
             self._shelf.claim(("step of a replica", worker, step), *reads, *((mean,) if mean else ()))

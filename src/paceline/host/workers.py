@@ -135,6 +135,8 @@ class Workers:
             self.give_up(one.worker, f"it sent a message that can't be read ({why})")
             return
         if strange := one.turns.heard(message):
+            for descriptor in descriptors:
+                os.close(descriptor)
             self.give_up(one.worker, strange)
             return
         self._hear(one.worker, message, descriptors)
