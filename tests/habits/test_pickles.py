@@ -141,8 +141,17 @@ assert "paceline" not in sys.modules
 ).replace("BOUND", repr(BOUND))
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "own"])
-@pytest.mark.parametrize("protocol", ["bsp", "ps-plus", "all-reduce"])
+@pytest.mark.parametrize(
+    ("protocol", "optimizer"),
+    [
+        ("bsp", "own"),
+        ("ps-plus", "adam"),
+        ("all-reduce", "adam"),
+        pytest.param("bsp", "adam", marks=pytest.mark.long),
+        pytest.param("ps-plus", "own", marks=pytest.mark.long),
+        pytest.param("all-reduce", "own", marks=pytest.mark.long),
+    ],
+)
 def test_a_pickled_model_and_optimizer_load_without_paceline_and_train_on(
     protocol: str, optimizer: str, launch: Launch, tmp_path: Path
 ) -> None:
