@@ -79,7 +79,6 @@ class Host:
         """Workers that the machine was told have died: their buffers and replicas count no more."""
         self._members = members
         self._journal = journal
-        self._loop = loop
         self._now = now
         self._network = network
         local = Local(now, happened)
@@ -132,10 +131,9 @@ class Host:
 
     # --- the start ----------------------------------------------------------------------------------
 
-    def open(self, channel: Channel, outbox: Outbox) -> Arithmetic:
+    def open(self, channel: Channel, outbox: Outbox) -> None:
         """The arithmetic process is being forked, at the other end of that channel."""
         self.arithmetic = Arithmetic(channel, outbox, self.shelf)
-        return self.arithmetic
 
     def begin(self, leases: Leases, model_bytes: int, replicas: Sequence[int]) -> None:
         """Training begins, with these leases of data. The first version is there. These workers own replicas of it."""
@@ -218,7 +216,7 @@ class Host:
     def computed(self, member: Member, step: int) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""
         self.releases.computed(member.worker)
-        if member.trains and member.worker not in self.steps.workers:
+        if member.trains and not self.steps.owned_by(member.worker):
             self.pushes.ready(member.worker, step)
             self.commits.said(member.worker, step, member.scalars)
         self.commits.go_on()

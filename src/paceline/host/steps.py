@@ -78,6 +78,10 @@ class Steps:
         """Workers that own a replica, those that have died too."""
         return list(self._replicas)
 
+    def owned_by(self, worker: int) -> bool:
+        """Whether the worker owns a replica."""
+        return worker in self._replicas
+
     @property
     def settled(self) -> bool:
         """Whether all steps that were ordered are made, and what waited for them is done."""
