@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.scenario import Scenario
-from paceline.core.choice import choose
 from paceline.core.facts import StepDeclined
 from paceline.host.loop import Loop
-from paceline.protocols import registry
 from paceline.records import ledger as ledgers
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, connect
 from paceline.runtime.disk import Disk
 from paceline.runtime.run import _write_config
-from paceline.runtime.settings import Settings
+from support.rooms import SETTINGS
 
 FACT = StepDeclined(worker=0, step=0, at=0.0)
 
@@ -133,27 +130,16 @@ def test_a_reader_of_config_toml_never_sees_half_of_it(ledger: Ledger, tmp_path:
     """It is written anew when the script's part is known; the file that a reader has open stays as it was."""
     script = tmp_path / "train.py"
     script.write_text("")
-    settings = Settings(
+    settings = replace(
+        SETTINGS,
         script=script,
         source=script.read_bytes(),
-        arguments=(),
-        choice=choose("asp", registry()),
         workers=2,
-        scenario=Scenario(),
-        seed=0,
-        threads=1,
         folder=tmp_path,
-        shards=None,
-        epochs=None,
         record=4,
-        targets=(),
         on_loss="continue",
-        on_divergence="stop",
-        tee="none",
-        max_steps=None,
-        max_seconds=None,
         report_waits=30.0,
-        json=False,
+        quiet=False,
     )
     _write_config(settings, None, Journal(ledger))
     with (tmp_path / "config.toml").open() as file:
