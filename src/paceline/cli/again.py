@@ -1,4 +1,4 @@
-"""`paceline run --config`: the flags that made a run, read from its `config.toml`.
+"""`paceline run --config` and `--resume`: the flags that made a run, read from its `config.toml`.
 
 The values become words of the command line, so that what is wrong with one of them is said as it is of a flag.
 """
@@ -30,6 +30,7 @@ FLAGS = {
     "on_loss": "--on-loss",
     "on_divergence": "--on-divergence",
     "saves": "--saves",
+    "checkpoint": "--checkpoint",
     "learning_rate_scale": "--learning-rate-scale",
 }
 """Keys of a configuration that each are one flag."""
@@ -39,33 +40,40 @@ LIMITS = {"max_steps": "--max-steps", "max_seconds": "--max-seconds"}
 OTHERS = (
     *("paceline", "script", "directory", "script_sha256", "arguments", "protocol", "buffers", "evaluates", "targets"),
     "stop_at_target",
-    *("limits", "environment", "simulated", "scenario"),
+    *("limits", "environment", "simulated", "scenario", "code"),
 )
 """Keys that are no flag, or not one each."""
 
 
-def recorded(path: Path) -> dict[str, Any]:
+def source(options: argparse.Namespace) -> tuple[Path, str] | None:
+    """Which configuration the flags name, and the flag that does; None if none does."""
+    if options.resume is not None:
+        return options.resume / CONFIG, "--resume"
+    return None if options.config is None else (options.config, "--config")
+
+
+def recorded(path: Path, flag: str = "--config") -> dict[str, Any]:
     """The configuration in that file, or in that run's folder. Raises ConfigError, in one line, if none is there."""
     file = path / CONFIG if path.is_dir() else path
     try:
         config = tomllib.loads(read_file(file).decode())
     except OSError as error:
-        raise ConfigError(f"--config {file}: {error.strerror}; name a run's {CONFIG}") from None
+        raise ConfigError(f"{flag} {file}: {error.strerror}; name a run's {CONFIG}") from None
     except ValueError as error:
-        raise ConfigError(f"--config {file}: no configuration can be read there ({error})") from None
+        raise ConfigError(f"{flag} {file}: no configuration can be read there ({error})") from None
     known = (*FLAGS, "shards", *OTHERS)
     missing = next((key for key in ("paceline", "protocol", "workers") if key not in config), None)
     if missing is not None:
         raise ConfigError(
-            f"--config {file}: it is no run's configuration, as it has no {missing}; name a run's {CONFIG}"
+            f"{flag} {file}: it is no run's configuration, as it has no {missing}; name a run's {CONFIG}"
         )
     if config["paceline"] != __version__:
         raise ConfigError(
-            f"--config {file}: it was written by Paceline {config['paceline']}, and this is {__version__}; give "
+            f"{flag} {file}: it was written by Paceline {config['paceline']}, and this is {__version__}; give "
             "what it says as flags"
         )
     if config.get("simulated"):
-        raise ConfigError(f"--config {file}: that run was simulated or replayed; name the {CONFIG} of a real run")
+        raise ConfigError(f"{flag} {file}: that run was simulated or replayed; name the {CONFIG} of a real run")
     if strange := next((key for key in config if key not in known), None):
         raise ConfigError(f'--config {file}: unknown key "{strange}"{nearest(strange, known)}')
     return config
@@ -76,9 +84,9 @@ def words(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Se
 
     `parse` is tried on the run's flags alone. A flag that is given later wins.
     """
-    if options.config is None:
+    if (named := source(options)) is None:
         return list(given)
-    config, name = recorded(options.config), f"--config {options.config}"
+    config, name = recorded(*named), f"{named[1]} {named[0]}"
     try:
         before = list(_flags(config, options))
         script = [] if options.script is not None else [str(script_of(config)), *map(str, config["arguments"])]
@@ -90,16 +98,18 @@ def words(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Se
     return [*before, *given, *script]
 
 
-def scenario(path: Path) -> Scenario:
+def scenario(path: Path, flag: str) -> Scenario:
     """The scenario that the configuration there has."""
-    return from_plain(recorded(path).get("scenario", {}), f"--config {path}")
+    return from_plain(recorded(path, flag).get("scenario", {}), f"{flag} {path}")
 
 
 def _flags(config: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
     limits = config.get("limits", {})
     yield f"--protocol={choice_of(config, registry())}"
     names = FLAGS | (OF_THE_SCRIPT if options.script is None else {})
-    for key, flag in (names | LIMITS).items():
+    if options.resume is None:  # what ended a run early is not to end what follows
+        names |= LIMITS
+    for key, flag in names.items():
         value = limits.get(key) if key in (*LIMITS, "epochs") else config.get(key)
         if value is not None:
             yield f"{flag}={value}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,18 +13,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.again import recorded, script_of, words
+from paceline.cli.again import recorded, script_of, source, words
 from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
 from paceline.cluster.scenario import MOST_WORKERS, Scenario
 from paceline.cluster.scenario_file import load
-from paceline.core.choice import MOST_WHOLE, choose
+from paceline.core.choice import MOST_WHOLE, Choice, choose
 from paceline.core.listed import cut
 from paceline.errors import ConfigError
 from paceline.protocols import registry
+from paceline.records.folders import CONFIG
+from paceline.records.reading import choice_of
+from paceline.records.snapshots import Snapshot
+from paceline.records.snapshots import whole as whole_snapshots
 from paceline.records.summary import Target
 from paceline.runs import baseline
 from paceline.runs.folders import checked_folder
+from paceline.runs.resume import LIMITS, check_more, check_protocol, check_resumable, snapshot_of
 from paceline.runs.run import CODES, STARTS, check_fits, chosen, cores, crowd, settled, train, train_under_ddp
 from paceline.runs.script import changes, checked_script
 from paceline.runtime.settings import Settings
@@ -81,6 +87,12 @@ def add_to(commands: Any) -> None:
     again = "make that run again with its script, arguments and flags; flags that you give win"
     add("--config", type=Path, metavar="RUN/config.toml", help=again)
     add_script(command, optional=True)
+    on = "go on with that run from its newest snapshot; flags that you give win, such as more --epochs"
+    add("--resume", type=Path, metavar="RUN", help=on)
+    often = "snapshots in each epoch, to go on from; 0: none, not even at the end (default: 1)"
+    add("--checkpoint", type=whole("--checkpoint", 0), default=1, metavar="K", help=often)
+    drain = "seconds that workers have, after SIGTERM, to end their step and write a snapshot (default: 10)"
+    add("--drain", type=seconds("--drain"), default=10.0, metavar="S", help=drain)
     command.meant = _meant
     command.set_defaults(call=call)
 
@@ -172,8 +184,11 @@ def call(options: argparse.Namespace) -> int:
     if options.script is None:
         raise ConfigError("the following arguments are required: SCRIPT; see paceline run --help")
     scenario = Scenario() if options.scenario is None else load(options.scenario)
-    if options.config is not None and options.scenario is None:
-        scenario = recorded_scenario(options.config)
+    if options.resume is not None and options.config is not None:
+        raise ConfigError("--resume goes on with a run, and --config makes one again; give one of them")
+    named = source(options)
+    if named is not None and options.scenario is None:
+        scenario = recorded_scenario(*named)
     scenario, workers = settled(scenario, options.workers)
     check_fits(choice, scenario, workers, vars(options))
     targets = tuple(Target.parse(text) for text in options.target)
@@ -186,13 +201,14 @@ def call(options: argparse.Namespace) -> int:
     script = checked_script(options.script)
     if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
         say_whose(script, options.arguments)
+    resumed = None if options.resume is None else _resumed(options, choice, workers, script)
     if options.config is not None:
         config = recorded(options.config)
         for line in changes(config, script) if script == script_of(config) else ():
             print(f"paceline: {line}", file=sys.stderr)
     if warning := crowd(scenario, workers):
         print(f"paceline: {warning}", file=sys.stderr)
-    folder = checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
+    folder = options.resume or checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
     threads = options.threads or max(1, cores() // workers)
 
     from paceline.host.evaluator import THREADS as EVALUATION_THREADS
@@ -226,6 +242,9 @@ def call(options: argparse.Namespace) -> int:
         start=options.start or STARTS[0],
         stop_at_target=options.stop_at_target,
         evaluation_threads=EVALUATION_THREADS if options.stop_at_target else None,
+        checkpoint=options.checkpoint,
+        drain=options.drain,
+        resumed=resumed,
     )
     if choice is None:
         nearest_kin = choose("all-reduce", registry())  # settings have a protocol; here nothing looks at it
@@ -240,7 +259,26 @@ def call(options: argparse.Namespace) -> int:
         from paceline.cli.table import print_summary
 
         print_summary(summary, folder)
+    if summary["outcome"] == "interrupted" and next(whole_snapshots(folder), None) is not None:
+        print(f"go on with: paceline run --resume {shlex.quote(str(folder))}", file=sys.stderr)
     return CODES[summary["outcome"]]
+
+
+def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int, script: Path) -> Snapshot:
+    """The snapshot to go on from. Raises ConfigError, in one line, if that run can't go on as the flags say."""
+    run, config = options.resume, recorded(options.resume / CONFIG, "--resume")
+    if options.out is not None:
+        raise ConfigError(f"--resume {run}: the run goes on in its own folder; leave --out out")
+    if choice is None:
+        raise ConfigError(f"--resume {run}: {baseline.NAME} keeps no snapshots; name one of Paceline's protocols")
+    check_resumable(run, config, script)
+    check_protocol(run, choice_of(config, registry()), choice, int(config["workers"]), workers)
+    limits = {key: getattr(options, key) for key in LIMITS}
+    check_more(run, config, limits, tuple(options.arguments))
+    snapshot, passed = snapshot_of(run)
+    for line in passed:
+        print(f"paceline: {line}", file=sys.stderr)
+    return snapshot
 
 
 def whole(flag: str, least: int, most: int = MOST_WHOLE) -> Callable[[str], int]:

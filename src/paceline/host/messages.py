@@ -42,6 +42,8 @@ class Offered(Message):
     evaluates: bool
     metrics: list[str] | None
     """The names of what `evaluate` returns, if they were wanted and are known."""
+    code: dict[str, str]
+    """The script's own modules, and the SHA-256 of each. See `runtime.code`."""
 
 
 class Refused(Message):

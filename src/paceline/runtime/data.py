@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from paceline.core.leases import Batch, Leases
 from paceline.errors import ConfigError
@@ -36,6 +37,8 @@ class Data:
         self._refuse = refuse
         self._give_up = give_up
         self._opened = opened
+        self._untold: dict[tuple[int, int], tuple[Batch, ...]] = {}
+        """By (worker, step): batches that the script skipped before that step, until the machine is told of the step."""
 
     def wanted(self, member: Member, wanted: messages.LeaseWanted) -> None:
         """The worker's loader wants its next batch: lease it one, or have the order drawn that it comes from."""
@@ -86,7 +89,9 @@ class Data:
 
         Return None if samples are not counted.
         """
-        self.leases.skip(worker, _batches(done.skipped))
+        if done.skipped:
+            self.leases.skip(worker, _batches(done.skipped))
+            self._untold[worker, done.step] = _batches(done.skipped)
         for epoch, index in done.skipped:
             self._ledger.batch_used(worker, done.step, epoch, index, "skipped")
         if done.batches is None:
@@ -95,6 +100,15 @@ class Data:
         for epoch, index in done.batches:
             self._ledger.batch_used(worker, done.step, epoch, index, "step")
         return samples
+
+    def told(self, worker: int, step: int) -> None:
+        """The machine is told of that step now: what was skipped before it is used up for good."""
+        self._untold.pop((worker, step), None)
+
+    def plain(self) -> dict[str, Any]:
+        """The book of leases as it is with all that the machine was told, ready for JSON."""
+        untold = [batch for batches in self._untold.values() for batch in batches]
+        return self.leases.plain(untold)
 
     def holds(self, member: Member, batches: list[tuple[int, int]]) -> bool:
         """Return whether these batches were leased to the worker, each once. If not, give the worker up."""

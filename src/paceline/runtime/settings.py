@@ -8,6 +8,7 @@ from typing import Literal
 
 from paceline.cluster.scenario import Scenario
 from paceline.core.choice import Choice
+from paceline.records.snapshots import Snapshot
 from paceline.records.summary import Target
 
 
@@ -57,5 +58,11 @@ class Settings:
     """Whether the run ends once recorded versions have met all targets: they are then evaluated as it trains."""
     evaluation_threads: int | None = None
     """Of the process that evaluates; None: as many as a worker has."""
+    checkpoint: int = 1
+    """Snapshots in each epoch, and one at a clean end; 0: none at all."""
+    drain: float = 10.0
+    """Seconds that workers have, after a signal that asks for an end, to end their step and write a snapshot."""
+    resumed: Snapshot | None = None
+    """What the run goes on from; None: it begins."""
     simulated: Scenario | None = None
     """The cluster whose times are virtual; None: time is real."""

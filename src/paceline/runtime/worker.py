@@ -38,6 +38,7 @@ from paceline.host.processes import (
     share_without_files,
     terminals_never_stop_me,
 )
+from paceline.runtime.code import digests
 from paceline.runtime.folders import share
 from paceline.runtime.opens import guard_open
 from paceline.runtime.own_parser import ended_by_parser
@@ -113,6 +114,7 @@ class WorkerLink:
         self.rate_scale = settings.learning_rate_scale
         self.wants_work = bool(settings.choice.spec.parts)
         self.wants_metrics = bool(settings.targets) and worker == 0
+        self._script = settings.script
         self._scenario: Scenario = settings.scenario
         self._channel: Channel | _NoChannel = channel
         self._launcher = launcher
@@ -176,6 +178,7 @@ class WorkerLink:
                 shards=offer.shards,
                 evaluates=offer.evaluate is not None,
                 metrics=offer.metrics,
+                code=digests(self._script),
             )
         )
         while True:

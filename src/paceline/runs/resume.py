@@ -1,0 +1,100 @@
+"""Whether a run can go on from where it was, and from which snapshot."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.core.choice import Choice
+from paceline.core.listed import listed
+from paceline.errors import ConfigError
+from paceline.files import read_file
+from paceline.records.folders import is_run
+from paceline.records.reading import SUMMARY, is_written
+from paceline.records.snapshots import SNAPSHOTS, Snapshot, newest
+
+LIMITS = ("epochs", "max_steps", "max_seconds")
+
+
+def check_resumable(run: Path, config: Mapping[str, Any], script: Path) -> None:
+    """Raise ConfigError, in one line, if that run can't go on, or not with that script as it is now."""
+    name = f"--resume {run}"
+    if not is_run(run):
+        raise ConfigError(f"{name}: there is no run; name a run's folder")
+    if is_written(run):
+        raise ConfigError(f"{name}: this run is still going on; end it first, or wait for its end")
+    if script.resolve() != script_of(config).resolve():
+        raise ConfigError(f"{name}: it is a run of {config['script']}, not of {script}; leave the script out")
+    if hashlib.sha256(read_file(script)).hexdigest() != config["script_sha256"]:
+        raise ConfigError(f"{name}: {script} has changed since; a run goes on with the script that it began with")
+    changed = [file for file, digest in config.get("code", {}).items() if _digest(script.parent / file) != digest]
+    if changed:
+        are = "has" if len(changed) == 1 else "have"
+        raise ConfigError(
+            f"{name}: {listed(changed)} {are} changed since; a run goes on with the code that it began with"
+        )
+
+
+def check_more(run: Path, config: Mapping[str, Any], limits: Mapping[str, Any], arguments: tuple[str, ...]) -> None:
+    """Raise ConfigError if that run is complete, and these limits and arguments ask for nothing more."""
+    before = config.get("limits", {})
+    more = any(limits.get(key) != before.get(key) for key in LIMITS) or list(arguments) != list(config["arguments"])
+    if more or _outcome(run) != "completed":
+        return
+    raise ConfigError(
+        f"--resume {run}: this run is complete; ask for more with --epochs, --max-steps or --max-seconds, or with the "
+        "script's own arguments"
+    )
+
+
+def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now: int) -> None:
+    """Raise ConfigError if a run can't go on under this protocol, or with so many workers."""
+    name, one, other = f"--resume {run}", before.spec, choice.spec
+    if one.holder != other.holder:
+        raise ConfigError(
+            f"{name}: it is a run of {one.name}, whose state {other.name} can't go on with; {KEPT_BY[one.holder]}"
+        )
+    if workers != now and one.holder != "window":
+        raise ConfigError(
+            f"{name}: it has {workers} workers, and under {one.name} {KEPT_BY[one.holder]}; leave -n out"
+        )
+
+
+KEPT_BY = {
+    "window": "its state is in the store",
+    "own-step": "each worker keeps the optimizer's state",
+    "replica": "each worker has a replica of its own",
+}
+"""By what shows parameters to a worker: who has the state that a run goes on with."""
+
+
+def snapshot_of(run: Path) -> tuple[Snapshot, list[str]]:
+    """The snapshot that the run goes on from, and a line on each newer one that is passed over."""
+    found, passed = newest(run)
+    if found is not None:
+        return found, passed
+    why = f" ({passed[0]})" if passed else f": {run / SNAPSHOTS} has none; one is written in each epoch (--checkpoint)"
+    raise ConfigError(f"--resume {run}: no snapshot can be read{why}")
+
+
+def script_of(config: Mapping[str, Any]) -> Path:
+    """Where the run's script was."""
+    return Path(config.get("directory", ""), config["script"])
+
+
+def _outcome(run: Path) -> str | None:
+    try:
+        outcome = json.loads(read_file(run / SUMMARY))["outcome"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return str(outcome)
+
+
+def _digest(file: Path) -> str | None:
+    try:
+        return hashlib.sha256(read_file(file)).hexdigest()
+    except OSError:
+        return None

@@ -1,0 +1,30 @@
+"""The user's own code: the modules that a script has imported from its folder, and the SHA-256 of each."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+INSTALLED = frozenset(("site-packages", "dist-packages"))
+"""Folders with packages that were installed: a script's folder may have an environment in it."""
+
+
+def digests(script: Path) -> dict[str, str]:
+    """By file, relative to the script's folder: the SHA-256 of what was imported from there until now."""
+    folder = script.resolve().parent
+    found = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str):
+            continue
+        path = Path(file).resolve()
+        if path == script.resolve() or not path.is_relative_to(folder):
+            continue
+        inside = path.relative_to(folder)
+        if not INSTALLED.intersection(inside.parts):
+            try:
+                found[str(inside)] = hashlib.sha256(path.read_bytes()).hexdigest()
+            except OSError:  # imported from what is no file any more
+                continue
+    return dict(sorted(found.items()))
