@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.events import Events
 from support.leftovers import Traces
-from support.runs import Launcher, Run, ended, start
+from support.runs import Launcher, Run, ended, resume, start
 
 
 class Launch:
@@ -29,6 +29,16 @@ class Launch:
     def run(self, script: str | Path, *flags: str, args: tuple[str, ...] = (), fresh: bool = False) -> Run:
         """See `support.runs.run`."""
         return ended(self.start(script, *flags, args=args, fresh=fresh))
+
+    def start_resumed(self, run: Path, *flags: str) -> Launcher:
+        """See `support.runs.resume`."""
+        traces = Traces(self.tmp_path / f"temporary_{next(self._numbers)}")
+        self.traces.append(traces)
+        return resume(run, *flags, env=traces.environment | self.events.environment)
+
+    def resume(self, run: Path, *flags: str) -> Run:
+        """Go on with that run, to its end."""
+        return ended(self.start_resumed(run, *flags))
 
     def assert_nothing_left(self) -> None:
         """Neither processes, nor shared memory, sockets or temporary files."""

@@ -109,7 +109,15 @@ def start(
         file = script
     folder = tmp_path / f"run_{number}"
     quiet = [] if "--progress" in flags else ["--quiet"]  # else what is printed depends on how long it takes
-    arguments = ["run", *quiet, "--out", str(folder), *flags, str(file), *args]
+    return _started(["run", *quiet, "--out", str(folder), *flags, str(file), *args], folder, env, fresh)
+
+
+def resume(run: Path, *flags: str, env: Mapping[str, str] | None = None, fresh: bool = False) -> Launcher:
+    """`paceline run --resume RUN FLAGS`, not waited for."""
+    return _started(["run", "--quiet", "--resume", str(run), *flags], run, env, fresh)
+
+
+def _started(arguments: list[str], folder: Path, env: Mapping[str, str] | None, fresh: bool) -> Launcher:
     process: Launcher
     if fresh:
         process = subprocess.Popen(

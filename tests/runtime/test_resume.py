@@ -1,0 +1,181 @@
+"""A run that was interrupted goes on from its newest snapshot, and comes to what it would have come to."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.protocols import registry
+from paceline.records.snapshots import whole
+from support.launch import Launch
+from support.recorded import checked
+from support.runs import Run, ended
+
+SCRIPT = """
+import os, signal, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+torch.manual_seed(3)
+torch.set_default_dtype(torch.float64)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
+optimizer = {optimizer}
+{scheduler}
+data = TensorDataset(torch.randn(96, 6), torch.randint(0, 3, (96,)))
+loader = DataLoader(data, batch_size=4, shuffle=True, num_workers={loaders})
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=3, keep={keep})
+step = 0
+for epoch in {epochs}:
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        {each_step}
+    {each_epoch}
+paceline.finish()
+"""
+SGD = "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"
+ADAMW = "torch.optim.AdamW(model.parameters(), lr=0.01)"
+PER_EPOCH = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)"
+PER_STEP = "scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)"
+
+
+def script(optimizer: str = SGD, scheduler: str = "", per: str = "", keep: bool = True, epochs: str = "paceline.epochs(3)",
+           loaders: int = 0) -> str:  # fmt: skip
+    """A script that draws, normalizes over batches, and schedules its learning rate, if it does."""
+    stepped = "scheduler.step()" if scheduler else "pass"
+    return SCRIPT.format(
+        optimizer=optimizer, scheduler=scheduler, epochs=epochs, loaders=loaders,
+        keep="{'scheduler': scheduler}" if scheduler and keep else "None",
+        each_step=stepped if per == "step" else "pass", each_epoch=stepped if per == "epoch" else "pass",
+    )  # fmt: skip
+
+
+KINDS = {
+    "momentum": script(),
+    "per epoch": script(ADAMW, PER_EPOCH, "epoch"),
+    "per step": script(SGD, PER_STEP, "step"),
+    "per step, range": script(ADAMW, PER_STEP, "step", epochs="range(3)"),
+    "per epoch, range": script(SGD, PER_EPOCH, "epoch", epochs="range(3)"),
+    "per epoch, range, not kept": script(SGD, PER_EPOCH, "epoch", keep=False, epochs="range(3)"),
+    "loader processes": script(loaders=1),
+}
+
+
+def same_bits(one: Run, other: Run) -> bool:
+    """Whether both have come to the same parameters and buffers."""
+    a, b = one.final(), other.final()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bsp_stopped_at_any_step_and_resumed_ends_on_the_bits_of_a_run_that_was_not(kind: str, launch: Launch) -> None:
+    flags = ("-n", "2", "-p", "bsp", "--checkpoint", "3")
+    whole_run = launch.run(KINDS[kind], *flags).completed()
+    cut = random.Random(kind).randrange(1, 71)
+    stopped = launch.run(KINDS[kind], *flags, "--max-steps", str(cut)).completed()
+    resumed = launch.resume(stopped.folder).completed()
+    assert resumed.summary["samples"] == 288
+    assert resumed.summary["segments"] == 2
+    assert same_bits(resumed, whole_run), f"stopped after {cut} steps"
+    checked(stopped.folder).raise_if_wrong()
+
+
+@pytest.mark.parametrize("protocol", sorted(registry()))
+def test_each_sample_is_used_once_in_each_epoch_over_all_segments(protocol: str, launch: Launch) -> None:
+    flags = ("-n", "2", "-p", protocol, "--checkpoint", "2")
+    stopped = launch.run(KINDS["per epoch"], *flags, "--max-steps", "31").completed()
+    once_more = launch.resume(stopped.folder, "--max-steps", "50").completed()
+    resumed = launch.resume(once_more.folder).completed()
+    assert resumed.summary["samples"] == 288
+    assert resumed.summary["samples_missed"] == 0
+    assert resumed.summary["segments"] == 3
+    times = resumed.rows("SELECT count(*) FROM applied_samples GROUP BY epoch, sample")
+    assert times == [(1,)] * 288
+
+
+def test_a_killed_launcher_loses_what_came_after_the_newest_snapshot_and_no_more(launch: Launch) -> None:
+    process = launch.start(script() + "", "-n", "2", "--checkpoint", "4")
+    snapshots = process.folder / "snapshots"  # type: ignore[union-attr]
+    while not snapshots.exists() or not list(whole(process.folder)):  # type: ignore[union-attr]
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    killed = ended(process)
+    resumed = launch.resume(killed.folder).completed()
+    assert resumed.summary["samples"] == 288
+    assert resumed.summary["undone"]["versions"] >= 0
+    assert not (killed.folder / "undone-1.sqlite").exists() or resumed.summary["undone"]["seconds"] >= 0
+
+
+def test_a_complete_run_goes_on_if_it_is_asked_for_more(launch: Launch) -> None:
+    run = launch.run(script(epochs="paceline.epochs(3)"), "-n", "2").completed()
+    refused = launch.resume(run.folder)
+    assert refused.code == 2
+    assert "this run is complete" in refused.err
+    assert len(refused.err.splitlines()) == 1
+    assert json.loads((run.folder / "summary.json").read_text())["outcome"] == "completed"
+
+
+def _swap(folder: Path) -> None:
+    (folder.parent / "other.py").write_text("pass\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-p", "all-reduce"], "it is a run of bsp, whose state all-reduce can't go on with"),
+        (["--out", "elsewhere"], "leave --out out"),
+        (["-p", "ddp"], "keeps no snapshots"),
+        (["other.py"], "not of other.py; leave the script out"),
+    ],
+)
+def test_what_a_run_can_not_go_on_with_is_one_line(flags: list[str], said: str, launch: Launch, stopped: Run,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    refused = launch.resume(stopped.folder, *flags)
+    assert refused.code == 2
+    assert said in refused.err
+    assert len(refused.err.splitlines()) == 1
+
+
+@pytest.fixture
+def stopped(launch: Launch) -> Run:
+    """A run that was stopped after a few steps."""
+    (launch.tmp_path / "other.py").write_text("pass\n")
+    return launch.run(script(), "-n", "2", "--max-steps", "9").completed()
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda run: [__import__("shutil").rmtree(run.folder / "snapshots")], "no snapshot can be read"),
+        (lambda run: [path.write_text("pass\n") for path in run.folder.parent.glob("train_*.py")], "has changed since"),
+    ],
+)
+def test_a_run_that_can_not_go_on_is_left_as_it_was(harm: Callable[[Run], object], said: str, launch: Launch,
+                                                    stopped: Run) -> None:  # fmt: skip
+    before = (stopped.folder / "summary.json").read_bytes()
+    harm(stopped)
+    refused = launch.resume(stopped.folder)
+    assert refused.code == 2
+    assert said in refused.err
+    assert len(refused.err.splitlines()) == 1
+    assert (stopped.folder / "summary.json").read_bytes() == before
+
+
+def test_a_damaged_newest_snapshot_falls_back_to_the_one_before_and_says_so(launch: Launch) -> None:
+    stopped = launch.run(script(), "-n", "2", "--checkpoint", "4", "--max-steps", "40").completed()
+    newest, before = whole(stopped.folder)
+    (newest / "store.safetensors").write_bytes(b"nothing")
+    resumed = launch.resume(stopped.folder).completed()
+    assert f"{newest}: this snapshot can't be used (store.safetensors is damaged)" in resumed.err
+    assert resumed.summary["samples"] == 288
+    assert resumed.summary["undone"]["versions"] > 0
+    assert before.name < newest.name
