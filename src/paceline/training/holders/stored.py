@@ -10,13 +10,13 @@ from torch import Tensor
 
 from paceline.training.holders.holder import Holder
 from paceline.training.joined import Joined
-from paceline.training.push import AreaPush
+from paceline.training.push import Push
 
 
 class Stored(Holder):
     """Shows versions that lie in slots, and pushes what the store makes the next ones of."""
 
-    def __init__(self, joined: Joined, push: AreaPush) -> None:
+    def __init__(self, joined: Joined, push: Push) -> None:
         super().__init__(joined)
         self._push = push
         self._push.use(joined.link.worker)
