@@ -41,7 +41,7 @@ class Range:
         self._views: dict[int, Tensor] = {}
 
     def gradient(self, memory: memoryview, pushed: Pushed) -> Tensor:
-        """The range's gradient, in the form of `entry`. Gradients lie in a push area as they are: nothing is copied."""
+        """The range's gradient, in the form of `entry`: the area's own memory, as gradients are pushed as they are."""
         found = self._views.get(pushed.start)
         if found is None:
             found = self._views[pushed.start] = self.entry.over(memory, pushed.start)
