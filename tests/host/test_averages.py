@@ -41,7 +41,7 @@ class Averagers:
             self.evicted.append((worker, order.members))
             order, _ = channel.receive()
         assert isinstance(order, messages.Average)
-        channel.send(messages.Averaged(order.group, 0.0))
+        channel.send(messages.Averaged(order.group))
         self._company.loop.wait(0.0)
         return order.target
 
@@ -193,7 +193,7 @@ def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_noth
     company, averagers = stepped
     company.host.carry_out(StepReplica(worker=0, step=1, version=2))
     company.host.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
-    averagers.channels[1].send(messages.Averaged(0, 0.0))
+    averagers.channels[1].send(messages.Averaged(0))
     company.loop.wait(0.0)
     assert company.facts == [], "a member has a step to make first"
     company.host.steps.stepped(0, 1)

@@ -41,11 +41,8 @@ def _serve(measure: Measure, end: socket.socket, worker: Channel, show: Show) ->
     channel = Channel(end, messages.ToEvaluator, "the coordinator")
     try:
         while True:
-            match channel.receive()[0]:
-                case messages.Evaluate(version=version, file=file):
-                    channel.send(_measured(measure, version, file, show))
-                case messages.Exit():
-                    return 0
+            order, _ = channel.receive()
+            channel.send(_measured(measure, order.version, order.file, show))
     except PeerLost:
         return 1
 

@@ -167,7 +167,7 @@ class Rooms:
 
     def _made_versions(self) -> StoredVersions | Means:
         spec = self.settings.choice.spec
-        if spec.family == "decentralized":
+        if spec.versions == "means":
             averages_gradients = spec.averages == "gradients"
             return Means(self.host, averages_gradients, self.members, self.recordings, self.journal, self.clock.at)
         return StoredVersions(self.host, self.members, self.recordings)

@@ -259,7 +259,7 @@ def _fork(worker: int, settings: Settings, before: list[Process], folders: int, 
     os.close(output)
     channel = Channel(ours, messages.FromWorker, f"worker {worker}")
     watch = os.pidfd_open(process)
-    turns = Turns(settings.choice.spec)
+    turns = Turns(stored=settings.choice.spec.versions == "stored")
     return Process(worker=worker, process=process, watch=watch, channel=channel, log=log, printed=printed, turns=turns)
 
 

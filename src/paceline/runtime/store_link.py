@@ -88,7 +88,7 @@ class StoreLink:
         """Tell the worker where the newest version is, and keep that for it; see `messages.SnapshotWanted`."""
         worker = member.worker
         version = self._host.releases.hold(worker) if hold else self._host.releases.look(worker)
-        self._send(member, messages.Snapshot(version, self._host.shelf.place(Version(version))), ())
+        self._send(member, messages.Snapshot(self._host.shelf.place(Version(version))), ())
 
     def abandon(self) -> None:
         """The worker that was to fork the store has ended before that."""
