@@ -135,8 +135,6 @@ class SnapshotWanted(Message):
 class SnapshotTaken(Message):
     """The snapshot is copied."""
 
-    version: Count
-
 
 class StateWanted(Message):
     """The optimizer's state is wanted."""
@@ -307,7 +305,6 @@ class OrderWanted(Message):
 class Snapshot(Message):
     """The newest version is in that slot, which is kept for you."""
 
-    version: int
     slot: int
 
 
@@ -367,7 +364,7 @@ ToWorker = (
 # the coordinator to the process that evaluates while workers train, and back
 
 
-ToEvaluator = Evaluate | Exit
+ToEvaluator = Evaluate
 FromEvaluator = Evaluated | EvaluationFailed
 
 
@@ -394,7 +391,6 @@ class Averaged(Message):
     """The share is made."""
 
     group: Count
-    seconds: float
 
 
 ToAverager = Average | Evict

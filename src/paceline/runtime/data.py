@@ -7,8 +7,8 @@ from collections.abc import Callable
 from paceline.core.leases import Batch, Leases
 from paceline.errors import ConfigError
 from paceline.host import messages
-from paceline.host.member import Member
 from paceline.records.ledger import Ledger
+from paceline.runtime.member import Member
 from paceline.runtime.terms import Terms
 
 

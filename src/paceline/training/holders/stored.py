@@ -35,11 +35,11 @@ class Stored(Holder):
     def newest(self) -> Iterator[dict[str, Tensor]]:
         """See `Holder`."""
         places, link = self.joined.places, self.joined.link
-        version, slot = link.snapshot()
+        slot = link.snapshot()
         try:
             yield {entry.name: view for entry, view in zip(places.layout.moving, places.slot(slot), strict=True)}
         finally:
-            link.snapshot_taken(version)
+            link.snapshot_taken()
 
     def let_go(self) -> None:
         """See `Holder`. The store may still read the last push."""
