@@ -126,13 +126,25 @@ def test_the_public_names_are_exactly_these() -> None:
 FROM_THE_LOOP = {"time", "datetime", "socket", "select", "selectors", "subprocess", "threading"}
 """Modules with clocks and sockets, which the loop hands out."""
 ROOMS = (
-    *("accounts", "adoption", "clock", "coordinator", "course", "data", "director", "display", "ending", "evaluations"),
-    *("leaving", "lifecycle", "limits", "losses", "recordings", "rooms", "scores", "store_link", "terms"),
+    *("accounts", "adoption", "applied", "clock", "coordinator", "course", "data", "director", "display", "ending"),
+    *("evaluations", "leaving", "lifecycle", "limits", "losses", "news", "recordings", "rooms", "scores", "terms"),
+    "versions",
 )
 AT_HOME = (
-    *("arithmetic", "averages", "commits", "copies", "fetch", "host", "member", "paced", "plan", "pulls", "pushes"),
-    *("releases", "shelf", "steps", "turns", "workers"),
+    *("arithmetic", "averages", "commits", "contract", "copies", "fetch", "host", "paced", "plan", "pulls", "pushes"),
+    *("releases", "seat", "shelf", "steps", "turns", "workers"),
 )
+
+
+PLACES = {"arithmetic", "averages", "commits", "copies", "pulls", "pushes", "releases", "seat", "shelf", "steps"}
+"""Modules of the host that know places and claims."""
+
+
+@pytest.mark.parametrize("folder", ["runtime", "runs", "cli", "programs"])
+def test_nothing_outside_the_host_reaches_its_insides(folder: str) -> None:
+    for file in (ROOT / folder).rglob("*.py"):
+        names = {name.split(".")[2] for name in imports(file) if name.startswith("paceline.host.")}
+        assert not names & PLACES, file
 
 
 @pytest.mark.parametrize(

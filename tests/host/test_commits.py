@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -16,39 +15,39 @@ from support.companies import Company, company
 
 def finish(company: Company, worker: int, step: int) -> None:
     """The worker's step is computed and pushed."""
-    company.host.computed(company.members[worker], step)
-    company.host.carry_out(StartPush(worker=worker, step=step))
+    company.computed(worker, step)
+    company.carry_out(StartPush(worker=worker, step=step))
 
 
 def test_a_version_is_made_with_the_hyperparameters_of_the_lowest_worker_s_very_step() -> None:
     """It may have computed another one since, with other rates, before the version is ordered."""
     two = company(2)
     for step, rate in ((0, 0.1), (1, 0.2)):
-        for one in two.members.values():
-            one.scalars = [{"lr": rate + one.worker}]
-            two.host.carry_out(Release(worker=one.worker, step=step, version=0, parameters="held"))
-            finish(two, one.worker, step)
+        for worker in (0, 1):
+            two.carry_out(Release(worker=worker, step=step, version=0, parameters="held"))
+            two.computed(worker, step, [{"lr": rate + worker}])
+            two.carry_out(StartPush(worker=worker, step=step))
     two.apply(1, (0, 0), (1, 0))
-    two.host.carry_out(AdjustTraining(worker=1, learning_rate_scale=10.0))
+    two.carry_out(AdjustTraining(worker=1, learning_rate_scale=10.0))
     two.apply(2, (1, 1))
     assert [commit.scalars for commit in two.commits()] == [[{"lr": 0.1}], [{"lr": 12.0}]]
 
 
 def test_an_update_is_multiplied_by_what_was_ordered_for_its_push_and_by_its_weight() -> None:
     one = company(1)
-    one.host.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
-    one.host.computed(one.members[0], 0)
-    one.host.carry_out(StartPush(worker=0, step=0, scale=0.5))
-    one.host.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 0.25),)))
+    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+    one.computed(0, 0)
+    one.carry_out(StartPush(worker=0, step=0, scale=0.5))
+    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 0.25),)))
     assert one.commits()[-1].pushed == [(0, 0.125)]
 
 
 def test_one_version_is_made_at_a_time_in_the_order_of_the_orders() -> None:
     one = company(1)
     for step in (0, 1):
-        one.host.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
+        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         finish(one, 0, step)
-        one.host.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
+        one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
     assert [commit.version for commit in one.commits()] == [1]
     one.make()
     assert [(commit.version, commit.source, commit.target) for commit in one.commits()] == [(1, 0, 1), (2, 1, 0)]
@@ -58,42 +57,37 @@ def test_a_version_that_is_not_finite_is_the_one_that_the_next_is_made_from_thou
     """Telling so ends the run, and what workers then no longer claim lets the next commit begin."""
     one = company(1)
 
-    def leave(*_: object) -> bool:
-        one.members[0].stage = "closing"
-        one.host.left(one.members[0])
-        return False
-
-    one.host.commits._heard = replace(one.host.commits._heard, not_finite=leave)
+    one.news.on_divergence = lambda: one.host.left(0)
     for step in (0, 1):
-        one.host.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
+        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         finish(one, 0, step)
-        one.host.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
-    one.host.made(messages.Committed(1, 0.0, 0, ("weight", 0)), 0.0)
+        one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
+    one.said_by_store(messages.Committed(1, 0.0, 0, ("weight", 0)))
     assert [(commit.version, commit.source) for commit in one.commits()] == [(1, 0), (2, 1)]
 
 
 def test_a_worker_that_is_released_on_a_version_that_is_being_made_computes_once_it_is_whole() -> None:
     one = company(1)
-    one.host.carry_out(Release(worker=0, step=0, version=0))
+    one.carry_out(Release(worker=0, step=0, version=0))
     finish(one, 0, 0)
-    one.host.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
-    one.host.carry_out(Release(worker=0, step=1, version=1))
-    assert (len(one.told), one.members[0].waits) == (1, "version 1 is being made")
+    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.carry_out(Release(worker=0, step=1, version=1))
+    assert (len(one.told), one.news.waits[0]) == (1, "version 1")
     one.make()
-    assert (one.told[-1], one.members[0].waits) == ((0, messages.Compute(1, 1, 1, 0, [])), None)
+    assert (one.told[-1], one.news.waits[0]) == ((0, messages.Compute(1, 1, 1, 0, [])), None)
 
 
 def test_an_eager_release_names_all_that_the_worker_pushed_and_that_its_version_lacks() -> None:
     """By the area in which it still lies: also where that is the one which the step is to be put into."""
-    one = company(1, "ps-plus", steps_in_store=False)
-    one.host.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
-    one.host.releases.look(0)
+    one = company(1, "ps-plus")
+    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+    one.crew.hear(0, messages.SnapshotWanted(hold=False))
 
     def released(step: int, version: int, scale: float) -> tuple[int, list[tuple[int, float]]]:
         """The step before is pushed; the area and what is to be added, as the worker hears it."""
-        one.host.computed(one.members[0], step - 1)
-        one.host.carry_out(StartPush(worker=0, step=step - 1, scale=scale))
-        one.host.carry_out(Release(worker=0, step=step, version=version, parameters="eager"))
+        one.computed(0, step - 1)
+        one.carry_out(StartPush(worker=0, step=step - 1, scale=scale))
+        one.carry_out(Release(worker=0, step=step, version=version, parameters="eager"))
         _, said = one.told[-1]
         assert isinstance(said, messages.Compute)
         return said.area, said.ahead
@@ -102,7 +96,7 @@ def test_an_eager_release_names_all_that_the_worker_pushed_and_that_its_version_
     one.apply(1, (0, 0))
     assert released(2, 0, 0.25) == (0, [(0, 0.5), (1, 0.25)])
     one.apply(2, (0, 1))
-    one.host.releases.look(0)
+    one.crew.hear(0, messages.SnapshotWanted(hold=False))
     assert released(3, 2, 1.0) == (1, [(0, 1.0)])
     one.apply(3, (0, 2))
     assert released(4, 2, 1.0) == (0, [(0, 1.0), (1, 1.0)])
@@ -111,25 +105,27 @@ def test_an_eager_release_names_all_that_the_worker_pushed_and_that_its_version_
 def test_a_step_waits_while_the_store_needs_all_of_its_worker_s_places() -> None:
     one = company(1, unapplied=2)
     for step in (0, 1, 2):
-        one.host.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
+        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         if step < 2:
             finish(one, 0, step)
     assert [said.step for _, said in one.told if isinstance(said, messages.Compute)] == [0, 1]
-    assert one.host.pushes.awaited(0) == [0, 1]
+    assert one.host.updates(0).in_the_way == (0, 1)
     one.apply(1, (0, 0))
     assert [said.step for _, said in one.told if isinstance(said, messages.Compute)] == [0, 1, 2]
-    assert one.host.pushes.awaited(0) == []
+    assert one.host.updates(0).in_the_way == ()
 
 
 def test_what_is_adopted_is_the_first_version_and_what_it_was_is_kept_for_those_who_compute_on_it() -> None:
     two = company(2)
-    two.host.carry_out(Release(worker=1, step=0, version=0, parameters="held"))
-    place = two.host.reserve(0)
-    two.host.adopt(0, [])
-    two.host.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+    two.carry_out(Release(worker=1, step=0, version=0, parameters="held"))
+    two.host.adopt(0)
+    _, told = two.told[-1]
+    assert isinstance(told, messages.AdoptInto)
+    two.crew.hear(0, messages.Adopted())
+    two.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
     _, said = two.told[-1]
     assert isinstance(said, messages.Compute)
-    assert (said.slot, two.host.shelf.free(two.host.plan.shared)) == (place, 2)
+    assert (said.slot, two.host.shelf.free(two.host.plan.shared)) == (told.slot, 2)
     finish(two, 1, 0)
     assert two.host.shelf.free(two.host.plan.shared) == 0
 
@@ -137,29 +133,25 @@ def test_what_is_adopted_is_the_first_version_and_what_it_was_is_kept_for_those_
 def test_a_worker_that_dies_needs_nothing_any_more() -> None:
     two = company(2)
     for worker in (0, 1):
-        two.host.carry_out(Release(worker=worker, step=0, version=0))
-    two.host.releases.look(1)
-    two.members[1].stage = "gone"
-    two.host.left(two.members[1])
-    two.host.gone(1)
-    two.host.carry_out(Release(worker=1, step=1, version=0))
-    assert not [owner for owner, _, _ in two.host.shelf.claims() if 1 in owner]
+        two.carry_out(Release(worker=worker, step=0, version=0))
+    two.crew.hear(1, messages.SnapshotWanted(hold=False))
+    two.leave(1)
+    two.carry_out(Release(worker=1, step=1, version=0))
+    assert two.claims_of(1) == []
 
 
 def test_a_commit_waits_for_the_disk_when_more_versions_are_on_their_way_there_than_there_are_places_for() -> None:
-    one = company(1, unapplied=100)
-    assert one.host.arithmetic is not None
+    one, made = company(1, unapplied=100), 0
     places = CLAIMS + BESIDE_READERS
     for step in range(2 * places):
-        one.host.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
+        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         finish(one, 0, step)
-        one.host.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
-    while one.commits()[-1].version > len(one.made):
-        one.make()
-        version = one.made[-1]
-        one.host.arithmetic.write(messages.Record(version, 0, "", [], "mean"), Version(version))
-    assert len(one.made) == places
-    one.host.written(1)
+        one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
+    while one.commits()[-1].version > made:
+        made = one.make()
+        one.host.record(made, [], "", "mean")
+    assert made == places
+    one.said_by_store(messages.Recorded(1, ""))
     assert one.commits()[-1].version == places + 1
 
 
@@ -169,8 +161,7 @@ def test_a_commit_never_waits_for_a_worker_and_never_writes_over_what_anybody_ne
     """Random walks: workers are released, pull ahead, look and hold, as slowly as they like; one version is written."""
     chance = random.Random(f"{workers}/{seed}")
     all_of_us = company(workers, unapplied=1000)
-    host, arithmetic = all_of_us.host, all_of_us.host.arithmetic
-    assert arithmetic is not None
+    host = all_of_us.host
     steps, computing, contents = [0] * workers, set[int](), {0: 0}
     writing: int | None = None
     for _ in range(300):
@@ -179,12 +170,12 @@ def test_a_commit_never_waits_for_a_worker_and_never_writes_over_what_anybody_ne
             case "release" if worker not in computing:
                 computing.add(worker)
                 how = chance.choice(["pull", "held", "eager"])
-                host.carry_out(Release(worker=worker, step=steps[worker], version=newest, parameters=how))  # type: ignore[arg-type]
+                all_of_us.carry_out(Release(worker=worker, step=steps[worker], version=newest, parameters=how))  # type: ignore[arg-type]
             case "computed" if worker in computing:
                 computing.discard(worker)
                 finish(all_of_us, worker, steps[worker])
                 version = len(all_of_us.commits()) + 1
-                host.carry_out(ApplyUpdate(version=version, contributions=((worker, steps[worker], 1.0),)))
+                all_of_us.carry_out(ApplyUpdate(version=version, contributions=((worker, steps[worker], 1.0),)))
                 steps[worker] += 1
                 commit = all_of_us.commits()[-1]
                 assert commit.version == version, "the commit waits"
@@ -193,18 +184,18 @@ def test_a_commit_never_waits_for_a_worker_and_never_writes_over_what_anybody_ne
                 contents[commit.target] = version
                 all_of_us.make()
             case "ahead":
-                host.carry_out(StartPull(worker=worker, version=newest))
+                all_of_us.carry_out(StartPull(worker=worker, version=newest))
             case "look":
-                host.releases.look(worker)
+                all_of_us.crew.hear(worker, messages.SnapshotWanted(hold=False))
             case "looked":
-                host.looked(worker)
+                all_of_us.crew.hear(worker, messages.SnapshotTaken())
             case "hold" if worker not in computing:
-                host.releases.hold(worker)
+                all_of_us.crew.hear(worker, messages.SnapshotWanted(hold=True))
             case "write" if writing is None:
                 writing = newest
-                arithmetic.write(messages.Record(newest, 0, "", [], "mean"), Version(newest))
+                host.record(newest, [], "", "mean")
             case "written" if writing is not None:
-                host.written(writing)
+                all_of_us.said_by_store(messages.Recorded(writing, ""))
                 writing = None
         for _, item, place in host.shelf.claims():
             assert not isinstance(item, Version) or place is None or contents[place] == item.version

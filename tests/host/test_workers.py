@@ -18,7 +18,6 @@ from paceline.host.output import Output
 from paceline.host.processes import exit_phrase, fork_child
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
-from paceline.protocols import registry
 from support.events import LONG
 
 Body = Callable[[Channel], int]
@@ -61,7 +60,7 @@ class Company:
             channel=Channel(ours, messages.FromWorker, f"worker {worker}"),
             log=folder / f"worker-{worker}.log",
             printed=printed,
-            turns=Turns(registry()["asp"]),
+            turns=Turns(stored=True),
         )
 
     def _gone(self, worker: int, status: int) -> None:
@@ -146,6 +145,16 @@ def test_what_a_worker_had_printed_is_passed_on_before_its_end(
     assert made.until_all_have_gone() == [(0, "exit code 3")]
     assert capsys.readouterr().out == "[worker 0] a word\n" * 10
     assert made.workers.processes[0].log.read_text() == "a word\n" * 10
+
+
+def test_a_worker_s_end_leaves_no_descriptor_open(company: Callable[..., Company]) -> None:
+    made = company(prints_and_ends)
+    made.until_all_have_gone()
+    process = made.workers.processes[0]
+    for descriptor in (process.printed, process.watch):
+        assert descriptor is not None
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_a_worker_that_says_what_can_t_be_read_is_ended_and_no_more_of_it_is_heard(

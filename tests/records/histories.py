@@ -48,6 +48,8 @@ class History:
     epochs: list[list[list[int]]] = field(init=False)
     pairs: list[tuple[Fact, tuple[Order, ...]]] = field(default_factory=list)
     releases: dict[int, Release] = field(default_factory=dict)
+    settled: int = 0
+    """Samples in applied updates."""
 
     def run(self) -> History:
         self.rng = random.Random(self.seed)
@@ -61,7 +63,7 @@ class History:
         self.used = dict.fromkeys(range(self.workers), 0)
         members = tuple((worker, "node-0", 0) for worker in range(self.workers))
         self.tell(TrainingBegan(members=members, version=0, at=self.at, seed=self.seed))
-        while self.doing or self.leases.settled < 100:
+        while self.doing or self.settled < 100:
             assert len(self.pairs) < 2000, "an update is lost: its samples are neither applied nor returned"
             self.next()
         return self
@@ -125,6 +127,6 @@ class History:
                     self.doing[worker].append(order)
                 case ApplyUpdate(contributions=contributions):
                     for worker, step, _ in contributions:
-                        self.leases.settle(worker, step)
+                        self.settled += self.leases.settle(worker, step)
                 case DropUpdate(worker=worker, step=step, samples=samples):
                     self.leases.drop(worker, step, samples)

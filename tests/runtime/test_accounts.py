@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from paceline.host import messages
-from paceline.host.member import Member
 from paceline.records.times import StepTimes
 from paceline.runtime.accounts import Accounts
 from paceline.runtime.clock import Clock
+from paceline.runtime.member import Member
 
 
 class Books:

@@ -12,11 +12,12 @@ from paceline.core.choice import choose
 from paceline.core.leases import Batch
 from paceline.core.orders import Order, Release
 from paceline.errors import RunFailed
-from paceline.host.member import Member
+from paceline.host.contract import Updates
 from paceline.protocols import registry
 from paceline.runtime.adoption import Adoption
 from paceline.runtime.course import Course, PrescribedLeases
 from paceline.runtime.director import Director
+from paceline.runtime.member import Member
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -52,7 +53,7 @@ class Full:
     """Stands in for a coordinator: one worker, for whose next step there is no push area."""
 
     def __init__(self) -> None:
-        host = SimpleNamespace(pushes=SimpleNamespace(awaited=lambda worker: [3, 4]))
+        host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(3, 4)))
         settings = SimpleNamespace(choice=choose("asp", registry()))
         adopting = SimpleNamespace(book=Adoption())
         self.rooms = SimpleNamespace(settings=settings, members={0: Member(worker=0)}, adopting=adopting, host=host)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import main
-from paceline.fabric.unix import Channel, pair
+from paceline.fabric.unix import Channel
 from paceline.host import messages
 from paceline.host.evaluator import Evaluator
 from paceline.host.loop import Loop
@@ -20,17 +20,15 @@ class Spare:
     """An evaluator, the other end of its channel, and what it told."""
 
     def __init__(self) -> None:
-        ours, theirs = pair()
         self.told: list[object] = []
-        self.process = Channel(theirs, messages.ToEvaluator, "the coordinator")
         self.loop = Loop()
         self.evaluator = Evaluator(
-            Channel(ours, messages.FromEvaluator, "the process that evaluates"),
             self.loop,
             lambda version, metrics: self.told.append((version, metrics)),
             lambda version, error: self.told.append((version, error)),
             lambda: self.told.append("lost"),
         )
+        self.process = Channel(self.evaluator.connect(), messages.ToEvaluator, "the coordinator")
 
     def asked(self) -> list[int]:
         """Versions that the process was told to evaluate since this was last asked."""

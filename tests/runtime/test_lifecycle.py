@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from paceline.core.facts import StepDeclined, TrainingBegan, WorkerLeft
-from paceline.core.orders import Release
+from paceline.core.orders import DropUpdate, Release
 from paceline.host import messages
 from paceline.runtime.lifecycle import Closing, Gathering, Training
 from support.rooms import OFFER, Stage
@@ -34,8 +34,21 @@ def training(stage: Stage) -> Stage:
     gathered(stage)
     stage.loop.hear("the store", READY)
     stage.crew.take()
-    stage.rooms.happened.clear()
+    record(stage)
     return stage
+
+
+def record(stage: Stage) -> None:
+    """Whatever has happened is told."""
+    while stage.rooms.happened:
+        stage.rooms.journal.record(stage.rooms.happened.popleft(), ())
+
+
+def finish(stage: Stage, step: int) -> None:
+    """Worker 0 has computed that step, and its update has not arrived."""
+    stage.coordinator.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
+    stage.crew.hear(0, messages.StepFinished(step, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    record(stage)
 
 
 # --- gathering
@@ -140,12 +153,12 @@ def test_a_worker_that_declines_its_step_waits_for_no_other(tmp_path: Path) -> N
 def test_a_worker_whose_last_update_is_on_its_way_leaves_after_that(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path))
     member = stage.rooms.members[0]
-    stage.rooms.host.pushes.ready(0, 4)
+    finish(stage, 4)
     stage.crew.hear(0, messages.ScriptEnded())
     assert (member.stage, member.waits) == ("training", "the last update is on its way to the store")
     stage.rooms.leaving.go_on()
     assert stage.rooms.leaving.awaits(member)
-    stage.rooms.host.dropped(0, 4)
+    stage.coordinator.carry_out(DropUpdate(worker=0, step=4, samples="return"))
     stage.rooms.leaving.go_on()
     assert member.stage == "ended"
     assert list(stage.rooms.happened) == [WorkerLeft(worker=0, reason="finished", at=0.0)]
@@ -182,7 +195,7 @@ def test_of_the_last_worker_that_dies_it_is_not_said_that_others_go_on(tmp_path:
 def test_a_process_that_exits_well_though_its_script_could_not_tell_has_finished(tmp_path: Path) -> None:
     """By `os._exit(0)`, say."""
     stage = training(Stage(tmp_path))
-    stage.rooms.host.pushes.ready(0, 4)
+    finish(stage, 4)
     stage.crew.gone(0, 0)
     assert stage.crew.died_of == []
     assert list(stage.rooms.happened) == [WorkerLeft(worker=0, reason="finished", at=0.0)]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.core.listed import MOST
-from paceline.host.member import Member
 from paceline.host.output import Output
+from paceline.runtime.member import Member
 from paceline.runtime.waits import WaitReports
 
 

@@ -21,12 +21,12 @@ from rich.console import Console
 from paceline.core.choice import choose
 from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import ApplyUpdate
-from paceline.host.member import Member
 from paceline.host.output import Output
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
 from paceline.runtime import progress
 from paceline.runtime.evaluations import Evaluations
+from paceline.runtime.member import Member
 from paceline.runtime.progress import Lines, Screen, line
 from paceline.runtime.screen import screen
 from paceline.runtime.view import Curve, Row, Score, View, Watch, duration, ranges, settled, state

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from paceline.core.facts import WorkerLeft
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.versions import Means, StoredVersions
 
@@ -17,24 +18,19 @@ def test_a_version_has_the_buffers_of_those_whose_deaths_were_not_told_before_it
     recordings = Recordings(tmp_path, 1, journal)
     recordings.epoch_opened(8)
     written: list[Any] = []
-    host: Any = SimpleNamespace(
-        samples=8,
-        lost={},
-        shelf=SimpleNamespace(place=lambda item: item.version),
-        arithmetic=SimpleNamespace(write=lambda order, *items: written.append(order)),
-    )
-    members: Any = {worker: SimpleNamespace(left=None) for worker in range(3)}
+    host: Any = SimpleNamespace(record=lambda version, workers, *_: written.append((version, workers)))
+    applied: Any = SimpleNamespace(samples=8)
     offer: Any = SimpleNamespace(buffers=None, loads=True)
-    versions = StoredVersions(host, members, recordings)
-    versions.begin(offer)
+    versions = StoredVersions(host, applied, range(3), recordings)
+    versions.begin(offer, range(3))
     versions.ordered(1)
-    members[0].left = "died"
-    host.lost[0] = None
+    versions.tell(WorkerLeft(worker=0, reason="died", at=0.5))
     versions.made(1, 1.0)
-    host.samples = 16
+    applied.samples = 16
     versions.ordered(2)
+    versions.tell(WorkerLeft(worker=1, reason="finished", at=1.5))
     versions.made(2, 2.0)
-    assert [order.workers for order in written] == [[0, 1, 2], [1, 2]]
+    assert written == [(1, [0, 1, 2]), (2, [1, 2])]
 
 
 def test_a_mean_that_a_replay_is_to_record_has_no_more_replicas_than_the_recorded_one(tmp_path: Path) -> None:
@@ -43,18 +39,18 @@ def test_a_mean_that_a_replay_is_to_record_has_no_more_replicas_than_the_recorde
     recordings = Recordings(tmp_path, 4, journal)
     recordings.prescribed = deque([(72, 1)])
     cuts: list[tuple[int, list[int]]] = []
+    applied: Any = SimpleNamespace(samples=72, steps=9)
     host: Any = SimpleNamespace(
-        samples=72,
-        lost={},
-        steps=SimpleNamespace(workers=[0, 1], steps=9),
-        averages=SimpleNamespace(made=3),
-        copies=SimpleNamespace(cut=lambda workers, version, ready: cuts.append((host.samples, workers))),
+        progress=SimpleNamespace(averages=3),
+        record=lambda version, workers, *_: cuts.append((applied.samples, workers)),
     )
-    members: Any = {worker: SimpleNamespace(offer=True) for worker in range(2)}
-    means = Means(host, False, members, recordings, journal, lambda: 1.0)
+    offer: Any = SimpleNamespace(buffers=None, loads=True)
+    means = Means(host, applied, False, recordings, journal, lambda: 1.0)
+    means.begin(offer, range(2))
     means.ordered(5)
-    host.samples, host.lost = 64, {1: None}
+    applied.samples = 64
+    means.tell(WorkerLeft(worker=1, reason="died", at=0.5))
     means.ordered(6)
-    host.samples = 72
+    applied.samples = 72
     means.ordered(7)
     assert cuts == [(72, [0])]

@@ -1,110 +1,245 @@
-"""A host without processes: what it tells its workers and its arithmetic process is kept, and what has happened."""
+"""A host without processes: what it tells its workers and its arithmetic process is kept, and all that it says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.scenario import Network, Scenario
 from paceline.core.facts import Fact
-from paceline.core.leases import Leases
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate
+from paceline.core.orders import ApplyUpdate, Order
 from paceline.host import messages
-from paceline.host.commits import Heard
-from paceline.host.host import Host
-from paceline.host.loop import Loop
-from paceline.host.member import Member
+from paceline.host.host import LocalHost
 from paceline.host.plan import plan
 from paceline.protocols import registry
-from paceline.records.journal import Journal
-from paceline.records.ledger import NoLedger
+from paceline.records.times import TransferTimes
+from support.rooms import OFFER, Clockwork, Crew, Line
 
 
-def unused(*_: Any) -> Any:
-    raise AssertionError("this is not called here")
+@dataclass
+class Kept:
+    """Stands in for a coordinator: keeps what the host tells. `calls` has everything, with its name."""
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    transfers: dict[int, list[tuple[str, float, float]]] = field(default_factory=dict)
+    waits: dict[int, str | None] = field(default_factory=dict)
+    on_divergence: Callable[[], None] = lambda: None
+
+    def told(self, name: str) -> list[tuple[Any, ...]]:
+        """What was told under this name, without the name."""
+        return [call[1:] for call in self.calls if call[0] == name]
+
+    def heard(self, worker: int, message: messages.Message) -> None:
+        self.calls.append(("heard", worker, message))
+
+    def gone(self, worker: int, status: int) -> None:
+        self.calls.append(("gone", worker, status))
+
+    def prepared(self, beginning: str) -> None:
+        self.calls.append(("prepared", beginning))
+
+    def happened(self, fact: Fact) -> None:
+        self.calls.append(("happened", fact))
+        self.facts.append(fact)
+
+    def awaits_version(self, worker: int, version: int) -> None:
+        self.calls.append(("awaits_version", worker, version))
+        self.waits[worker] = f"version {version}"
+
+    def awaits_place(self, worker: int) -> None:
+        self.calls.append(("awaits_place", worker))
+        self.waits[worker] = "a place"
+
+    def computes(self, worker: int, at: float) -> None:
+        self.calls.append(("computes", worker, at))
+        self.waits[worker] = None
+
+    def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
+        self.calls.append(("transferred", worker, direction, number, size, times))
+
+    def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
+        self.calls.append(("averaged", tuple(workers), began, ended))
+
+    def committed(self, version: int, checksum: int, at: float) -> None:
+        self.calls.append(("committed", version, checksum, at))
+
+    def not_finite(self, order: ApplyUpdate, parameter: str, worker: int | None) -> None:
+        self.calls.append(("not_finite", order, parameter, worker))
+        self.on_divergence()
+
+    def written(self, version: int, sha256: str, distance: float | None) -> None:
+        self.calls.append(("written", version, sha256, distance))
+
+    def refused(self, why: str) -> None:
+        self.calls.append(("refused", why))
+
+    def lost(self, why: str) -> None:
+        self.calls.append(("lost", why))
 
 
-def ignored(*_: Any) -> None:
-    pass
-
-
-class Outbox:
-    """Keeps what is sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[messages.Message] = []
-
-    def send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        self.sent.append(message)
-
-
-def member(worker: int) -> Member:
-    return Member(worker=worker, stage="training")
+STORE = "the store"
+PROCESS = 99
+"""The number of the arithmetic process."""
 
 
 @dataclass
 class Company:
-    """A host that trains, and all that it has said."""
+    """A host, its workers, and all that it has said. `now` is the time."""
 
-    host: Host
-    members: dict[int, Member]
-    loop: Loop
-    to_arithmetic: Outbox
-    facts: list[Fact] = field(default_factory=list)
-    told: list[tuple[int, messages.Message]] = field(default_factory=list)
-    """(worker, message)."""
-    made: list[int] = field(default_factory=list)
+    host: LocalHost
+    crew: Crew
+    loop: Clockwork
+    news: Kept
+    now: float = 0.0
+
+    @property
+    def facts(self) -> list[Fact]:
+        return self.news.facts
+
+    @property
+    def told(self) -> list[tuple[int, messages.Message]]:
+        """What workers were told since they began to train: (worker, message)."""
+        return self.crew.told
+
+    @property
+    def store(self) -> Line:
+        """The arithmetic process."""
+        return self.loop.lines[STORE]
+
+    def said_by_store(self, message: messages.Message | Exception) -> None:
+        """The arithmetic process says this, or receiving from it raises this."""
+        self.loop.hear(STORE, message)
 
     def commits(self) -> list[messages.Commit]:
         """Versions that the arithmetic process was told to make."""
-        return [message for message in self.to_arithmetic.sent if isinstance(message, messages.Commit)]
+        return [message for message in self.store.sent if isinstance(message, messages.Commit)]
 
-    def make(self) -> None:
+    def carry_out(self, order: Order) -> None:
+        """The host is to do that, at this moment."""
+        self.host.carry_out(order, self.now)
+
+    def computed(self, worker: int, step: int, scalars: list[dict[str, Any]] | None = None) -> None:
+        """The worker has computed that step."""
+        self.crew.hear(worker, messages.StepFinished(step, 0, None, [], scalars, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+
+    def stepped(self, worker: int, step: int) -> None:
+        """The worker's replica has made that step."""
+        self.crew.hear(worker, messages.Stepped(step, None))
+
+    def make(self) -> int:
         """The version that was told last is made."""
         version = self.commits()[-1].version
-        self.host.made(messages.Committed(version, 0.0, 0, None), 0.0)
+        self.said_by_store(messages.Committed(version, 0.0, 0, None))
+        return version
 
     def apply(self, version: int, *contributions: tuple[int, int]) -> None:
         """Order that version of these (worker, step), and make it."""
         shares = tuple((worker, step, 1.0) for worker, step in contributions)
-        self.host.carry_out(ApplyUpdate(version=version, contributions=shares))
+        self.carry_out(ApplyUpdate(version=version, contributions=shares))
         self.make()
 
+    def leave(self, worker: int) -> None:
+        """The worker takes no part any more, and its process ends."""
+        self.host.left(worker)
+        self.host.gone(worker)
 
-def company(
+    def end(self) -> None:
+        """The host is to close."""
+        self.host.arithmetic.process = None  # no such process runs here
+        self.host.close()
+
+    def claims(self) -> list[tuple[Any, ...]]:
+        """Who claims something: what for, and numbers, of which the first is the worker, the version or the group."""
+        return [owner for owner, _, _ in self.host.shelf.claims()]
+
+    def claims_of(self, worker: int) -> list[tuple[Any, ...]]:
+        """What is claimed for that worker."""
+        others = ("newest version", "version that is being made", "writing of version", "mean of group")
+        return [owner for owner in self.claims() if owner[0] not in others and owner[1] == worker]
+
+
+def idle_company(
     workers: int = 3,
     protocol: str = "asp",
     *,
     unapplied: int = 2,
     network: Network | None = None,
-    now: Callable[[], float] = lambda: 0.0,
-    leases: Leases | None = None,
-    steps_in_store: bool = True,
+    deaths_are_told: bool = False,
+    undone: frozenset[tuple[int, int]] = frozenset(),
 ) -> Company:
-    """A company that trains by that protocol."""
+    """A company that is to train by that protocol. Nothing was said so far."""
     spec: Spec = registry()[protocol]
-    members, outbox = {worker: member(worker) for worker in range(workers)}, Outbox()
-    facts, told, made, loop = list[Fact](), list[tuple[int, messages.Message]](), list[int](), Loop()
-    host = Host(
+    crew, loop, news = Crew(workers), Clockwork(), Kept()
+    stand_ins: Any = crew, loop
+    made: Company
+    host = LocalHost(
         plan(spec, unapplied, workers),
-        members,
-        Journal(NoLedger()),
-        loop,
-        Heard(timed=ignored, checked=ignored, made=lambda version, _: made.append(version), not_finite=unused),
+        spec,
+        *stand_ins,
+        news,
+        threads=1,
+        rate_scale=1.0,
         network=network,
         groups=GroupLinks.of(Scenario(network=network), workers),
-        steps_in_store=steps_in_store,
-        rate_scale=1.0,
-        send=lambda member, message: told.append((member.worker, message)),
-        happened=facts.append,
-        now=now,
-        give_up=unused,
-        idle_cores=lambda: 1,
+        evaluator=None,
+        now=lambda: made.now,
+        leaves_undone=lambda worker, step: (worker, step) in undone,
+        deaths_are_told=deaths_are_told,
     )
-    host.open(None, outbox)  # type: ignore[arg-type]
-    replicas = list(members) if spec.holder == "replica" else []
-    host.begin(leases or Leases("queue", list(members)), 1000, replicas)
-    return Company(host, members, loop, outbox, facts, told, made)
+    made = Company(host, crew, loop, news)
+    return made
+
+
+def company(workers: int = 3, protocol: str = "asp", **given: Any) -> Company:
+    """A company that trains by that protocol."""
+    made = idle_company(workers, protocol, **given)
+    made.host.open()
+    for worker in range(workers):
+        made.crew.hear(worker, OFFER)
+    made.host.prepare(0)
+    made.said_by_store(messages.StoreReady(PROCESS, "beginning"))
+    made.host.begin(range(workers))
+    made.crew.told.clear()
+    made.news.calls.clear()
+    return made
+
+
+class Averagers:
+    """The workers' threads that make shares of averages, and what they were told."""
+
+    def __init__(self, company: Company) -> None:
+        self.evicted: list[tuple[int, list[int]]] = []
+        """By whom, and what is kept for whom."""
+        self._company = company
+
+    def asked(self, worker: int) -> bool:
+        """Whether the worker's thread has a share to make."""
+        return any(isinstance(message, messages.Average) for message in self.told(worker))
+
+    def told(self, worker: int) -> list[messages.Message]:
+        """What the worker's thread was told and has not done."""
+        return self._line(worker).sent
+
+    def average(self, worker: int) -> int:
+        """It makes the share that it was told to make. Return the place that the average is made in."""
+        order = self.told(worker).pop(0)
+        if isinstance(order, messages.Evict):
+            self.evicted.append((worker, order.members))
+            order = self.told(worker).pop(0)
+        assert isinstance(order, messages.Average)
+        self.says(worker, messages.Averaged(order.group))
+        return order.target
+
+    def says(self, worker: int, message: messages.Message | Exception) -> None:
+        self._company.loop.hear(averager(worker), message)
+
+    def _line(self, worker: int) -> Line:
+        return self._company.loop.lines[averager(worker)]
+
+
+def averager(worker: int) -> str:
+    return f"worker {worker}'s averager"

@@ -25,20 +25,26 @@ class Line:
 
     def __init__(self) -> None:
         self.sent: list[messages.Message] = []
-        self.coming: deque[messages.Message] = deque()
+        self.coming: deque[messages.Message | Exception] = deque()
+        self.full = self.closed = False
 
     def try_to_send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> bool:
-        self.sent.append(message)
-        return True
+        assert not self.closed
+        if not self.full:
+            self.sent.append(message)
+        return not self.full
 
     def receive(self) -> tuple[messages.Message, list[int]]:
-        return self.coming.popleft(), []
+        message = self.coming.popleft()
+        if isinstance(message, Exception):
+            raise message
+        return message, []
 
     def fileno(self) -> int:
         return -1
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
 
 class Clockwork:
@@ -50,6 +56,8 @@ class Clockwork:
         self.lines: dict[str, Line] = {}
         """By the process at the other end."""
         self.watched: dict[Any, Callable[[], object]] = {}
+        self.room: dict[Any, Callable[[], object] | None] = {}
+        """By source: called once there is room to write."""
         self.ends: dict[int, Callable[[], object]] = {}
         """By process: called when it has ended."""
 
@@ -72,11 +80,14 @@ class Clockwork:
     def watches(self, source: Any) -> bool:
         return source in self.watched
 
+    def await_room(self, source: Any, call: Callable[[], object] | None) -> None:
+        self.room[source] = call
+
     def await_end(self, process: int, call: Callable[[], object]) -> None:
         self.ends[process] = call
 
-    def hear(self, peer: str, message: messages.Message) -> None:
-        """That process says this."""
+    def hear(self, peer: str, message: messages.Message | Exception) -> None:
+        """That process says this, or receiving from it raises this."""
         self.lines[peer].coming.append(message)
         self.watched[self.lines[peer]]()
 

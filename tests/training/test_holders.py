@@ -49,7 +49,7 @@ class Ends:
 
     def __init__(self) -> None:
         self.refused: list[str] = []
-        self.returned: list[int] = []
+        self.returned = 0
         self.averages = 0
         self.newest = SECOND
         self.fails = False
@@ -65,11 +65,11 @@ class Ends:
             raise PeerLost
         return self.newest
 
-    def snapshot(self) -> tuple[int, int]:
-        return 7, self.newest
+    def snapshot(self) -> int:
+        return self.newest
 
-    def snapshot_taken(self, version: int) -> None:
-        self.returned.append(version)
+    def snapshot_taken(self) -> None:
+        self.returned += 1
 
 
 class Case:
@@ -247,6 +247,38 @@ def test_a_step_pushes_what_the_optimizer_subtracts_and_says_of_which_parameters
     assert case.optimizer.param_groups[0]["lr"] == RATE
 
 
+class Halves(AreaPush):
+    """Pushes half of each update, which then counts twice."""
+
+    def __init__(self, joined: Joined) -> None:
+        super().__init__(joined)
+        self._updates = [torch.zeros(parameter.shape) for parameter in joined.parameters]
+
+    def room(self) -> list[Tensor]:
+        return self._updates
+
+    def made(self, present: list[bool]) -> None:
+        torch._foreach_copy_(super().room(), [update / 2 for update in self._updates])
+        super().made(present)
+
+    def pushed(self, number: int) -> list[Tensor | None]:
+        return [None if half is None else 2 * half for half in super().pushed(number)]
+
+
+def test_updates_may_be_pushed_in_another_form_than_they_are_made_in() -> None:
+    case = Case("own-step")
+    case.holder = OwnStep(case.joined, Halves(case.joined))
+    case.holder.show(FIRST)
+    case.holder.use(case.area)
+    case.compute()
+    case.holder.step()
+    updates, present, _ = case.pushed()
+    assert (updates[:2], present) == ([[RATE * SCALE / 2], [RATE * SCALE]], [1, 1, 0])
+    case.write(SECOND, 8.0)
+    case.holder.install(SECOND, [(case.area, 1.0)])
+    assert case.shown() == [[8.0 - RATE * SCALE], [8.0 - 2 * RATE * SCALE], [8.0]]
+
+
 @of("replica, nothing pushed")
 def test_a_step_of_a_replica_whose_gradients_no_worker_needs_pushes_nothing(case: Case) -> None:
     case.compute()
@@ -332,7 +364,7 @@ def test_the_newest_version_is_seen_and_given_back_even_if_its_reader_fails(case
         read()
     newest = 3.0 if case.replica else 5.0  # a replica is its worker's newest version
     assert seen == {"small": newest, "large": newest, "unused": newest}
-    assert case.link.returned == ([] if case.replica else [7])
+    assert case.link.returned == (0 if case.replica else 1)
     assert case.shown() == [[3.0], [3.0], [3.0]]
 
 

@@ -70,8 +70,6 @@ class Leases:
     """How often each batch that is not used up was leased; not counting looks."""
     bound: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
     """By (worker, step), of updates neither applied nor dropped yet."""
-    settled: int = 0
-    """Samples in applied updates."""
     skipped: int = 0
     """Samples of steps that the script skipped: consumed, not applied."""
     missed: int = 0
@@ -176,9 +174,7 @@ class Leases:
         """The step's update is applied. Return its samples."""
         batches = self.bound.pop((worker, step), ())
         self._use_up(batches)
-        samples = sum(map(self.size, batches))
-        self.settled += samples
-        return samples
+        return sum(map(self.size, batches))
 
     def drop(self, worker: int, step: int, samples: Literal["return", "missed"]) -> None:
         """The step's update is never applied."""

@@ -14,6 +14,8 @@ HolderKind = Literal["window", "own-step", "replica"]
 versions, or a replica of its own. See `training.holders`."""
 Pushes = Literal["gradients", "updates", "nothing"]
 """What a worker puts into its push areas. An update is what its optimizer has subtracted."""
+Versions = Literal["stored", "means"]
+"""What a run's versions are: a store makes each from the one before, or each is the mean of all replicas."""
 
 
 class Machine(Protocol):
@@ -100,6 +102,16 @@ class Spec:
         if self.family == "decentralized":
             return "gradients" if self.averages == "gradients" else "nothing"
         return "gradients" if self.optimizer == "store" else "updates"
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether workers average in groups."""
+        return self.family == "decentralized"
+
+    @property
+    def versions(self) -> Versions:
+        """What the versions of a run are that are recorded."""
+        return "means" if self.family == "decentralized" else "stored"
 
     def sentence(self, why: Why) -> str:
         """Write `why` out as a sentence."""

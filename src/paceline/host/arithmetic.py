@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from paceline.core.items import Item
-from paceline.fabric.unix import Channel
+from paceline.errors import MessageUnreadable, PeerLost
+from paceline.fabric.unix import Channel, End
 from paceline.host import messages
+from paceline.host.loop import Loop
 from paceline.host.outbox import Outbox
+from paceline.host.processes import end_in_time
 from paceline.host.shelf import Owner, Shelf
+
+Hear = Callable[[messages.Message, list[int]], bool]
+"""Told what the process says of its orders, and the descriptors that came along. Returns whether it was asked."""
 
 
 class Arithmetic:
-    """The host's end of the channel to it."""
+    """The host's end of the channel to it. The process is lost at most once, and nothing is sent to it after that."""
 
-    def __init__(self, channel: Channel, outbox: Outbox, shelf: Shelf) -> None:
-        self.channel = channel
+    def __init__(
+        self,
+        shelf: Shelf,
+        loop: Loop,
+        *,
+        ready: Callable[[str], None],
+        not_forked: Callable[[], None],
+        hear: Hear,
+        lost: Callable[[str], None],
+    ) -> None:
+        """`ready(beginning)`: it is there. `not_forked()`: its worker can't fork it. `lost(why)`: it has gone."""
+        self.process: int | None = None
+        """Its number, once it says that it is there."""
         self.lost = False
-        """Whether the process has gone."""
-        self._outbox = outbox
+        """Whether the process has gone, or was told to end."""
         self._shelf = shelf
+        self._loop = loop
+        self._ready = ready
+        self._not_forked = not_forked
+        self._hear = hear
+        self._on_loss = lost
+        self._channel: Channel | None = None
+        self._outbox: Outbox | None = None
         self._writing: dict[int, Owner] = {}
         """Versions that are being written, and who claims what is read for that."""
 
@@ -28,9 +52,30 @@ class Arithmetic:
         """Whether a version is being written to disk."""
         return bool(self._writing)
 
+    def open(self) -> End:
+        """Open a channel to the process that is to be forked. Return its other end, to be passed on and closed."""
+        self.abandon()
+        channel, theirs = self._loop.connect(messages.FromStore, "the store")
+        self._loop.watch(channel, self._receive)
+        self._channel = channel
+        self._outbox = Outbox(
+            channel, self._loop, lambda: self.lose("the parameter store does not read what it is sent")
+        )
+        return theirs
+
+    def abandon(self) -> None:
+        """The worker that was to fork the process has ended before that."""
+        if self._channel is not None and self._outbox is not None:
+            self._unwatch()
+            self._outbox.send(messages.Quit())
+            self._outbox.forget()  # it also ends when it finds the channel closed
+            self._channel.close()
+            self._channel = self._outbox = None
+
     def send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Tell the process, now or when it reads. The descriptors may be closed at once."""
-        self._outbox.send(message, descriptors)
+        if not self.lost and self._outbox is not None:
+            self._outbox.send(message, descriptors)
 
     def write(self, order: messages.Record | messages.RecordMean, *items: Item) -> None:
         """Have a version written, or the mean of these replicas. The items are kept until `written`."""
@@ -40,9 +85,12 @@ class Arithmetic:
         self._shelf.claim(owner, *items)
         self.send(order)
 
-    def written(self, version: int) -> None:
-        """The version is on disk."""
-        self._shelf.release(self._writing.pop(version))
+    def written(self, version: int) -> bool:
+        """The version is on disk. Return whether it was to be written."""
+        owner = self._writing.pop(version, None)
+        if owner is not None:
+            self._shelf.release(owner)
+        return owner is not None
 
     def want_state(self, worker: int) -> None:
         """Have the optimizer's state sent for that worker, as of the newest version."""
@@ -51,17 +99,59 @@ class Arithmetic:
     def adopt(self, descriptors: list[int]) -> None:
         """The fixed part is the adopted one from now on. The optimizer's state may come along."""
         self.send(messages.Adopt(), tuple(descriptors))
+
+    def lose(self, why: str) -> None:
+        """The process has gone, or can't go on."""
+        if self.lost:
+            return
+        self.lost = True
+        self._unwatch()  # what else it may say comes too late
+        for version in list(self._writing):
+            self.written(version)
+        self._on_loss(why)
+
+    def close(self) -> None:
+        """Tell the process to end, and see that it does."""
+        self.abandon()
+        self.lost = True
+        if self.process is not None:
+            end_in_time(self.process)  # it has written everything by now
+
+    def _receive(self) -> None:
+        assert self._channel is not None
+        try:
+            message, descriptors = self._channel.receive()
+        except PeerLost:
+            self._unwatch()
+            if self.process is None:
+                self._not_forked()
+            return  # else its end is about to show
+        except MessageUnreadable as why:
+            self.lose(f"the parameter store sent a message that can't be read ({why})")
+            return
+        if not self._means(message, descriptors):
+            self.lose(f"the parameter store sent {type(message).__name__} out of turn")
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def lose(self) -> None:
-        """The process has gone."""
-        self.lost = True
-        for version in list(self._writing):
-            self.written(version)
+    def _means(self, message: messages.Message, descriptors: list[int]) -> bool:
+        """Do what the message says. Return whether it came in turn."""
+        match message:
+            case messages.StoreReady(process=process, beginning=beginning):
+                if self.process is not None:
+                    return False
+                self.process = process
+                self._loop.await_end(process, self._ended)
+                self._ready(beginning)
+                return True
+            case messages.StoreFailed(error=error):
+                self.lose(f"the parameter store failed: {error.strip()}")
+                return True
+        return self.process is not None and self._hear(message, descriptors)
 
-    def end(self) -> None:
-        """Tell the process to end, and close the channel."""
-        self.send(messages.Quit())
-        self._outbox.forget()  # it also ends when it finds the channel closed
-        self.channel.close()
+    def _ended(self) -> None:
+        self.lose("the parameter store's process died; the files in versions/ are whole")
+
+    def _unwatch(self) -> None:
+        if self._channel is not None and self._loop.watches(self._channel):
+            self._loop.unwatch(self._channel)

@@ -1,4 +1,7 @@
-"""The store's own process: commits, and writes recorded versions while it goes on committing."""
+"""The host's arithmetic process: it makes the store's versions, or means of replicas, and writes recorded ones to disk.
+
+It goes on committing while it writes a version of the store.
+"""
 
 from __future__ import annotations
 

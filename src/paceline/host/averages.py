@@ -13,11 +13,12 @@ from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.groups import Kept
 from paceline.fabric.unix import Channel, End
 from paceline.host import messages
+from paceline.host.contract import News
 from paceline.host.fetch import Fetcher
 from paceline.host.loop import Loop
-from paceline.host.member import Member
 from paceline.host.outbox import Outbox
 from paceline.host.plan import Plan
+from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps
 
@@ -65,28 +66,32 @@ class Averages:
         shelf: Shelf,
         plan: Plan,
         fetcher: Fetcher,
-        members: Mapping[int, Member],
+        seats: Mapping[int, Seat],
         loop: Loop,
-        happened: Callable[[Fact], None],
+        news: News,
         now: Callable[[], float],
-        give_up: Callable[[Member, str], None],
+        give_up: Callable[[int, str], None],
+        *,
+        deaths_are_told: bool,
     ) -> None:
-        """`now()` is seconds since the run's start. `give_up(member, why)` ends a worker that can't go on."""
+        """`now()` is seconds since the run's start. `give_up(worker, why)` ends a worker that can't go on.
+
+        `deaths_are_told`: whether a replay or simulation dictates which groups fail. Otherwise a member's death fails
+        its group. Replicas outlive their workers, so the others can make its share.
+        """
         self.steps: Steps
         """Set by the host: steps and averages need each other."""
         self.made = 0
         """Averages of replicas that have taken effect."""
-        self.deaths_are_told = False
-        """True if a replay or simulation dictates which groups fail. Otherwise a member's death fails its group.
-        Replicas outlive their workers, so the others can make its share."""
         self._shelf = shelf
         self._plan = plan
         self._fetcher = fetcher
-        self._members = members
+        self._seats = seats
         self._loop = loop
-        self._happened = happened
+        self._news = news
         self._now = now
         self._give_up = give_up
+        self._deaths_are_told = deaths_are_told
         self._averagers: dict[int, _Averager] = {}
         self._averages: dict[int, _Average] = {}
         self._waiting: dict[int, set[int]] = {}
@@ -103,30 +108,30 @@ class Averages:
         """Whether no share is still to be made."""
         return not any(one.awaited for one in self._averages.values())
 
-    def connect(self, member: Member) -> End:
+    def connect(self, worker: int) -> End:
         """Open a channel to that worker's averaging thread. Return its other end, to be passed on and closed."""
-        channel, theirs = self._loop.connect(messages.FromAverager, f"worker {member.worker}'s averager")
-        self._loop.watch(channel, lambda: self._hear(member, channel))
-        outbox = Outbox(channel, self._loop, lambda: self._give_up(member, "its averager does not read"))
-        self._averagers[member.worker] = _Averager(channel, outbox)
+        channel, theirs = self._loop.connect(messages.FromAverager, f"worker {worker}'s averager")
+        self._loop.watch(channel, lambda: self._hear(worker, channel))
+        outbox = Outbox(channel, self._loop, lambda: self._give_up(worker, "its averager does not read"))
+        self._averagers[worker] = _Averager(channel, outbox)
         return theirs
 
     def carry_out(self, order: Reduce) -> None:
         """Let the group average, once its members' replicas have made the steps that were ordered."""
-        average = self._averages[order.group] = _Average(order)
-        target = self._shelf.put(Mean(order.group), mean_of(order.group), self._plan.shared)
-        assert target is not None  # `plan.REPLICAS` counts this one
         if order.what == "gradients":
             sources = [self._shelf.place(Update(worker, step)) for worker, step, _ in order.contributions]
             weights = [weight for _, _, weight in order.contributions]
         else:
             sources, weights = [self._shelf.place(self.steps.replica(worker)) for worker in order.members], None
+        average = self._averages[order.group] = _Average(order)
+        target = self._shelf.put(Mean(order.group), mean_of(order.group), self._plan.shared)
+        assert target is not None  # `plan.REPLICAS` counts this one
 
         def go() -> None:
             if average.failed:
                 return
-            here = [w for w in order.members if self._members[w].here and w in self._averagers]
-            if not here or (len(here) < len(order.members) and not self.deaths_are_told):
+            here = [w for w in order.members if self._seats[w].here and w in self._averagers]
+            if not here or (len(here) < len(order.members) and not self._deaths_are_told):
                 self._fail(average)
                 return
             average.awaited, average.moving = set(here), True
@@ -140,7 +145,7 @@ class Averages:
     def finished(self, group: int) -> None:
         """The machine is told that the group has averaged: its mean takes effect now."""
         average = self._averages.get(group)
-        if average is None or not average.made:  # a run that stops awaits no averages: see `conclude`
+        if average is None or not average.made:  # a run that stops awaits no averages: it tells again
             return
         del self._averages[group]
         order = average.order
@@ -149,12 +154,11 @@ class Averages:
             for worker in order.members:
                 if not average.void:
                     self.steps.becomes(worker, Mean(group))
-                self.steps.share(worker)
             self._shelf.release(mean_of(group))
             return
         self._waiting[group] = set(order.members)
         for worker in order.members:
-            if not self._members[worker].trains:
+            if not self._seats[worker].trains:
                 self.needs_no_mean(worker, group)
 
     def failed(self, group: int) -> None:
@@ -162,12 +166,6 @@ class Averages:
         if group in self._averages:
             self._averages[group].failed = True
             self._end(self._averages[group])
-
-    def conclude(self) -> None:
-        """No more facts will come: averages that are made take effect."""
-        for group, average in list(self._averages.items()):
-            if average.made:
-                self.finished(group)
 
     def void(self) -> None:
         """All replicas are something else from now on: averages of them that are under way mean nothing."""
@@ -201,7 +199,7 @@ class Averages:
                 average.awaited.discard(worker)
                 self._end(average)
 
-    def _hear(self, member: Member, channel: Channel) -> None:
+    def _hear(self, worker: int, channel: Channel) -> None:
         """The worker has made its share of an average, or has left."""
         try:
             message, _ = channel.receive()
@@ -210,11 +208,11 @@ class Averages:
             return
         except MessageUnreadable as error:
             self._loop.unwatch(channel)
-            self._give_up(member, f"its averager sent a message that can't be read ({error})")
+            self._give_up(worker, f"its averager sent a message that can't be read ({error})")
             return
         average = self._averages.get(message.group)
-        if average is not None and member.worker in average.awaited:  # else the group was over before: see `conclude`
-            average.awaited.discard(member.worker)
+        if average is not None and worker in average.awaited:  # otherwise the share was not asked for
+            average.awaited.discard(worker)
             self._end(average)
 
     def _tell(self, workers: tuple[int, ...], message: messages.ToAverager) -> None:
@@ -231,7 +229,7 @@ class Averages:
     def _end(self, average: _Average) -> None:
         """Tell that the average is made, if it is."""
         if (fact := self._over(average, self._now())) is not None:
-            self._happened(fact)
+            self._news.happened(fact)
 
     def _over(self, average: _Average, at: float) -> Fact | None:
         """When its place is no longer written and no bytes move: the average is made, unless a member was lost."""
@@ -244,12 +242,11 @@ class Averages:
             return None
         if average.made:
             return None
-        if not self.deaths_are_told and not all(self._members[worker].here for worker in order.members):
+        if not self._deaths_are_told and not all(self._seats[worker].here for worker in order.members):
             self._fail(average)
             return None
         average.made = True
-        for worker in order.members:
-            self._members[worker].transfers.append(("pull", average.began, at))
+        self._news.averaged(order.members, average.began, at)
         return ReduceFinished(group=order.group, at=at)
 
     def _fail(self, average: _Average) -> None:
@@ -258,5 +255,5 @@ class Averages:
         self._shelf.release(mean_of(order.group))
         self._kept.failed(order.members)
         self._tell(order.members, messages.Evict(list(order.members)))
-        lost = tuple(worker for worker in order.members if not self._members[worker].here)
-        self._happened(ReduceFailed(group=order.group, lost=lost, at=self._now()))
+        lost = tuple(worker for worker in order.members if not self._seats[worker].here)
+        self._news.happened(ReduceFailed(group=order.group, lost=lost, at=self._now()))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.items import Beginning, Version
-from paceline.core.leases import Leases
 from paceline.core.orders import AdjustTraining, ApplyUpdate
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
+from paceline.host.contract import News
 from paceline.host.plan import Plan
 from paceline.host.pushes import Pushes
 from paceline.host.shelf import Shelf
@@ -22,20 +22,6 @@ MAKING = ("version that is being made",)
 
 Scalars = list[dict[str, Any]]
 """An optimizer's hyperparameters, by parameter group."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """Whom to tell of a commit."""
-
-    timed: Callable[[int, float], None]
-    """(version, at), before anything else is told of that version."""
-    checked: Callable[[int, int], None]
-    """(version, checksum)."""
-    made: Callable[[int, float], None]
-    """(version, at), after those who waited for it."""
-    not_finite: Callable[[ApplyUpdate, str, int | None], bool]
-    """(order, parameter, worker). Return whether to go on looking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +44,9 @@ class Commits:
         self,
         shelf: Shelf,
         plan: Plan,
+        arithmetic: Arithmetic,
         pushes: Pushes,
-        heard: Heard,
+        news: News,
         *,
         idle_cores: Callable[[], int],
         steps_in_store: bool,
@@ -70,16 +57,12 @@ class Commits:
         If the store does not step the optimizer, no hyperparameters are sent to it. `rate_scale` is the factor of the
         learning rates until an order says otherwise.
         """
-        self.leases = Leases("queue", [])
-        """Set when training begins."""
         self.newest = 0
-        self.steps = self.samples = 0
-        """Updates in all versions that are ordered, and samples in these."""
         self._shelf = shelf
         self._plan = plan
-        self._arithmetic: Arithmetic | None = None
+        self._arithmetic = arithmetic
         self._pushes = pushes
-        self._heard = heard
+        self._news = news
         self._idle_cores = idle_cores
         self._steps_in_store = steps_in_store
         self._rate_scale = rate_scale
@@ -95,9 +78,8 @@ class Commits:
         self._waiting: dict[int, list[Callable[[], None]]] = {}
         self._known_scalars: Scalars | None = None
 
-    def begin(self, arithmetic: Arithmetic) -> None:
+    def begin(self) -> None:
         """Training begins. The first version is there."""
-        self._arithmetic = arithmetic
         place = self._shelf.put(Version(0), NEWEST, self._plan.shared)
         assert place == 0  # where all have mapped it
         self._used.add(place)
@@ -117,12 +99,10 @@ class Commits:
         if isinstance(order, AdjustTraining):
             self._scales[order.worker] = order.learning_rate_scale * self._rate_scale, order.momentum_scale
             return
-        self.steps += len(order.contributions)
-        self.samples += sum(self.leases.settle(worker, step) for worker, step, _ in order.contributions)
         pushed = self._pushes.applied(order)
         lowest, step, _ = min(order.contributions)
         scalars = self._scaled(lowest, step) if self._steps_in_store else None
-        if self._arithmetic is not None and not self._arithmetic.lost:
+        if not self._arithmetic.lost:
             self._orders.append(_Ordered(order, pushed, scalars))
             self.go_on()
 
@@ -147,25 +127,31 @@ class Commits:
         self._shelf.replace(Version(0), Beginning(worker))
         self._shelf.claim(NEWEST, Version(0))  # what it was is needed by those only who compute on it
 
-    def committed(self, message: messages.Committed, at: float) -> None:
-        """The store has made the version, heard at that moment."""
+    def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
+        """Have that version, which is made, written with the buffers of these workers."""
+        place = self._shelf.place(Version(version))
+        self._arithmetic.write(messages.Record(version, place, file, list(workers), buffers), Version(version))
+
+    def committed(self, message: messages.Committed, at: float) -> bool:
+        """The store has made the version, heard at that moment. Return whether it was told to."""
         order = self._committing
-        assert order is not None
+        if order is None or order.version != message.version:
+            return False
         self.newest = order.version
         self._shelf.claim(NEWEST, Version(order.version))
         self._shelf.release(MAKING)
-        self._heard.timed(order.version, at)
+        self._news.committed(order.version, message.checksum, at)
         if message.not_finite is not None:
-            self._look = self._heard.not_finite(order, *message.not_finite)
-        self._heard.checked(order.version, message.checksum)
+            self._look = False
+            self._news.not_finite(order, *message.not_finite)
         for worker, step, _ in order.contributions:
             self.dropped(worker, step)
             self._pushes.dropped(worker, step)
         for call in self._waiting.pop(order.version, ()):
             call()
-        self._heard.made(order.version, at)
         self._committing = None  # only now: what was told may ask to go on, and the next commit comes after all that
         self.go_on()
+        return True
 
     def lost(self) -> None:
         """The store has gone: its orders will not be done."""
@@ -176,7 +162,7 @@ class Commits:
 
     def go_on(self) -> None:
         """Begin the next commit, if none is under way."""
-        if self._committing or not self._orders or self._arithmetic is None:
+        if self._committing or not self._orders:
             return
         ordered = self._orders[0]
         version = ordered.order.version

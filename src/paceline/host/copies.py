@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from paceline.core.items import Replica, Version
+from paceline.core.items import Version
+from paceline.host import messages
+from paceline.host.arithmetic import Arithmetic
 from paceline.host.plan import Plan
 from paceline.host.shelf import Shelf
 from paceline.host.steps import Steps
 
 
 class Copies:
-    """Keeps replicas for whoever reads them. No byte is copied: a replica that is kept is not stepped in place."""
+    """Has means of replicas recorded. No byte is copied: a replica that is kept is not stepped in place."""
 
-    def __init__(self, shelf: Shelf, plan: Plan, steps: Steps) -> None:
+    def __init__(self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic, steps: Steps) -> None:
         self._shelf = shelf
         self._plan = plan
+        self._arithmetic = arithmetic
         self._steps = steps
 
-    def cut(self, workers: Sequence[int], version: int, ready: Callable[[list[Replica], list[int], int], None]) -> None:
-        """Keep these workers' replicas as they are at this moment, and a place for the version that is their mean.
+    def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
+        """Have the mean of these workers' replicas as they are at this moment made and written, as that version.
 
-        `ready(replicas, places, target)` is called when the steps ordered so far are made. Whoever reads replicas after
-        that has claimed them by then, and the version too.
+        The arithmetic process is told so when the steps ordered so far are made.
         """
         replicas = [self._steps.replica(worker) for worker in workers]
         places = [self._shelf.place(replica) for replica in replicas]
@@ -31,7 +33,8 @@ class Copies:
         assert target is not None  # `plan.REPLICAS` counts this one
 
         def made() -> None:
-            ready(replicas, places, target)
+            order = messages.RecordMean(version, places, target, file, buffers)
+            self._arithmetic.write(order, *replicas, Version(version))
             self._shelf.release(("cut for version", version))
             self._shelf.release(("mean for version", version))
 

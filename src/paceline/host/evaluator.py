@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.unix import Channel
+from paceline.fabric.unix import Channel, End
 from paceline.host import messages
 from paceline.host.loop import Loop
 from paceline.host.outbox import Outbox
@@ -41,11 +41,8 @@ def _serve(measure: Measure, end: socket.socket, worker: Channel, show: Show) ->
     channel = Channel(end, messages.ToEvaluator, "the coordinator")
     try:
         while True:
-            match channel.receive()[0]:
-                case messages.Evaluate(version=version, file=file):
-                    channel.send(_measured(measure, version, file, show))
-                case messages.Exit():
-                    return 0
+            order, _ = channel.receive()
+            channel.send(_measured(measure, order.version, order.file, show))
     except PeerLost:
         return 1
 
@@ -63,7 +60,6 @@ class Evaluator:
 
     def __init__(
         self,
-        channel: Channel,
         loop: Loop,
         done: Callable[[int, dict[str, float]], None],
         failed: Callable[[int, str], None],
@@ -71,22 +67,28 @@ class Evaluator:
     ) -> None:
         """`done` is told each version's metrics, `failed` what `evaluate` raised on which version. `lost` is called
         if the process is there no more."""
-        self._channel = channel
         self._loop = loop
         self._done = done
         self._failed = failed
         self._lost = lost
-        self._outbox = Outbox(channel, loop, self._give_up)
+        self._channel: Channel | None = None
+        self._outbox: Outbox | None = None
         self._versions: deque[tuple[int, str]] = deque()
         self._busy: int | None = None
         """The version that it evaluates now."""
-        self._here = True
-        loop.watch(channel, self._hear)
 
     @property
     def idle(self) -> bool:
         """Whether it has evaluated all that it ever will of what is recorded so far."""
-        return not self._here or not (self._busy is not None or self._versions)
+        return self._channel is None or not (self._busy is not None or self._versions)
+
+    def connect(self) -> End:
+        """Open a channel to the process that is to be forked. Return its other end, to be passed on and closed."""
+        self.end()  # of a worker that died before it had forked the process
+        self._channel, theirs = self._loop.connect(messages.FromEvaluator, "the process that evaluates")
+        self._outbox = Outbox(self._channel, self._loop, self._give_up)
+        self._loop.watch(self._channel, self._hear)
+        return theirs
 
     def recorded(self, version: int, file: str) -> None:
         """This version is on disk."""
@@ -95,17 +97,18 @@ class Evaluator:
 
     def end(self) -> None:
         """Let the process go: nothing more is evaluated. Said again, it changes nothing."""
-        if self._here:
-            self._here = False
+        if self._channel is not None and self._outbox is not None:
             self._outbox.forget()
             self._loop.unwatch(self._channel)
             self._channel.close()  # which ends it
+            self._channel = self._outbox = None
 
     def _give_up(self) -> None:
         self.end()
         self._lost()
 
     def _hear(self) -> None:
+        assert self._channel is not None
         try:
             message, _ = self._channel.receive()
         except (PeerLost, MessageUnreadable):
@@ -124,7 +127,7 @@ class Evaluator:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._busy is not None or not self._versions or not self._here:
+        if self._busy is not None or not self._versions or self._outbox is None:
             return
         self._busy, file = self._versions.popleft()
         self._outbox.send(messages.Evaluate(self._busy, file))

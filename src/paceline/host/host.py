@@ -1,18 +1,21 @@
-"""One host: its shelf, and a module for each kind of order that carries it out over the shelf."""
+"""The host that a coordinator has in its own process: a shelf, and a module for each kind of order over it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network
-from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, WorkerLeft
+from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
 from paceline.core.items import Beginning, Version
-from paceline.core.leases import Leases
+from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
+    DropUpdate,
     Order,
     Reduce,
     Release,
@@ -20,258 +23,351 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.fabric.unix import Channel
+from paceline.fabric.memory import Region
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.averages import Averages
-from paceline.host.commits import NEWEST, Commits, Heard
+from paceline.host.commits import NEWEST, Commits
+from paceline.host.contract import News, Progress, Updates
 from paceline.host.copies import Copies
+from paceline.host.evaluator import Evaluator
 from paceline.host.fetch import Local
 from paceline.host.loop import Loop
-from paceline.host.member import Member
-from paceline.host.outbox import Outbox
 from paceline.host.paced import Paced
 from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
 from paceline.host.pushes import Pushes
 from paceline.host.releases import Releases
-from paceline.host.shelf import Shelf
+from paceline.host.seat import Seat, Seats
+from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps
-from paceline.records.journal import Journal
-from paceline.records.times import TransferTimes
+from paceline.host.workers import Workers
 
 
-class Host:
-    """Carries out orders for its workers. What is lasting lies on its shelf, and nothing is copied here.
+def beginning_of(worker: int) -> Owner:
+    """Who claims the place of what the worker's script begins with, until all begin with that."""
+    return "beginning", worker
 
-    `present` is the time of the event that is being handled: a fact, whose orders are carried out, or a message of the
-    arithmetic process.
-    """
+
+class LocalHost:
+    """Keeps the contract `Host`. What is lasting lies on its shelf, and nothing is copied here."""
 
     def __init__(
         self,
         plan: Plan,
-        members: Mapping[int, Member],
-        journal: Journal,
+        spec: Spec,
+        workers: Workers,
         loop: Loop,
-        heard: Heard,
+        news: News,
         *,
+        threads: int,
+        rate_scale: float,
         network: Network | None,
         groups: GroupLinks | None,
-        steps_in_store: bool,
-        rate_scale: float,
-        send: Callable[[Member, messages.Message], None],
-        happened: Callable[[Fact], None],
+        evaluator: Evaluator | None,
         now: Callable[[], float],
-        give_up: Callable[[Member, str], None],
-        idle_cores: Callable[[], int],
+        leaves_undone: Callable[[int, int], bool],
+        deaths_are_told: bool,
     ) -> None:
-        """`network` paces pushes and pulls, and `groups` averages.
+        """`threads` are those of each worker. `network` paces pushes and pulls, and `groups` averages.
 
-        `now()` is seconds since the run's start. `happened` takes the facts that an order causes.
-        `give_up(member, why)` ends a worker that can't go on. See `Commits` for the others.
+        `evaluator` is forked besides the arithmetic process, if it is given. `now()` is seconds since the run's start.
+        See `Commits`, `Steps` and `Averages` for the others.
         """
         self.plan = plan
         self.shelf = Shelf()
-        self.present: float | None = None
-        self.arithmetic: Arithmetic | None = None
-        self.lost: dict[int, None] = {}
-        """Workers that the machine was told have died: their buffers and replicas count no more."""
-        self._members = members
-        self._journal = journal
-        self._now = now
+        self.region: Region | None = None
+        self._spec = spec
+        self._workers = workers
+        self._news = news
+        self._threads = threads
         self._network = network
-        local = Local(now, happened)
-        self._fetcher = Paced(SharedLink.of(network), groups, local, now, self._moment, self._transferred)
-        self.averages = Averages(self.shelf, plan, self._fetcher, members, loop, happened, now, give_up)
-        self.steps = Steps(self.shelf, plan, members, journal, send, self.averages.needs_no_mean)
+        self._evaluator = evaluator
+        self._now = now
+        self._at: float | None = None
+        """The time of the event that is being handled: a fact, whose orders are carried out, or a version's end."""
+        self._seats = seats = Seats((worker, Seat(worker)) for worker in workers.numbers)
+        self._offers: dict[int, messages.Offered] = {}
+        """By worker: what its script brought to `prepare`."""
+        self._forker: int | None = None
+        """The worker that was asked last to fork the arithmetic process."""
+        self._fetcher = Paced(
+            SharedLink.of(network), groups, Local(now, news.happened), now, self._moment, news.transferred
+        )
+        self.arithmetic = Arithmetic(
+            self.shelf,
+            loop,
+            ready=news.prepared,
+            not_forked=self._not_forked,
+            hear=self._hear_arithmetic,
+            lost=self._lost,
+        )
+        self.averages = Averages(
+            self.shelf, plan, self._fetcher, seats, loop, news, now, workers.give_up, deaths_are_told=deaths_are_told
+        )
+        self.steps = Steps(self.shelf, plan, seats, workers.send, self.averages.needs_no_mean, leaves_undone)
         self.averages.steps = self.steps
-        self.copies = Copies(self.shelf, plan, self.steps)
-        self.pushes = Pushes(self.shelf, plan, self._fetcher, members)
+        self.pushes = Pushes(self.shelf, plan, self._fetcher, seats)
         self.commits = Commits(
             self.shelf,
             plan,
+            self.arithmetic,
             self.pushes,
-            heard,
-            idle_cores=idle_cores,
-            steps_in_store=steps_in_store,
+            news,
+            idle_cores=self._idle_cores,
+            steps_in_store=spec.optimizer == "store",
             rate_scale=rate_scale,
         )
-        self.pulls = Pulls(self.shelf, self.commits, self._fetcher, members)
-        self.releases = Releases(self.shelf, self.pulls, self.pushes, self.commits, self.steps, members, send, now)
+        copies = Copies(self.shelf, plan, self.arithmetic, self.steps)
+        self._recorder = copies if spec.versions == "means" else self.commits
+        self.pulls = Pulls(self.shelf, self.commits, self._fetcher, seats)
+        self.releases = Releases(
+            self.shelf, self.pulls, self.pushes, self.commits, self.steps, seats, news, workers.send, now
+        )
 
     # --- how orders are going -----------------------------------------------------------------------
 
     @property
-    def applied(self) -> int:
-        """Steps whose updates are in a version that is ordered, or in a replica."""
-        return self.commits.steps + self.steps.steps
+    def progress(self) -> Progress:
+        """See `contract.Host`."""
+        making, writing = self.commits.making, self.arithmetic.writing
+        busy_with = "writing a version to disk" if writing else None
+        return Progress(
+            idle=self.commits.idle and not writing,
+            settled=self.steps.settled and self.averages.settled,
+            averaging=self.averages.averaging,
+            averages=self.averages.made,
+            busy_with=busy_with if making is None else f"making version {making}",
+            lost=self.arithmetic.lost,
+        )
 
-    @property
-    def samples(self) -> int:
-        """Samples in these."""
-        return self.commits.samples + self.steps.samples
-
-    @property
-    def settled(self) -> bool:
-        """Whether all orders for replicas are done."""
-        return self.steps.settled and self.averages.settled
-
-    @property
-    def idle(self) -> bool:
-        """Whether all versions that were ordered are made, and written if they were to be."""
-        return self.commits.idle and not (self.arithmetic and self.arithmetic.writing)
-
-    @property
-    def busy_with(self) -> str | None:
-        """What the arithmetic process is doing, if anything."""
-        if self.commits.making is not None:
-            return f"making version {self.commits.making}"
-        return "writing a version to disk" if self.arithmetic and self.arithmetic.writing else None
+    def updates(self, worker: int) -> Updates:
+        """See `contract.Host`."""
+        return self.pushes.waited_for(worker)
 
     # --- the start ----------------------------------------------------------------------------------
 
-    def open(self, channel: Channel, outbox: Outbox) -> None:
-        """The arithmetic process is being forked, at the other end of that channel."""
-        self.arithmetic = Arithmetic(channel, outbox, self.shelf)
+    def open(self) -> None:
+        """See `contract.Host`."""
+        self._workers.open(self._hear, self._news.gone)
 
-    def begin(self, leases: Leases, model_bytes: int, replicas: Sequence[int]) -> None:
-        """Training begins, with these leases of data. The first version is there. These workers own replicas of it."""
-        assert self.arithmetic is not None
-        self.steps.leases = self.commits.leases = leases
-        self.commits.begin(self.arithmetic)
+    def prepare(self, worker: int) -> None:
+        """See `contract.Host`."""
+        if self.arithmetic.lost:
+            return
+        if self.region is None:
+            self.region = Region.create(self.plan.region_bytes(self._offers[worker]))
+        self._forker, ends = worker, [self.arithmetic.open()]
+        if self._evaluator is not None:
+            ends.append(self._evaluator.connect())
+        message = messages.ForkStore(self.plan.slots, self.plan.areas, steps=self._spec.optimizer == "store")
+        self._send_with(worker, message, ends)
+
+    def begin(self, workers: Sequence[int]) -> None:
+        """See `contract.Host`."""
+        owns_replica = self._spec.holder == "replica"
+        message = messages.Begin(self.plan.slots, self.plan.areas, self._spec.holder, self._spec.pushes)
+        for worker in workers:
+            self._seats[worker].trains = True
+            self._send_with(worker, message, [self.averages.connect(worker)] if owns_replica else [])
+        self.commits.begin()
+        model_bytes = self._offers[workers[0]].model_bytes
         given = None if self._network is None else self._network.message
         self._fetcher.size = model_bytes if given is None else given
-        if replicas:
-            self.steps.begin(replicas, Version(0))
+        if owns_replica:
+            self.steps.begin(workers, Version(0))
             self.shelf.release(NEWEST)  # no store makes another one of it
 
-    def reserve(self, worker: int) -> int:
-        """Reserve a place for what that worker's script begins with, until `adopt` or `unreserve`."""
-        place = self.shelf.put(Beginning(worker), ("beginning", worker), self.plan.shared)
+    def adopt(self, worker: int) -> None:
+        """See `contract.Host`."""
+        place = self.shelf.put(Beginning(worker), beginning_of(worker), self.plan.shared)
         assert place is not None  # only the first version is there, and averages of it
-        return place
+        self._workers.send(worker, messages.AdoptInto(place))
 
-    def unreserve(self, worker: int) -> None:
-        """Nothing is written there any more, and no worker adopts it."""
-        self.shelf.release(("beginning", worker))
+    # --- orders and facts ---------------------------------------------------------------------------
 
-    def adopt(self, worker: int, descriptors: list[int]) -> None:
+    def carry_out(self, order: Order, at: float) -> None:
+        """See `contract.Host`."""
+        self._at = at
+        try:
+            match order:
+                case Release():
+                    self.releases.carry_out(order)
+                case StartPull():
+                    self.pulls.carry_out(order)
+                case StartPush():
+                    self.pushes.carry_out(order)
+                case ApplyUpdate() | AdjustTraining():
+                    self.commits.carry_out(order)
+                case StepReplica():
+                    self.steps.carry_out(order)
+                case Reduce():
+                    self.averages.carry_out(order)
+                case DropUpdate(worker=worker, step=step):
+                    self._drop(worker, step)
+                case _:
+                    raise TypeError(f"{type(order).__name__} is not about items")
+        finally:
+            self._at = None
+
+    def tell(self, fact: Fact) -> None:
+        """See `contract.Host`. So what is read of replicas depends only on the order of the facts."""
+        match fact:
+            case ReduceFinished(group=group):
+                self.averages.finished(group)
+            case ReduceFailed(group=group):
+                self.averages.failed(group)
+
+    def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
+        """See `contract.Host`."""
+        self._recorder.record(version, workers, file, buffers)
+
+    def next(self, until: float) -> Fact | None:
+        """See `contract.Host`."""
+        return self._fetcher.next(until)
+
+    def due(self) -> float | None:
+        """See `contract.Host`."""
+        return self._fetcher.due()
+
+    # --- how workers leave, and the end -------------------------------------------------------------
+
+    def left(self, worker: int) -> None:
+        """See `contract.Host`."""
+        seat = self._seats[worker]
+        seat.trains, seat.step = False, None
+        self.pulls.left(worker)
+        self.pushes.left(worker)
+        self.averages.left(worker)
+        self.commits.go_on()
+
+    def gone(self, worker: int) -> None:
+        """See `contract.Host`."""
+        self._seats[worker].here = False
+        if self._forker == worker and self.arithmetic.process is None:
+            self.arithmetic.abandon()
+        self.pushes.gone(worker)
+        self.averages.gone(worker)
+        self.steps.gone(worker)
+        self.releases.gone(worker)
+        self.shelf.release(beginning_of(worker))  # nothing is written there any more
+        self.commits.go_on()
+
+    def close(self) -> None:
+        """See `contract.Host`."""
+        self.arithmetic.close()
+
+    # --- what workers say ---------------------------------------------------------------------------
+
+    def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
+        seat = self._seats[worker]
+        match message:  # each batch and each step comes by here
+            case messages.LeaseWanted():
+                pass
+            case messages.StepFinished(step=step, scalars=scalars):
+                seat.scalars = seat.scalars if scalars is None else scalars
+                self._computed(seat, step)
+            case messages.Stepped(step=step):
+                self.steps.stepped(worker, step)
+            case messages.Declined():
+                if seat.step is not None:
+                    self._drop(worker, seat.step)
+                    seat.step = None
+            case messages.FinishWanted() | messages.ScriptEnded():
+                seat.step = None  # it may have been released for one, and had no data for it
+            case messages.Offered():
+                self._offers[worker], seat.scalars = message, message.scalars
+            case messages.SnapshotWanted(hold=hold):
+                version = self.releases.hold(worker) if hold else self.releases.look(worker)
+                self._workers.send(worker, messages.Snapshot(self.shelf.place(Version(version))))
+            case messages.SnapshotTaken():
+                self.releases.looked(worker)
+                self.commits.go_on()
+            case messages.StateWanted():
+                self.arithmetic.want_state(worker)
+            case messages.Adopted():
+                self._adopt(worker, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._news.heard(worker, message)
+
+    def _computed(self, seat: Seat, step: int) -> None:
+        """The worker's step is computed: it no longer reads that version, and its update is about to come."""
+        self.releases.computed(seat.worker)
+        if seat.trains and not self.steps.owned_by(seat.worker):
+            self.pushes.ready(seat.worker, step)
+            self.commits.said(seat.worker, step, seat.scalars)
+        self.commits.go_on()
+        seat.step = None
+
+    def _drop(self, worker: int, step: int) -> None:
+        """There will be no update of this step, or none that counts: its place is free."""
+        self.commits.dropped(worker, step)
+        self.pushes.dropped(worker, step)
+
+    def _adopt(self, worker: int, descriptors: list[int]) -> None:
         """The first version is what that worker has written from now on. The optimizer's state may come along.
 
         Replicas may have been averaged before. All were alike, and they are so now. So the averages under way are void.
         """
-        assert self.arithmetic is not None
         self.arithmetic.adopt(descriptors)
         for other in self.steps.workers:
             self.steps.becomes(other, Beginning(worker))
         self.averages.void()
         if self.shelf.has(Version(0)):
             self.commits.adopted(worker)
-        self.unreserve(worker)
+        self.shelf.release(beginning_of(worker))
 
-    # --- orders and facts ---------------------------------------------------------------------------
+    # --- what the arithmetic process says -----------------------------------------------------------
 
-    def carry_out(self, order: Order) -> None:
-        """Carry out an order about items."""
-        match order:
-            case Release():
-                self.releases.carry_out(order)
-            case StartPull():
-                self.pulls.carry_out(order)
-            case StartPush():
-                self.pushes.carry_out(order)
-            case ApplyUpdate() | AdjustTraining():
-                self.commits.carry_out(order)
-            case StepReplica():
-                self.steps.carry_out(order)
-            case Reduce():
-                self.averages.carry_out(order)
-            case _:
-                raise TypeError(f"{type(order).__name__} is not about items")
+    def _hear_arithmetic(self, message: Any, descriptors: list[int]) -> bool:
+        """Pass on what the process has done. Return whether it was asked to."""
+        match message:
+            case messages.Committed():
+                at = self._at = self._now()  # workers that wait for it go on at the same moment
+                asked = self.commits.committed(message, at)
+                self._at = None
+                return asked
+            case messages.Recorded(version=version, sha256=sha256):
+                return self._written(version, sha256, None)
+            case messages.MeanRecorded(version=version, sha256=sha256, distance=distance):
+                return self._written(version, sha256, distance)
+            case messages.StateReady(worker=worker, error=error):
+                if worker not in self._seats:
+                    return False
+                if error is not None:
+                    self._news.refused(error)
+                elif self._seats[worker].here:
+                    self._workers.send(worker, messages.OptimizerState(), tuple(descriptors))
+                return True
+        return False
 
-    def tell(self, fact: Fact) -> None:
-        """The machine is told of this fact now, so what the fact says of items takes effect at this moment.
-
-        So what is read of replicas, for a mean say, depends only on the order of the facts.
-        """
-        match fact:
-            case ReduceFinished(group=group):
-                self.averages.finished(group)
-            case ReduceFailed(group=group):
-                self.averages.failed(group)
-            case WorkerLeft(worker=worker, reason="died"):
-                self.lost[worker] = None
-
-    def next(self, until: float) -> Fact | None:
-        """Return the fact of the earliest fetch that has ended by `until`."""
-        return self._fetcher.next(until)
-
-    def due(self) -> float | None:
-        """Seconds until the next fetch ends, if one is under way."""
-        return self._fetcher.due()
-
-    # --- what workers and the arithmetic process say ------------------------------------------------
-
-    def computed(self, member: Member, step: int) -> None:
-        """The worker's step is computed: it no longer reads that version, and its update is about to come."""
-        self.releases.computed(member.worker)
-        if member.trains and not self.steps.owned_by(member.worker):
-            self.pushes.ready(member.worker, step)
-            self.commits.said(member.worker, step, member.scalars)
+    def _written(self, version: int, sha256: str, distance: float | None) -> bool:
+        if not self.arithmetic.written(version):
+            return False
         self.commits.go_on()
+        self._news.written(version, sha256, distance)
+        return True
 
-    def dropped(self, worker: int, step: int) -> None:
-        """There will be no update of this step, or none that counts: its place is free."""
-        self.commits.dropped(worker, step)
-        self.pushes.dropped(worker, step)
-        self.steps.dropped(worker, step)
+    def _not_forked(self) -> None:
+        assert self._forker is not None
+        self._workers.end(self._forker)
 
-    def looked(self, worker: int) -> None:
-        """The worker has copied the version that it looked at."""
-        self.releases.looked(worker)
-        self.commits.go_on()
-
-    def left(self, member: Member) -> None:
-        """The worker takes no part any more: what was on the way to it or from it never ends.
-
-        What it shows stays claimed until its process ends, as its script may go on with the model.
-        """
-        self.pulls.left(member.worker)
-        self.pushes.left(member.worker)
-        if member.left != "died":  # the replica of any other counts in the means from now on
-            self.steps.share(member.worker)
-        self.averages.left(member.worker)
-        self.commits.go_on()
-
-    def gone(self, worker: int) -> None:
-        """The worker's process has ended."""
-        self.pushes.gone(worker)
-        self.averages.gone(worker)
-        self.steps.gone(worker)
-        self.releases.gone(worker)
-        self.commits.go_on()
-
-    def made(self, message: messages.Committed, at: float) -> None:
-        """The arithmetic process has made a version, heard at that moment."""
-        self.commits.committed(message, at)
-
-    def written(self, version: int) -> None:
-        """The arithmetic process has written a version."""
-        assert self.arithmetic is not None
-        self.arithmetic.written(version)
-        self.commits.go_on()
-
-    def lose(self) -> None:
-        """The arithmetic process has gone: its orders will not be done."""
-        assert self.arithmetic is not None
-        self.arithmetic.lose()
+    def _lost(self, why: str) -> None:
         self.commits.lost()
+        self._news.lost(why)
+
+    def _send_with(self, worker: int, message: messages.Message, ends: Sequence[Any]) -> None:
+        """Tell the worker. The region comes along, and these ends of channels, which are closed here."""
+        assert self.region is not None
+        self._workers.send(worker, message, (self.region.descriptor, *(end.fileno() for end in ends)))
+        for end in ends:
+            end.close()
+
+    def _idle_cores(self) -> int:
+        """Cores that no worker computes on now."""
+        computing = sum(seat.step is not None for seat in self._seats.values())
+        return len(os.sched_getaffinity(0)) - computing * self._threads
 
     def _moment(self) -> float:
-        return self._now() if self.present is None else self.present
-
-    def _transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
-        if direction != "average":  # a share that is made later ends an average later
-            self._members[worker].transfers.append((direction, times.began, times.ended))
-        self._journal.ledger.transferred(worker, direction, number, size, times)
+        return self._now() if self._at is None else self._at

@@ -137,8 +137,6 @@ class SnapshotWanted(Message):
 class SnapshotTaken(Message):
     """The snapshot is copied."""
 
-    version: Count
-
 
 class StateWanted(Message):
     """The optimizer's state is wanted."""
@@ -309,7 +307,6 @@ class OrderWanted(Message):
 class Snapshot(Message):
     """The newest version is in that slot, which is kept for you."""
 
-    version: int
     slot: int
 
 
@@ -369,7 +366,7 @@ ToWorker = (
 # the coordinator to the process that evaluates while workers train, and back
 
 
-ToEvaluator = Evaluate | Exit
+ToEvaluator = Evaluate
 FromEvaluator = Evaluated | EvaluationFailed
 
 
@@ -396,7 +393,6 @@ class Averaged(Message):
     """The share is made."""
 
     group: Count
-    seconds: float
 
 
 ToAverager = Average | Evict

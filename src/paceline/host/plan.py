@@ -58,6 +58,6 @@ def plan(spec: Spec, unapplied: int, capacity: int) -> Plan:
     With a store a commit always finds a place: workers claim `CLAIMS` versions each, and `BESIDE_READERS` are claimed
     besides.
     """
-    if spec.family == "decentralized":
+    if spec.versions == "means":
         return Plan(capacity, slots=0, areas=REPLICAS + 1)
     return Plan(capacity, slots=CLAIMS * capacity + BESIDE_READERS, areas=unapplied, own=unapplied)

@@ -322,13 +322,24 @@ def end_adopted(before: frozenset[int]) -> None:
         os.waitpid(process, 0)
 
 
-def _ends_before(process: int, deadline: float) -> bool:
-    """Wait until that time for this child to end. Return whether it has."""
+def end_in_time(process: int) -> None:
+    """Give this child, which was told to end, a second to do so. It may have ended before."""
+    try:
+        if _ends_before(process, time.monotonic() + 1.0):
+            return
+        os.kill(process, signal.SIGKILL)
+        _ends_before(process, None)
+    except ProcessLookupError:
+        pass
+
+
+def _ends_before(process: int, deadline: float | None) -> bool:
+    """Wait until that time for this child to end; None: as long as it takes. Return whether it has."""
     watch = os.pidfd_open(process)
     try:
         poll = select.poll()
         poll.register(watch, select.POLLIN)
-        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+        return bool(poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000))
     finally:
         os.close(watch)
 

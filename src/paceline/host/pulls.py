@@ -9,7 +9,7 @@ from paceline.core.items import Version
 from paceline.core.orders import StartPull
 from paceline.host.commits import Commits
 from paceline.host.fetch import Fetcher
-from paceline.host.member import Member
+from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
 
 
@@ -21,15 +21,15 @@ def ahead(worker: int) -> Owner:
 class Pulls:
     """Carries out `StartPull`, and the pull that a release begins with."""
 
-    def __init__(self, shelf: Shelf, commits: Commits, fetcher: Fetcher, members: Mapping[int, Member]) -> None:
+    def __init__(self, shelf: Shelf, commits: Commits, fetcher: Fetcher, seats: Mapping[int, Seat]) -> None:
         self._shelf = shelf
         self._commits = commits
         self._fetcher = fetcher
-        self._members = members
+        self._seats = seats
 
     def carry_out(self, order: StartPull) -> None:
         """Bring the worker a version that a later step is to begin with."""
-        if not self._members[order.worker].trains:  # the machine is about to hear that the worker has left
+        if not self._seats[order.worker].trains:  # the machine is about to hear that the worker has left
             return
         self._shelf.claim(ahead(order.worker), Version(order.version))
         self.pull(order.worker, order.version, lambda: None)
@@ -42,7 +42,7 @@ class Pulls:
             return ParametersTaken(worker=worker, version=version, at=at)
 
         def made() -> None:
-            if self._members[worker].trains:
+            if self._seats[worker].trains:
                 self._fetcher.fetch(worker, Version(version), taken)
 
         self._commits.when_made(version, made)

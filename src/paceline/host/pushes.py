@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from paceline.core.facts import UpdateArrived
 from paceline.core.items import Update
 from paceline.core.orders import ApplyUpdate, StartPush
+from paceline.host.contract import Updates
 from paceline.host.fetch import Fetcher
-from paceline.host.member import Member
 from paceline.host.plan import Plan
+from paceline.host.seat import Seat
 from paceline.host.shelf import Shelf
 
 
@@ -27,11 +28,11 @@ class _Lacking:
 class Pushes:
     """Carries out `StartPush`, and gives each step's update one of its worker's own places."""
 
-    def __init__(self, shelf: Shelf, plan: Plan, fetcher: Fetcher, members: Mapping[int, Member]) -> None:
+    def __init__(self, shelf: Shelf, plan: Plan, fetcher: Fetcher, seats: Mapping[int, Seat]) -> None:
         self._shelf = shelf
         self._plan = plan
         self._fetcher = fetcher
-        self._members = members
+        self._seats = seats
         self._on_the_way: dict[int, dict[int, None]] = {}
         """By worker: steps whose gradient is ready, and whose update has neither arrived nor been dropped."""
         self._scales: dict[tuple[int, int], float] = {}
@@ -50,22 +51,19 @@ class Pushes:
         """Call once, when one of the worker's places is free."""
         self._awaiting[worker] = call
 
-    def awaited(self, worker: int) -> list[int]:
-        """Steps whose updates take all of the worker's places, if its next step waits for one of these."""
-        return self._laid(worker) if worker in self._awaiting else []
+    def waited_for(self, worker: int) -> Updates:
+        """The worker's updates that others wait for."""
+        coming = tuple(self._on_the_way.get(worker, ()))
+        return Updates(coming=coming, in_the_way=tuple(self._laid(worker) if worker in self._awaiting else ()))
 
     def ready(self, worker: int, step: int) -> None:
         """The step's update lies in its place, and is about to be pushed."""
         self._on_the_way.setdefault(worker, {})[step] = None
 
-    def on_the_way(self, worker: int) -> bool:
-        """Whether an update of the worker has still to arrive."""
-        return bool(self._on_the_way.get(worker))
-
     def carry_out(self, order: StartPush) -> None:
         """Bring the worker's update to the store."""
         worker, step = order.worker, order.step
-        if not self._members[worker].trains:  # the machine is about to hear that the worker has left
+        if not self._seats[worker].trains:  # the machine is about to hear that the worker has left
             return
         self._scales[worker, step] = order.scale
         area = self._plan.area(self._shelf.place(Update(worker, step)))

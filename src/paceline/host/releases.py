@@ -8,9 +8,10 @@ from paceline.core.items import Item, Version
 from paceline.core.orders import Release
 from paceline.host import messages
 from paceline.host.commits import Commits
-from paceline.host.member import Member
+from paceline.host.contract import News
 from paceline.host.pulls import Pulls, ahead
 from paceline.host.pushes import Pushes
+from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps, shown
 
@@ -35,8 +36,9 @@ class Releases:
         pushes: Pushes,
         commits: Commits,
         steps: Steps,
-        members: Mapping[int, Member],
-        send: Callable[[Member, messages.Message], None],
+        seats: Mapping[int, Seat],
+        news: News,
+        send: Callable[[int, messages.Message], None],
         now: Callable[[], float],
     ) -> None:
         """`now()` is seconds since the run's start."""
@@ -45,17 +47,18 @@ class Releases:
         self._pushes = pushes
         self._commits = commits
         self._steps = steps
-        self._members = members
+        self._seats = seats
+        self._news = news
         self._send = send
         self._now = now
 
     def carry_out(self, order: Release) -> None:
         """Let the worker compute."""
         worker = order.worker
-        member = self._members[worker]
-        if not member.trains:  # the machine is about to hear that the worker has left
+        seat = self._seats[worker]
+        if not seat.trains:  # the machine is about to hear that the worker has left
             return
-        member.step = order.step
+        seat.step = order.step
         if order.parameters == "own":
             own = self._steps.replica(worker)
             self._shelf.claim(shown(worker), own)
@@ -67,8 +70,8 @@ class Releases:
         self._shelf.claim(step_of(worker), version)
         if order.parameters == "pull":
             self._shelf.release(ahead(worker))  # the step that it was pulled for did not come
-            if member.waits is None and order.version > self._commits.newest:
-                member.wait(f"version {order.version} is being made")
+            if order.version > self._commits.newest:
+                self._news.awaits_version(worker, order.version)
             self._pulls.pull(worker, order.version, lambda: self._compute(order, version, []))
             return
         if version in self._shelf.claimed(ahead(worker)):
@@ -102,15 +105,13 @@ class Releases:
             self._shelf.release(owner)
 
     def _compute(self, order: Release, item: Item, lacking: list[tuple[int, float]]) -> None:
-        member = self._members[order.worker]
-        if not member.trains:
+        if not self._seats[order.worker].trains:
             return
         area = self._pushes.lay(order.worker, order.step)
         if area is None:
-            member.wait("the store still needs its last updates")
+            self._news.awaits_place(order.worker)
             self._pushes.when_free(order.worker, lambda: self._compute(order, item, lacking))
             return
-        member.wait(None)
-        member.released_at = self._now()
+        self._news.computes(order.worker, self._now())
         place = self._shelf.place(item)
-        self._send(member, messages.Compute(order.step, order.version, place, area, lacking))
+        self._send(order.worker, messages.Compute(order.step, order.version, place, area, lacking))

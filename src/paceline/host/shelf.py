@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from paceline.core.items import Former, Item
+from paceline.host.contract import NotHere
 
 Owner = tuple[str | int, ...]
 """Who claims: what for, and the numbers that tell apart those who claim for that. `("step", 2)` is worker 2's step."""
@@ -27,8 +28,11 @@ class Shelf:
         """By item, whether it is made or not. No item without an owner."""
 
     def place(self, item: Item) -> int:
-        """Where the item lies. Raises KeyError if it is not on the shelf."""
-        return self._places[item]
+        """Where the item lies. Raises NotHere if it is not on the shelf."""
+        try:
+            return self._places[item]
+        except KeyError:
+            raise NotHere(f"{item} is not here") from None
 
     def has(self, item: Item) -> bool:
         """Whether the item lies in a place."""
@@ -52,7 +56,7 @@ class Shelf:
 
     def name(self, item: Item, there: Item, owner: Owner) -> None:
         """Call what lies there by another name too, which that owner claims."""
-        self._lay(item, self._places[there])
+        self._lay(item, self.place(there))
         self.claim(owner, item)
 
     def rename(self, item: Item, new: Item) -> None:

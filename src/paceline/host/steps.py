@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from paceline.core.items import Item, Mean, Replica
-from paceline.core.leases import Leases
 from paceline.core.orders import StepReplica
 from paceline.host import messages
-from paceline.host.member import Member
+from paceline.host.contract import NotHere
 from paceline.host.plan import Plan
+from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
-from paceline.records.journal import Journal
 
 
 def replica_of(worker: int) -> Owner:
@@ -43,29 +42,22 @@ class Steps:
         self,
         shelf: Shelf,
         plan: Plan,
-        members: Mapping[int, Member],
-        journal: Journal,
-        send: Callable[[Member, messages.Message], None],
+        seats: Mapping[int, Seat],
+        send: Callable[[int, messages.Message], None],
         needs_no_mean: Callable[[int, int | None], None],
+        leaves_undone: Callable[[int, int], bool],
     ) -> None:
-        """`needs_no_mean(worker, group)`: the worker has its step with that group's mean, or never will have."""
-        self.leases = Leases("queue", [])
-        """Set when training begins."""
-        self.steps = 0
-        """Steps of all replicas."""
-        self.samples = 0
-        """Samples in all these steps."""
-        self.undone: frozenset[tuple[int, int]] = frozenset()
-        """(worker, step) that replicas will be ordered and must not make, as if their workers had left."""
+        """`needs_no_mean(worker, group)`: the worker has its step with that group's mean, or never will have.
+
+        `leaves_undone(worker, step)`: the replica must not make that step, as if its worker had left.
+        """
         self._shelf = shelf
         self._plan = plan
-        self._members = members
-        self._journal = journal
+        self._seats = seats
         self._send = send
         self._needs_no_mean = needs_no_mean
+        self._leaves_undone = leaves_undone
         self._replicas: dict[int, Replica] = {}
-        self._unshared: dict[int, list[int]] = {}
-        """By worker: steps in its replica that are in no other one yet."""
         self._ordered: dict[int, int] = {}
         self._made: dict[int, int] = {}
         """Steps that each worker's replica has made."""
@@ -88,7 +80,9 @@ class Steps:
         return not (self._later or self._stepping)
 
     def replica(self, worker: int) -> Replica:
-        """The worker's replica, as it is when the steps that were ordered are made."""
+        """The worker's replica, as it is when the steps that were ordered are made. Raises NotHere."""
+        if worker not in self._replicas:
+            raise NotHere(f"worker {worker} owns no replica here")
         return self._replicas[worker]
 
     def begin(self, workers: Iterable[int], there: Item) -> None:
@@ -104,20 +98,9 @@ class Steps:
 
     def carry_out(self, order: StepReplica) -> None:
         """Have the worker's replica stepped."""
-        worker, step, member = order.worker, order.step, self._members[order.worker]
-        trains = member.trains and (worker, step) not in self.undone
-        if not trains:
-            self._journal.undone(worker, step)
-        if order.group is None and not trains:
-            return  # it will not be made: the machine is about to hear that its worker has left
-        self.steps += 1
-        if order.group is None:
-            self._unshared.setdefault(worker, []).append(step)
-            self.samples += self.leases.samples(worker, step)
-        else:  # the mean gradient is in every replica
-            self.samples += self.leases.settle(worker, step)
-        if trains:
-            self._step(member, order)
+        worker = order.worker
+        if self._seats[worker].trains and not self._leaves_undone(worker, order.step):
+            self._step(order)  # otherwise the machine is about to hear that the worker has left
         self._needs_no_mean(worker, order.group)
 
     def stepped(self, worker: int, step: int) -> None:
@@ -132,22 +115,6 @@ class Steps:
         self._later.append(_Later({worker: self._ordered[worker] for worker in workers}, do))
         self._go_on()
 
-    def foremost(self, workers: list[int]) -> list[int]:
-        """Those of these workers whose replicas have made the most steps."""
-        most = max((self._ordered[worker] for worker in workers), default=0)
-        return [worker for worker in workers if self._ordered[worker] == most]
-
-    def share(self, worker: int) -> None:
-        """What this worker's replica has is in another one, too, or counts for the last mean."""
-        for step in self._unshared.pop(worker, ()):
-            self.leases.settle(worker, step)
-
-    def dropped(self, worker: int, step: int) -> None:
-        """The step is in no replica, or its replica is gone."""
-        if step in (unshared := self._unshared.get(worker, [])):
-            unshared.remove(step)
-            self.samples -= self.leases.samples(worker, step)
-
     def gone(self, worker: int) -> None:
         """The worker's process has ended: what waited for its steps goes on without them."""
         if worker not in self._replicas:
@@ -158,9 +125,9 @@ class Steps:
         self._made[worker] = self._ordered[worker]
         self._go_on()
 
-    def _step(self, member: Member, order: StepReplica) -> None:
+    def _step(self, order: StepReplica) -> None:
         worker, step = order.worker, order.step
-        before, after = self._replicas[worker], self._next(worker)
+        before, after = self.replica(worker), self._next(worker)
         source = target = self._shelf.place(before)
         mean = None if order.group is None else Mean(order.group)
         if self._shelf.others(before, (replica_of(worker), shown(worker))):
@@ -174,7 +141,7 @@ class Steps:
             self._shelf.claim(("step of a replica", worker, step), after, *((mean,) if mean else ()))
         self._ordered[worker] += 1
         self._stepping[worker, step] = None
-        self._send(member, messages.Step(step, source, target, None if mean is None else self._shelf.place(mean)))
+        self._send(worker, messages.Step(step, source, target, None if mean is None else self._shelf.place(mean)))
 
     def _next(self, worker: int) -> Replica:
         self._replicas[worker] = Replica(worker, self._replicas[worker].change + 1)

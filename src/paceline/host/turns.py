@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.core.machine import Spec
 from paceline.host import messages
 
 MOST_QUESTIONS = 100
@@ -18,9 +17,9 @@ class Turns:
     them, as they may come late: from a script that an exception led out of a call, or from another of its threads.
     """
 
-    def __init__(self, spec: Spec) -> None:
-        self._stored = spec.family != "decentralized"
-        """Whether versions and the optimizer's state are with a store."""
+    def __init__(self, *, stored: bool) -> None:
+        """`stored`: whether versions and the optimizer's state are with a store."""
+        self._stored = stored
         self._offered: messages.Offered | None = None
         self._forks_store = False
         self._begun = self._stopped = self._declined = False

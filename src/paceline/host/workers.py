@@ -152,6 +152,8 @@ class Workers:
             if source is not None and self._loop.watches(source):
                 self._loop.unwatch(source)
         os.close(one.watch)
+        if one.printed is not None:
+            os.close(one.printed)
         one.outbox.forget()
         one.channel.close()
         _, status = os.waitpid(one.process, 0)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.host import messages
-from paceline.host.member import Member
 from paceline.records.journal import Journal
 from paceline.records.times import StepTimes, exposed
 from paceline.runtime.clock import Clock
+from paceline.runtime.member import Member
 
 
 class Accounts:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from paceline.host import messages
-from paceline.host.host import Host
-from paceline.host.member import Member
+from paceline.host.contract import Host
 from paceline.records.ledger import Ledger
+from paceline.runtime.member import Member
 
 
 @dataclass(slots=True)
@@ -54,14 +54,12 @@ class Adoption:
         waited, self._waiting = self._waiting, []
         return waited
 
-    def lost(self, worker: int) -> bool:
-        """The worker has left. Return whether it was writing."""
+    def lost(self, worker: int) -> None:
+        """The worker has left. Another one writes if it was to."""
         if worker in self._waiting:
             self._waiting.remove(worker)
-        if self._writing != worker:
-            return False
-        self._writing = None
-        return True
+        if self._writing == worker:
+            self._writing = None
 
     def agrees(self, worker: int) -> bool:
         """Whether this worker, which is about to train, began with what all begin with.
@@ -118,11 +116,10 @@ class Adopting:
             self.book.wanted(member.worker, digest)
             self._go_on()
 
-    def written(self, member: Member, descriptors: list[int]) -> None:
-        """The worker has written what it was told to. The optimizer's state may come along."""
-        self.book.done(member.worker)
+    def written(self, worker: int) -> None:
+        """The worker has written what it was told to, and all begin with that."""
+        self.book.done(worker)
         self._ledger.note("beginning", self.book.adopted)
-        self._host.adopt(member.worker, descriptors)
         self._go_on()
 
     def pushed(self, worker: int) -> bool:
@@ -135,8 +132,7 @@ class Adopting:
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended: what it was writing is void, and another one writes."""
-        if self.book.lost(worker):
-            self._host.unreserve(worker)
+        self.book.lost(worker)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -145,9 +141,8 @@ class Adopting:
             if self.book.pushed:
                 self._refuse(self.book.too_late(worker))
                 return
-            slot = self._host.reserve(worker)
             self.book.writes(worker)
-            self._send(self._members[worker], messages.AdoptInto(slot))
+            self._host.adopt(worker)
         for worker in self.book.to_let_on():
             if not self.book.agrees(worker):
                 self._refuse(self.book.disagreement(worker))

@@ -14,6 +14,8 @@ class Clock:
         self._origin = now()
         self.began = False
         """Whether training has begun."""
+        self.present: float | None = None
+        """The time of the fact whose orders are being carried out."""
 
     def begin(self) -> None:
         """Training begins now."""
@@ -22,6 +24,10 @@ class Clock:
     def at(self) -> float:
         """Return the run's time. Before training begins it counts from when this was made."""
         return self._now() - self._origin
+
+    def moment(self) -> float:
+        """Return the time of the fact whose orders are being carried out, or of now."""
+        return self.at() if self.present is None else self.present
 
     def of(self, moment: float) -> float:
         """Return the run's time at that moment, which `now()` returned."""

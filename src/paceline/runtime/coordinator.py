@@ -23,11 +23,11 @@ from paceline.core.orders import (
     SwitchProtocol,
 )
 from paceline.host import messages
-from paceline.host.member import Member
 from paceline.host.processes import exit_phrase
 from paceline.runtime.alike import Alike
 from paceline.runtime.disk import Disk
 from paceline.runtime.lifecycle import Closing, Gathering, Training, begin
+from paceline.runtime.member import Member
 from paceline.runtime.offers import epochs_over
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.unused import unused
@@ -44,7 +44,7 @@ class Coordinator:
     def __init__(self, rooms: Rooms, on_begin: Callable[[messages.Offered], None]) -> None:
         """`on_begin` is called when the script's part of the configuration is known."""
         self.rooms = rooms
-        self.phase: Gathering | Training | Closing = Gathering(rooms, self._begin)
+        self.phase: Gathering | Training | Closing = Gathering(rooms)
         self.parser_ended: int | None = None
         """The exit code that the script's own argument parser ended it with, before training."""
         self._on_begin = on_begin
@@ -54,7 +54,8 @@ class Coordinator:
 
     def open(self) -> None:
         """Listen to every worker, and let scripts begin."""
-        self.rooms.workers.open(self._hear, self._gone)
+        self.rooms.news.pass_on(self._hear, self._gone, self._begin)
+        self.rooms.host.open()
         assert isinstance(self.phase, Gathering)
         self.phase.go_on()
 
@@ -63,15 +64,15 @@ class Coordinator:
         rooms = self.rooms
         self.open()
         rooms.limits.begin()
-        rooms.display.report_waits(lambda: self._disk.busy_with or rooms.store.busy_with)
+        rooms.display.report_waits(self._busy_with)
         rooms.display.show()
         while True:
             while (fact := self._next()) is not None:
                 self._disk.wait()
-                rooms.host.present = fact.at
-                rooms.host.tell(fact)
+                rooms.clock.present = fact.at
+                rooms.tell(fact)
                 yield fact
-                rooms.host.present = None
+                rooms.clock.present = None
                 rooms.leaving.go_on()
             if self.ended():
                 break
@@ -83,16 +84,25 @@ class Coordinator:
         """Carry out the order."""
         rooms = self.rooms
         match order:
-            case Release() | StartPull() | StartPush() | Reduce() | AdjustTraining():
-                rooms.host.carry_out(order)
+            case Release(worker=worker, step=step):
+                member = rooms.members[worker]
+                member.step = step if member.trains else member.step
+                rooms.host.carry_out(order, rooms.clock.moment())
+            case StartPull() | StartPush() | AdjustTraining():
+                rooms.host.carry_out(order, rooms.clock.moment())
+            case Reduce():
+                rooms.applied.ordered(order)
+                rooms.host.carry_out(order, rooms.clock.moment())
             case ApplyUpdate() | StepReplica():
-                rooms.host.carry_out(order)
+                rooms.applied.ordered(order)
+                rooms.host.carry_out(order, rooms.clock.moment())
                 rooms.versions.ordered(order.version)
-                rooms.limits.stepped(rooms.host.applied)
+                rooms.limits.stepped(rooms.applied.steps)
             case Hold(worker=worker, why=why):
                 rooms.members[worker].wait(rooms.settings.choice.sentence(why))
             case DropUpdate(worker=worker, step=step, samples=samples):
-                rooms.host.dropped(worker, step)
+                rooms.host.carry_out(order, rooms.clock.moment())
+                rooms.applied.dropped(worker, step)
                 rooms.data.leases.drop(worker, step, samples)
             case LeaveOut(worker=worker):
                 rooms.data.leases.leave_out(worker)
@@ -130,6 +140,11 @@ class Coordinator:
         until = happened[0].at if happened else self.rooms.clock.at()
         return self.rooms.host.next(until) or (happened.popleft() if happened else None)
 
+    def _busy_with(self) -> str | None:
+        """What the run itself is doing, if anything."""
+        busy_with = self.rooms.host.progress.busy_with
+        return self._disk.busy_with or (f"the store is {busy_with}" if busy_with else None)
+
     def _switch(self, order: SwitchProtocol) -> None:
         """Deal data as the protocol does that decides from here on."""
         rooms, choice = self.rooms, self.rooms.settings.choice
@@ -155,7 +170,7 @@ class Coordinator:
 
     # --- what workers say ---------------------------------------------------------------------------
 
-    def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
+    def _hear(self, worker: int, message: messages.Message) -> None:
         rooms, member = self.rooms, self.rooms.members[worker]
         member.heard = rooms.loop.now()
         match message:
@@ -185,25 +200,22 @@ class Coordinator:
                 why = f"the script's own argument parser ended it, with exit code {code}"
                 rooms.ending.fail(why, GRACE_FOR_PARSERS)
             case messages.Stepped(step=step, not_finite=not_finite):
-                self._stepped(member, step, not_finite)
+                if not_finite is not None:
+                    what = f'the parameter "{not_finite}" is NaN or infinite after step {step} of worker {worker}'
+                    rooms.diverged(what)
             case messages.Declined():
                 self._declined(member)
             case messages.EpochsOver():
                 self._epochs_over()
-            case messages.SnapshotWanted(hold=hold):
-                rooms.store.look(member, hold)
-            case messages.SnapshotTaken():
-                rooms.host.looked(worker)
-            case messages.StateWanted():
-                rooms.store.arithmetic.want_state(worker)
             case messages.AdoptionWanted(digest=digest):
                 rooms.adopting.wanted(member, digest)
             case messages.Adopted():
-                rooms.adopting.written(member, descriptors)
+                rooms.adopting.written(worker)
             case messages.FinishWanted():
                 rooms.leaving.finish(member)
             case messages.ScriptEnded():
-                self._script_ended(member)
+                rooms.leaving.end(member)
+                self._go_on()
             case messages.Evaluated(version=version, metrics=metrics):
                 rooms.scores.worker_evaluated(version, metrics)
             case messages.EvaluationFailed(version=version, error=error):
@@ -216,6 +228,7 @@ class Coordinator:
     def _begin(self) -> None:
         """The store is there: training begins."""
         assert isinstance(self.phase, Gathering)  # the store of a worker that has gone is heard no more
+        self.phase.prepared = True
         self.phase = begin(self.phase, self._on_begin) or self.phase
 
     def _step_finished(self, member: Member, done: messages.StepFinished) -> None:
@@ -223,7 +236,6 @@ class Coordinator:
         rooms.accounts.step_finished(member, done)
         if done.scalars is not None:
             member.scalars = done.scalars
-        rooms.host.computed(member, done.step)
         if not member.trains:
             return  # it was on its way when the run was stopped: its batches returned then
         if not rooms.adopting.pushed(worker):
@@ -239,16 +251,9 @@ class Coordinator:
         fact = GradientReady(worker=worker, step=done.step, version=done.version, samples=samples, at=at)
         rooms.happened.append(fact)
 
-    def _stepped(self, member: Member, step: int, not_finite: str | None) -> None:
-        self.rooms.host.steps.stepped(member.worker, step)
-        if not_finite is not None:
-            what = f'the parameter "{not_finite}" is NaN or infinite after step {step} of worker {member.worker}'
-            self.rooms.diverged(what)
-
     def _declined(self, member: Member) -> None:
         if member.trains and member.step is not None:
             step, member.step = member.step, None
-            self.rooms.host.dropped(member.worker, step)
             declined = StepDeclined(worker=member.worker, step=step, at=self.rooms.clock.at())
             self.rooms.happened.append(declined)
 
@@ -259,8 +264,7 @@ class Coordinator:
             self._told_epochs_over = True
             self.rooms.output.say(epochs_over(training.offer, self.rooms.settings))
 
-    def _script_ended(self, member: Member) -> None:
-        self.rooms.leaving.end(member)
+    def _go_on(self) -> None:
         if isinstance(self.phase, Gathering):
             self.phase.go_on()
 
@@ -268,8 +272,8 @@ class Coordinator:
         """The worker's process has ended with this status, and all that it had said is heard."""
         rooms, member = self.rooms, self.rooms.members[worker]
         if status == 0 and member.stage != "ended":
-            rooms.host.pushes.gone(worker)  # no worker is waited for, as none is left that could be told
-            self._script_ended(member)  # by os._exit(0), say: the script could not tell
+            rooms.leaving.end_now(member)  # by os._exit(0), say: the script could not tell
+            self._go_on()
         step = member.step
         died = rooms.leaving.gone(member, "stopped" if rooms.ending.stopping else "died")
         rooms.host.gone(worker)

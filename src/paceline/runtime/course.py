@@ -79,6 +79,8 @@ class Course:
     """Workers that asked for a batch once more than they were to."""
     astray: dict[int, str] = field(default_factory=dict)
     """Workers that can't get what they were to get when they asked for a batch, and the line that says so."""
+    undone: frozenset[tuple[int, int]] = frozenset()
+    """(worker, step) that replicas are ordered and do not make, as their workers had left."""
     lost: dict[int, None] = field(default_factory=dict)
     """Workers that were to be killed."""
 
@@ -90,6 +92,7 @@ class Course:
             leases=self._leases,
             answers=self._answers,
             goes_on_without=lambda worker, _: worker in self.lost,  # otherwise its script has failed, and so will all
+            leaves_undone=lambda worker, step: (worker, step) in self.undone,
             deaths_are_told=True,
         )
 

@@ -18,11 +18,11 @@ from paceline.core.facts import (
 )
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
 from paceline.errors import RunFailed
-from paceline.host.member import Member
 from paceline.records.summary import Outcome
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.course import Course, Prescribed
 from paceline.runtime.lifecycle import Training
+from paceline.runtime.member import Member
 from paceline.runtime.recordings import Recordings
 
 Result = GradientReady | StepDeclined | WorkerLeft
@@ -43,6 +43,8 @@ class Director:
         self._course = course
         self._results: dict[tuple[int, int], Result] = {}
         """By (worker, step), the releases that no `result` has asked about yet."""
+        self._averaged: dict[int, ReduceFinished] = {}
+        """By group: averages that are made and that nobody has said to be."""
         self._gone: dict[int, WorkerLeft] = {}
         self._began: TrainingBegan | None = None
 
@@ -73,7 +75,7 @@ class Director:
 
     def leave_undone(self, steps: Iterable[tuple[int, int]]) -> None:
         """Do not make these (worker, step) when replicas are ordered to."""
-        self._rooms.host.steps.undone = frozenset(steps)
+        self._course.undone = frozenset(steps)
 
     def begin(self) -> TrainingBegan:
         """Wait until training begins. Raises RunFailed if it doesn't, or not with all workers."""
@@ -101,14 +103,14 @@ class Director:
                 self._expect_area(rooms.members[worker], step)
                 self._await(lambda: self._has_come_of(rooms.members[worker], step))
             case ApplyUpdate():
-                self._await(lambda: rooms.host.idle)
+                self._await(lambda: rooms.host.progress.idle)
             case StepReplica() | Reduce():
                 # a mean that is being recorded, too, is of replicas that have made their steps
-                self._await(lambda: rooms.host.settled and rooms.host.idle)
+                self._await(lambda: (now := rooms.host.progress).settled and now.idle)
 
     def _expect_area(self, member: Member, step: int) -> None:
         """Raise RunFailed if that step waits for a push area that none of the orders to come could free."""
-        steps = self._rooms.host.pushes.awaited(member.worker)
+        steps = self._rooms.host.updates(member.worker).in_the_way
         if not steps:
             return
         choice, waiting = self._rooms.settings.choice, ", ".join(map(str, steps))
@@ -129,7 +131,8 @@ class Director:
 
     def tell(self, fact: ReduceFinished | ReduceFailed) -> None:
         """That group's average is made, or has failed."""
-        self._rooms.host.tell(fact)
+        self._averaged.pop(fact.group, None)
+        self._rooms.tell(fact)
 
     def lose(self, worker: int, untold: int | None = None) -> None:
         """Kill the worker. `untold`: a step of it that came to a gradient of which the machine won't hear."""
@@ -138,7 +141,7 @@ class Director:
         self._rooms.workers.end(worker)
         self._await(lambda: not member.here)
         member.left = "died"  # also if its script had ended by itself
-        self._rooms.host.tell(WorkerLeft(worker=worker, reason="died", at=self._course.moment))
+        self._rooms.tell(WorkerLeft(worker=worker, reason="died", at=self._course.moment))
         if untold is not None:
             self._rooms.data.leases.drop(worker, untold, "return")
 
@@ -165,7 +168,8 @@ class Director:
             self.stop()
         while True:
             self._take()
-            self._rooms.host.averages.conclude()
+            for fact in list(self._averaged.values()):  # no other facts will come: these take effect
+                self.tell(fact)
             if self._coordinator.ended():
                 break
             self._rooms.loop.wait()
@@ -195,5 +199,5 @@ class Director:
                     self._results[worker, step] = fact
                 case WorkerLeft(worker=worker):
                     self._gone[worker] = fact
-                case _:  # the caller says when
-                    pass
+                case ReduceFinished(group=group):  # the caller says when
+                    self._averaged[group] = fact

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from paceline.host.loop import Loop
-from paceline.host.member import Member
 from paceline.host.output import Output
 from paceline.records.summary import Tally
 from paceline.runtime.board import Board
 from paceline.runtime.clock import Clock
 from paceline.runtime.evaluations import Evaluations
+from paceline.runtime.member import Member
 from paceline.runtime.progress import Shower, shower
 from paceline.runtime.settings import Settings
 from paceline.runtime.view import Watch
@@ -30,6 +30,7 @@ class Display:
         output: Output,
         loop: Loop,
         clock: Clock,
+        *,
         pushing: Callable[[int], bool],
     ) -> None:
         """`logged` has what each worker's script logged last. `pushing(worker)`: whether an update is on its way."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from paceline.core.listed import workers_named
 from paceline.core.membership import Membership
 from paceline.host.loop import Loop
-from paceline.host.member import Member
 from paceline.records.summary import Outcome
+from paceline.runtime.member import Member
 
 GRACE = 2.0  # seconds that scripts have to end after SIGTERM or a failure: all must be gone within 5
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from paceline.host import messages
-from paceline.host.member import Member
+from paceline.runtime.member import Member
 
 Send = Callable[[Member, messages.Message], None]
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from paceline.core.facts import Fact, WorkerLeft
 from paceline.core.membership import Left, Membership
-from paceline.host.host import Host
-from paceline.host.member import Member
+from paceline.host.contract import Host
 from paceline.runtime.accounts import Accounts
+from paceline.runtime.applied import Applied
 from paceline.runtime.clock import Clock
 from paceline.runtime.data import Data
+from paceline.runtime.member import Member
 
 
 class Leaving:
@@ -21,6 +22,7 @@ class Leaving:
         membership: Membership[Member],
         host: Host,
         accounts: Accounts,
+        applied: Applied,
         data: Data,
         clock: Clock,
         *,
@@ -31,6 +33,7 @@ class Leaving:
         self._membership = membership
         self._host = host
         self._accounts = accounts
+        self._applied = applied
         self._data = data
         self._clock = clock
         self._happened = happened
@@ -46,7 +49,8 @@ class Leaving:
             return
         member.step = None
         member.wait(None)
-        self._host.left(member)
+        self._host.left(member.worker)
+        self._applied.left(member.worker)
         self._accounts.left(member)
         self._data.leases.leave(member.worker, died=how == "died")
         self._happened(WorkerLeft(worker=member.worker, reason=how, at=self._clock.at()))
@@ -61,8 +65,11 @@ class Leaving:
 
     def end(self, member: Member) -> None:
         """The worker's script has ended."""
-        if self._has_to_wait(member, self.end):
-            return
+        if not self._has_to_wait(member, self.end):
+            self.end_now(member)
+
+    def end_now(self, member: Member) -> None:
+        """The worker's script has ended. If its last update is on its way, that never arrives."""
         self.leave(member, "finished")
         prepared = self._membership.ends(member.worker)
         if not prepared:
@@ -96,7 +103,7 @@ class Leaving:
 
     def _has_to_wait(self, member: Member, end: Callable[[Member], None]) -> bool:
         """Whether the worker may not leave yet, as its last update is still on its way. It leaves after that."""
-        if not (member.trains and member.here and self._host.pushes.on_the_way(member.worker)):
+        if not (member.trains and member.here and self._host.updates(member.worker).coming):
             return False
         member.wait("the last update is on its way to the store")
         member.step = None  # it was released for this step, and has no data for it

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paceline.core.facts import TrainingBegan
-from paceline.fabric.memory import Region, available_bytes
+from paceline.fabric.memory import available_bytes
 from paceline.host import messages
-from paceline.host.member import Member
+from paceline.runtime.member import Member
 from paceline.runtime.offers import (
     dealing,
     difference,
@@ -27,12 +27,14 @@ class Gathering:
     """Scripts begin and come to `prepare`. Once all have, the lowest worker forks the store."""
 
     rooms: Rooms
-    store_is_there: Callable[[], None]
     offers: dict[int, messages.Offered] = field(default_factory=dict)
     """By worker: what its script brought to `prepare`."""
-    region: Region | None = None
+    fit: bool = False
+    """Whether the first workers that had all come fit together."""
     forker: Member | None = None
     """The worker that was asked to fork the store."""
+    prepared: bool = False
+    """Whether the store is there."""
 
     def offered(self, member: Member, offer: messages.Offered) -> None:
         """The worker's script has called `prepare`."""
@@ -43,8 +45,7 @@ class Gathering:
 
     def gone(self, member: Member) -> None:
         """The worker's process has ended. If it was to fork the store, another worker does."""
-        if self.forker is member and self.rooms.store.process is None:
-            self.rooms.store.abandon()
+        if self.forker is member and not self.prepared:
             self.forker = None
         self.go_on()
 
@@ -76,36 +77,20 @@ class Gathering:
             if why := difference(first, self.offers[member.worker]):
                 rooms.ending.refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return False
-        if self.region is not None:
+        if self.fit:
             return True
         why = lack_of_work(first, rooms.settings) or lack_of_metrics(first, rooms.settings)
         why = why or unfit(first, rooms.settings)
         why = why or lack_of_memory(first, rooms.settings.choice.spec, rooms.settings.workers, available_bytes())
         if why:
             rooms.ending.refuse(why)
-        return not why
+        self.fit = not why
+        return self.fit
 
     def _fork_store(self, member: Member) -> None:
-        rooms, first = self.rooms, self.offers[member.worker]
-        plan = rooms.host.plan
-        if self.region is None:
-            self.region = Region.create(plan.region_bytes(first))
-        channel, end = rooms.loop.connect(messages.FromStore, "the store")
-        rooms.store.listen(channel, self.store_is_there, lambda: rooms.workers.end(member.worker))
-        self.forker, ends = member, [end]
+        self.forker = member
         member.wait("the store is being set up")
-        if rooms.settings.stop_at_target:
-            channel, end = rooms.loop.connect(messages.FromEvaluator, "the process that evaluates")
-            rooms.scores.listen(channel)
-            ends.append(end)
-        descriptors = (self.region.descriptor, *(end.fileno() for end in ends))
-        rooms.send(
-            member,
-            messages.ForkStore(plan.slots, plan.areas, steps=rooms.settings.choice.spec.optimizer == "store"),
-            descriptors,
-        )
-        for end in ends:
-            end.close()
+        self.rooms.host.prepare(member.worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +110,11 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     if rooms.ending.stopping or not offered:
         return None
     offer = gathering.offers[offered[0].worker]
-    rooms.data.leases = rooms.terms.leases(dealing(offer, settings), [member.worker for member in offered])
-    plan, spec = rooms.host.plan, settings.choice.spec
-    assert gathering.region is not None
-    for member in offered:
-        rooms.membership.trains(member.worker)
-        ends = [rooms.host.averages.connect(member)] if spec.holder == "replica" else []
-        sockets = (end.fileno() for end in ends)
-        message = messages.Begin(plan.slots, plan.areas, spec.holder, spec.pushes)
-        rooms.send(member, message, (gathering.region.descriptor, *sockets))
-        for end in ends:
-            end.close()
+    workers = [member.worker for member in offered]
+    rooms.data.leases = rooms.terms.leases(dealing(offer, settings), workers)
+    for worker in workers:
+        rooms.membership.trains(worker)
+    rooms.host.begin(workers)
     for seconds, worker in settings.scenario.kills_by_time():
         rooms.loop.after(seconds, lambda w=worker: rooms.workers.end(w))  # type: ignore[misc]
     for line in remarks(offer, settings):
@@ -143,12 +122,10 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     on_begin(offer)
     if absent := rooms.membership.absent():
         rooms.journal.ledger.note("absent", absent)
-    replicas = [member.worker for member in offered] if spec.holder == "replica" else []
-    rooms.host.begin(rooms.data.leases, offer.model_bytes, replicas)
-    rooms.versions.begin(offer)
+    rooms.versions.begin(offer, workers)
     rooms.clock.begin()
     hosts, amount = settings.scenario.hosts(settings.workers), work(offer, settings)
-    members = tuple((member.worker, hosts[member.worker], 0) for member in offered)
+    members = tuple((worker, hosts[worker], 0) for worker in workers)
     rooms.display.begin(amount, offer.epochs)
     began = TrainingBegan(members=members, version=0, at=rooms.clock.at(), work=amount, seed=settings.seed)
     rooms.happened.append(began)
@@ -191,9 +168,10 @@ class Closing:
     def _writing(self) -> bool:
         """Whether the last version is still to be written."""
         rooms = self.rooms
-        if rooms.store.arithmetic.lost or rooms.recordings.final is not None:
+        progress = rooms.host.progress
+        if progress.lost or rooms.recordings.final is not None:
             return False
-        if not rooms.host.idle or rooms.versions.record_last():
+        if not progress.idle or rooms.versions.record_last():
             return True
         if rooms.recordings.newest.version in rooms.recordings.hashes:
             rooms.recordings.conclude()

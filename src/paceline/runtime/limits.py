@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from paceline.core.membership import Membership
 from paceline.host.loop import Loop
-from paceline.host.member import Member
 from paceline.runtime.ending import GRACE, Ending
+from paceline.runtime.member import Member
 from paceline.runtime.settings import Settings
 
 GRACE_AT_CTRL_C = 30.0  # seconds that scripts have to save and test what they have, after Ctrl-C

@@ -33,7 +33,7 @@ def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int) -> 
     each computes while the store still needs its last update. A replica is averaged while its worker computes. If the
     store does not step the optimizer, every worker has parameters and a state of its own.
     """
-    if spec.family == "decentralized":
+    if spec.versions == "means":
         areas = 3 * workers + 2
         needed = areas * offer.push_bytes + 2 * offer.fixed_bytes + workers * offer.state_bytes
         what = (
@@ -137,13 +137,12 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
             "no loader was given to prepare(): nothing is shared out, and each of the "
             f"{settings.workers} workers makes all of the script's steps (a loop of 50 makes {50 * settings.workers})"
         )
-    decentralized = settings.choice.spec.family == "decentralized"
-    if decentralized and settings.workers == 1:
-        yield f"{settings.choice.spec.name} with one worker has nothing to average"
     spec, hosts = settings.choice.spec, settings.scenario.hosts(settings.workers)
+    if spec.in_groups and settings.workers == 1:
+        yield f"{spec.name} with one worker has nothing to average"
     if spec.remark is not None and (line := spec.remark(settings.choice.config, hosts)):
         yield line
-    if decentralized and (links := assumed(settings.scenario, settings.choice.spec.name)):
+    if spec.in_groups and (links := assumed(settings.scenario, spec.name)):
         yield links
     if settings.epochs is not None and offer.epochs is not None and settings.epochs != offer.epochs:
         yield (

@@ -8,16 +8,17 @@ from paceline.cluster.group_links import GroupLinks
 from paceline.core.facts import Fact
 from paceline.core.membership import Membership
 from paceline.host import messages
-from paceline.host.commits import Heard
-from paceline.host.host import Host
+from paceline.host.contract import Host
+from paceline.host.evaluator import Evaluator
+from paceline.host.host import LocalHost
 from paceline.host.loop import Loop
-from paceline.host.member import Member
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.workers import Workers
 from paceline.records.journal import Journal
 from paceline.runtime.accounts import Accounts
 from paceline.runtime.adoption import Adopting
+from paceline.runtime.applied import Applied
 from paceline.runtime.clock import Clock
 from paceline.runtime.data import Data
 from paceline.runtime.display import Display
@@ -26,10 +27,11 @@ from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.leaving import Leaving
 from paceline.runtime.limits import Limits
 from paceline.runtime.losses import Losses
+from paceline.runtime.member import Member
+from paceline.runtime.news import News
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.scores import Scores
 from paceline.runtime.settings import Settings
-from paceline.runtime.store_link import StoreLink
 from paceline.runtime.terms import Terms
 from paceline.runtime.versions import Means, StoredVersions
 
@@ -53,19 +55,23 @@ class Rooms:
         self.members = {worker: Member(worker=worker, now=loop.now) for worker in workers.numbers}
         self.membership = Membership(self.members)
         self.recordings = Recordings(settings.folder, settings.record, journal)
-        self.host = self._made_host()
-        self.versions = self._made_versions()
+        self.news = News(self)
+        self.evaluator = self._made_evaluator()
+        self.host: Host = self._made_host()
         self.accounts = Accounts(journal, self.clock, terms.measures)
         self.ending = Ending(self.membership, loop, say=say, stop=self._stop, kill=self._kill)
         self.limits = Limits(settings, self.membership, self.ending, loop, say=say, began=lambda: self.clock.began)
         self.data = Data(
             ledger, terms, send=self.send, refuse=self.ending.refuse, give_up=self.give_up, opened=self._epoch_opened
         )
+        self.applied = Applied(self.members, self.data, journal, terms.leaves_undone)
+        self.versions = self._made_versions()
         self.adopting = Adopting(self.host, self.members, ledger, self.send, self.ending.refuse)
         self.leaving = Leaving(
             self.membership,
             self.host,
             self.accounts,
+            self.applied,
             self.data,
             self.clock,
             happened=self.happened.append,
@@ -89,7 +95,7 @@ class Rooms:
             output,
             loop,
             self.clock,
-            self.host.pushes.on_the_way,
+            pushing=lambda worker: bool(self.host.updates(worker).coming),
         )
         self.scores = Scores(
             self.membership,
@@ -99,28 +105,20 @@ class Rooms:
             self.ending,
             self.limits,
             self.display,
-            loop,
+            self.evaluator,
             say=say,
             died=workers.died,
         )
-        self.store = StoreLink(
-            settings,
-            self.members,
-            self.host,
-            self.versions,
-            self.accounts,
-            self.scores,
-            journal,
-            self.ending,
-            self.clock,
-            loop,
-            send=self.send,
-            diverged=self.diverged,
-        )
 
-    def send(self, member: Member, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Tell the worker. The descriptors may be closed at once."""
-        self.workers.send(member.worker, message, descriptors)
+    def send(self, member: Member, message: messages.Message) -> None:
+        """Tell the worker."""
+        self.workers.send(member.worker, message)
+
+    def tell(self, fact: Fact) -> None:
+        """The machine is told of this fact now: whatever depends on the order of the facts takes note of it."""
+        self.host.tell(fact)
+        self.applied.tell(fact)
+        self.versions.tell(fact)
 
     def give_up(self, member: Member, why: str) -> None:
         """End a worker that can't go on, through no fault of the others."""
@@ -134,43 +132,47 @@ class Rooms:
             self.ending.diverge(what)
 
     def close(self) -> None:
-        """Show no more of how it goes, and tell the processes beside the workers to end."""
+        """Show no more of how it goes, and have the processes beside the workers end."""
         self.display.close()
-        self.scores.close()
-        self.store.close()
+        if self.evaluator is not None:
+            self.evaluator.end()
+        self.host.close()
 
     def _made_host(self) -> Host:
         settings, spec = self.settings, self.settings.choice.spec
-        host = Host(
+        return LocalHost(
             plan(spec, settings.choice.unapplied, settings.workers),
-            self.members,
-            self.journal,
+            spec,
+            self.workers,
             self.loop,
-            Heard(
-                timed=lambda version, at: self.accounts.committed(version, at),
-                checked=self.journal.ledger.checked,
-                made=lambda version, at: self.versions.made(version, at),
-                not_finite=lambda order, parameter, worker: self.store.not_finite(order, parameter, worker),
-            ),
+            self.news,
+            threads=settings.threads,
+            rate_scale=settings.learning_rate_scale,
             network=settings.scenario.network,
             groups=GroupLinks.of(settings.scenario, settings.workers),
-            steps_in_store=spec.optimizer == "store",
-            rate_scale=settings.learning_rate_scale,
-            send=self.send,
-            happened=self.happened.append,
+            evaluator=self.evaluator,
             now=self.clock.at,
-            give_up=self.give_up,
-            idle_cores=lambda: self.store.idle_cores(),
+            leaves_undone=self.terms.leaves_undone,
+            deaths_are_told=self.terms.deaths_are_told,
         )
-        host.averages.deaths_are_told = self.terms.deaths_are_told
-        return host
+
+    def _made_evaluator(self) -> Evaluator | None:
+        """Return the host's end of a process that evaluates while workers train, if there is to be one."""
+        if not self.settings.stop_at_target:
+            return None
+        return Evaluator(
+            self.loop,
+            lambda version, metrics: self.scores.evaluated(version, metrics),
+            lambda version, error: self.scores.could_not(version, error),
+            lambda: self.scores.lost(),
+        )
 
     def _made_versions(self) -> StoredVersions | Means:
         spec = self.settings.choice.spec
-        if spec.family == "decentralized":
+        if spec.versions == "means":
             averages_gradients = spec.averages == "gradients"
-            return Means(self.host, averages_gradients, self.members, self.recordings, self.journal, self.clock.at)
-        return StoredVersions(self.host, self.members, self.recordings)
+            return Means(self.host, self.applied, averages_gradients, self.recordings, self.journal, self.clock.at)
+        return StoredVersions(self.host, self.applied, list(self.members), self.recordings)
 
     def _stop(self, member: Member, at_once: bool, interrupted: bool) -> None:
         self.leaving.leave(member, "stopped")

@@ -217,8 +217,6 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
         workers.end_all()
         if rooms is not None:
             rooms.close()
-            if rooms.store.process is not None:
-                _await_store(rooms.store.process)
         workers.await_all()
         end_adopted(strangers)  # programs in sessions of their own, which the end of a process group does not reach
         for unfinished in (settings.folder / "versions").glob("*"):
@@ -259,24 +257,8 @@ def _fork(worker: int, settings: Settings, before: list[Process], folders: int, 
     os.close(output)
     channel = Channel(ours, messages.FromWorker, f"worker {worker}")
     watch = os.pidfd_open(process)
-    turns = Turns(settings.choice.spec)
+    turns = Turns(stored=settings.choice.spec.versions == "stored")
     return Process(worker=worker, process=process, watch=watch, channel=channel, log=log, printed=printed, turns=turns)
-
-
-def _await_store(process: int) -> None:
-    """The store was told to end, and has written everything by now. Make sure that it ends."""
-    import select
-
-    try:
-        watch = os.pidfd_open(process)
-    except ProcessLookupError:
-        return
-    poll = select.poll()
-    poll.register(watch, select.POLLIN)
-    if not poll.poll(1000):
-        os.kill(process, signal.SIGKILL)
-        poll.poll()
-    os.close(watch)
 
 
 def _write_config(settings: Settings, offer: messages.Offered | None, journal: Journal) -> None:

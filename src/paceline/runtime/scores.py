@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.core.membership import Membership
-from paceline.fabric.unix import Channel
 from paceline.host.evaluator import Evaluator
-from paceline.host.loop import Loop
-from paceline.host.member import Member
 from paceline.records.journal import Journal
 from paceline.runtime.display import Display
 from paceline.runtime.ending import Ending
 from paceline.runtime.evaluations import Evaluations
 from paceline.runtime.limits import Limits
+from paceline.runtime.member import Member
 from paceline.runtime.recordings import Recordings
 
 
@@ -29,12 +27,15 @@ class Scores:
         ending: Ending,
         limits: Limits,
         display: Display,
-        loop: Loop,
+        evaluator: Evaluator | None,
         *,
         say: Callable[[str], None],
         died: Callable[[int, str, str], None],
     ) -> None:
-        """`evaluations` are those after training. `died(worker, how, at)` tells of a death."""
+        """`evaluations` are those after training, and `evaluator` evaluates while workers train.
+
+        `died(worker, how, at)` tells of a death.
+        """
         self._membership = membership
         self._evaluations = evaluations
         self._recordings = recordings
@@ -42,17 +43,11 @@ class Scores:
         self._ending = ending
         self._limits = limits
         self._display = display
-        self._loop = loop
+        self._evaluator = evaluator
         self._say = say
         self._died = died
-        self._evaluator: Evaluator | None = None
 
     # --- while workers train ------------------------------------------------------------------------
-
-    def listen(self, channel: Channel) -> None:
-        """A process is to be forked at the other end of this channel that evaluates while workers train."""
-        self.close()  # of a worker that died before it had forked the store
-        self._evaluator = Evaluator(channel, self._loop, self.evaluated, self._could_not, self._lost)
 
     def recorded(self) -> None:
         """Another version is on disk."""
@@ -65,13 +60,15 @@ class Scores:
         self._display.evaluated(version, metrics)
         self._limits.evaluated(metrics)
 
-    def _could_not(self, version: int, error: str) -> None:
+    def could_not(self, version: int, error: str) -> None:
+        """The process beside the workers was to evaluate this version, and `evaluate` raised this."""
         self._ending.fail(
             f"evaluate() raised, on version {version}: {error}; with --stop-at-target it has what the script had made "
             "when it called prepare()"
         )
 
-    def _lost(self) -> None:
+    def lost(self) -> None:
+        """The process beside the workers has gone."""
         if self._ending.outcome == "completed":
             what = "the run does not stop at its target, and the other versions are evaluated after training"
             self._say(f"the process that evaluates has died: {what}")
@@ -113,8 +110,3 @@ class Scores:
         self._died(member.worker, how, at + ("; another worker does" if goes_on else ""))
         if not goes_on:
             self.give_up(f"worker {member.worker} died ({how}){at}, and no other worker is left to do so")
-
-    def close(self) -> None:
-        """Evaluate no more beside the workers."""
-        if self._evaluator is not None:
-            self._evaluator.end()

@@ -24,6 +24,8 @@ class Terms:
     """Whether this worker, which asks for a batch in that epoch, is answered. Otherwise it waits."""
     goes_on_without: Callable[[int, int], bool]
     """Whether the others go on without this worker, whose process ended with that status."""
+    leaves_undone: Callable[[int, int], bool]
+    """Whether the worker's replica must not make this step when it is ordered to, as if its worker had left."""
     deaths_are_told: bool
     """Whether someone else says which groups fail. Otherwise a member's death fails its group."""
 
@@ -36,5 +38,6 @@ def of_a_run(settings: Settings, now: Callable[[], float]) -> Terms:
         leases=Leases,
         answers=lambda worker, epoch: True,
         goes_on_without=lambda worker, status: loss_is_borne(settings.on_loss, status),
+        leaves_undone=lambda worker, step: False,
         deaths_are_told=False,
     )

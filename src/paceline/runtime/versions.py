@@ -2,57 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
-from paceline.core.items import Replica, Version
+from paceline.core.facts import Fact, WorkerLeft
 from paceline.host import messages
-from paceline.host.host import Host
-from paceline.host.member import Member
+from paceline.host.contract import Host
 from paceline.records.journal import Journal
+from paceline.runtime.applied import Applied
 from paceline.runtime.recordings import Made, Recordings
 
 
 class _Versions:
     """What both have in common."""
 
-    def __init__(self, host: Host, members: Mapping[int, Member], recordings: Recordings) -> None:
+    def __init__(self, host: Host, applied: Applied, recordings: Recordings) -> None:
         self._host = host
-        self._members = members
+        self._applied = applied
         self._recordings = recordings
         self._buffers = "mean"
+        self._trained: Sequence[int] = ()
+        """Workers that were there as training began."""
+        self._lost: dict[int, None] = {}
+        """Workers that the machine was told have died: their buffers and replicas count no more."""
 
-    def begin(self, offer: messages.Offered) -> None:
-        """Training begins, with what the script asked for."""
+    def begin(self, offer: messages.Offered, workers: Sequence[int]) -> None:
+        """Training begins with these workers, and with what the script asked for."""
+        self._trained = workers
         self._buffers = offer.buffers or "mean"
         self._recordings.counted = offer.loads
 
-    def made(self, version: int, at: float) -> None:
-        """The store has made that version, `at` seconds since the run's start."""
+    def tell(self, fact: Fact) -> None:
+        """The machine is told of this fact now. So what is recorded depends only on the order of the facts."""
+        if isinstance(fact, WorkerLeft) and fact.reason == "died":
+            self._lost[fact.worker] = None
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
-        """The store has written that version. `distance` is the replicas' distance from it, if it is their mean."""
+        """That version is on disk. `distance` is the replicas' distance from it, if it is their mean."""
         self._recordings.written(version, sha256)
-
-    def _write(self, order: messages.Record | messages.RecordMean, *items: Replica | Version) -> None:
-        assert self._host.arithmetic is not None  # nothing is ordered before it is there
-        self._host.arithmetic.write(order, *items)
 
 
 class StoredVersions(_Versions):
     """The store makes every version, and writes those that are due."""
 
-    def __init__(self, host: Host, members: Mapping[int, Member], recordings: Recordings) -> None:
-        super().__init__(host, members, recordings)
+    def __init__(self, host: Host, applied: Applied, workers: Sequence[int], recordings: Recordings) -> None:
+        """`workers` are all of the run."""
+        super().__init__(host, applied, recordings)
+        self._workers = workers
         self._there: dict[int, list[int]] = {}
         """By version that is not made yet: the workers whose buffers it has."""
 
     def ordered(self, version: int) -> None:
         """The store is to make that version, which is not made yet."""
-        self._recordings.ordered(version, self._host.samples)
+        self._recordings.ordered(version, self._applied.samples)
         self._there[version] = self._survivors()
 
     def made(self, version: int, at: float) -> None:
-        """The store has made that version: write it if it is due."""
+        """The store has made that version, `at` seconds since the run's start: write it if it is due."""
         there = self._there.pop(version)
         if self._recordings.made(version, at):
             self._record(there)
@@ -66,21 +71,11 @@ class StoredVersions(_Versions):
 
     def _survivors(self) -> list[int]:
         """Workers whose buffers count: those that the machine does not know to be dead. A replay is told the same."""
-        return [worker for worker in self._members if worker not in self._host.lost] or list(self._members)
+        return [worker for worker in self._workers if worker not in self._lost] or list(self._workers)
 
     def _record(self, workers: list[int]) -> None:
         """Write the newest version, with these workers' buffers."""
-        version = self._recordings.newest.version
-        self._write(
-            messages.Record(
-                version=version,
-                slot=self._host.shelf.place(Version(version)),
-                file=self._recordings.begin(),
-                workers=workers,
-                buffers=self._buffers,
-            ),
-            Version(version),
-        )
+        self._host.record(self._recordings.newest.version, workers, self._recordings.begin(), self._buffers)
 
 
 class Means(_Versions):
@@ -89,14 +84,14 @@ class Means(_Versions):
     def __init__(
         self,
         host: Host,
+        applied: Applied,
         averages_gradients: bool,
-        members: Mapping[int, Member],
         recordings: Recordings,
         journal: Journal,
         now: Callable[[], float],
     ) -> None:
         """`now()` is seconds since the run's start."""
-        super().__init__(host, members, recordings)
+        super().__init__(host, applied, recordings)
         self._now = now
         self._averages_gradients = averages_gradients
         self._journal = journal
@@ -108,7 +103,7 @@ class Means(_Versions):
 
     def ordered(self, version: int) -> None:
         """A replica is to make its next version: record the mean of all if that is due."""
-        if not self._recording and self._recordings.due(self._host.samples, len(self._survivors())):
+        if not self._recording and self._recordings.due(self._applied.samples, len(self._survivors())):
             self._record()
 
     def record_last(self) -> bool:
@@ -116,7 +111,7 @@ class Means(_Versions):
 
         As in `StoredVersions`.
         """
-        if self._recording or self._host.averages.averaging:
+        if self._recording or self._host.progress.averaging:
             return True
         if self._mean_of == self._replicas_now() or not self._survivors():
             return False
@@ -124,7 +119,7 @@ class Means(_Versions):
         return True
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
-        """The store has written that mean."""
+        """That mean is on disk."""
         assert distance is not None
         replicas, made = self._cut
         self._recording = False
@@ -133,28 +128,21 @@ class Means(_Versions):
 
     def _record(self) -> None:
         """The mean of all replicas as they are at this moment is the next version: write it."""
-        recordings, version = self._recordings, self._recordings.newest.version + 1
-        recordings.ordered(version, self._host.samples)
+        recordings, version, workers = self._recordings, self._recordings.newest.version + 1, self._survivors()
+        recordings.ordered(version, self._applied.samples)
         recordings.made(version, self._now())
-        file, made = recordings.begin(), recordings.newest
-        self._recording, self._mean_of = True, self._replicas_now()
-
-        def record(replicas: list[Replica], places: list[int], target: int) -> None:
-            self._cut = len(replicas), made
-            order = messages.RecordMean(version, places, target, file, self._buffers)
-            self._write(order, *replicas, Version(version))
-
-        self._host.copies.cut(self._survivors(), version, record)
+        file = recordings.begin()
+        self._recording, self._cut, self._mean_of = True, (len(workers), recordings.newest), self._replicas_now()
+        self._host.record(version, workers, file, self._buffers)
 
     def _replicas_now(self) -> tuple[int, int, list[int]]:
         """Steps and averages so far, and whose replicas count. The mean changes when any of these does."""
-        return self._host.steps.steps, self._host.averages.made, self._survivors()
+        return self._applied.steps, self._host.progress.averages, self._survivors()
 
     def _survivors(self) -> list[int]:
         """Workers whose replicas count: those that began to train and have not died.
 
         Where gradients are averaged, all replicas are the same, except those that the last steps went without.
         """
-        lost = self._host.lost
-        workers = [worker for worker in self._host.steps.workers if worker not in lost]
-        return self._host.steps.foremost(workers) if self._averages_gradients else workers
+        workers = [worker for worker in self._trained if worker not in self._lost]
+        return self._applied.foremost(workers) if self._averages_gradients else workers

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.host.member import Member
 from paceline.records.summary import Tally, Target
 from paceline.runtime.evaluations import Evaluations
+from paceline.runtime.member import Member
 from paceline.runtime.settings import Settings
 
 WINDOW = 5.0

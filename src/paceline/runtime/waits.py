@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from paceline.core.listed import MOST, workers_named
-from paceline.host.member import Member
+from paceline.runtime.member import Member
 
 
 class WaitReports:

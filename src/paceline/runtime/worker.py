@@ -352,15 +352,15 @@ class WorkerLink:
         self._ask(messages.StateWanted(), messages.OptimizerState, even_stopped=True)
         return attached(self._descriptors.pop())
 
-    def snapshot(self) -> tuple[int, int]:
+    def snapshot(self) -> int:
         """See `training.link.Link`."""
         self._only_here()
-        message = self._ask(messages.SnapshotWanted(hold=False), messages.Snapshot, even_stopped=True)
-        return message.version, message.slot
+        slot: int = self._ask(messages.SnapshotWanted(hold=False), messages.Snapshot, even_stopped=True).slot
+        return slot
 
-    def snapshot_taken(self, version: int) -> None:
+    def snapshot_taken(self) -> None:
         """See `training.link.Link`."""
-        self._channel.send(messages.SnapshotTaken(version))
+        self._channel.send(messages.SnapshotTaken())
 
     def finish(self) -> Path | None:
         """See `training.link.Link`."""

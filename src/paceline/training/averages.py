@@ -17,6 +17,7 @@ from paceline.fabric.groups import Check
 from paceline.training.buffers import merged
 from paceline.training.layout import Entry, Places, PushArea
 from paceline.training.parts import Piece, chunks_of
+from paceline.training.pushed import Pushed, Range, add_up
 
 NARROW = (torch.bfloat16, torch.float16)
 """Types averaged in float32. A sum of weighted gradients is made in their own type, as in a commit."""
@@ -26,9 +27,9 @@ NARROW = (torch.bfloat16, torch.float16)
 class _Share:
     """The chunks that one member works on, each by its flat pieces."""
 
-    runs: list[Entry]
+    runs: list[Range]
     """Runs of parameters, or slices of large ones."""
-    apart: list[list[tuple[int, Entry]]]
+    apart: list[list[tuple[int, Range]]]
     """By run: the same elements by parameter, as (its number, its slice)."""
     first: bool
     """Whether this share has the buffers and the flags, too."""
@@ -59,19 +60,19 @@ class Averages:
         _check(sources, target)
         mine = self._share(part, parts)
         if weights is None:
-            for entry in mine.runs:
-                self._plain_mean([self._in(area, entry) for area in sources], self._in(target, entry))
+            for run in mine.runs:
+                self._plain_mean([self._in(area, run.entry) for area in sources], self._in(target, run.entry))
         else:
-            present = [self._area(area).present.tolist() for area in sources]
-            weighted = list(zip(sources, weights, present, strict=True))
+            contributions = zip(sources, weights, strict=True)
+            pushed = [Pushed.of(self._places, area, self._area(area), weight) for area, weight in contributions]
             for run, apart in zip(mine.runs, mine.apart, strict=True):
-                whole = all(flags[number] for flags in present for number, _ in apart)
+                whole = all(one.present[number] for one in pushed for number, _ in apart)
                 # kernels treat the last few elements of narrow types apart: those must be the same as in a commit
-                if whole and run.dtype not in NARROW:
-                    self._sum([(area, weight) for area, weight, _ in weighted], target, run)
+                if whole and run.entry.dtype not in NARROW:
+                    self._sum(pushed, target, run)
                     continue
-                for number, entry in apart:
-                    self._sum([(area, weight) for area, weight, flags in weighted if flags[number]], target, entry)
+                for number, parameter in apart:
+                    self._sum([one for one in pushed if one.present[number]], target, parameter)
         if mine.first:
             own = self._area(target)
             for name, value in merged([self._area(area).buffers for area in sources], "mean").items():
@@ -79,7 +80,8 @@ class Averages:
             if weights is None:
                 own.present.fill_(1)
             else:
-                own.present.copy_(torch.tensor(present, dtype=torch.uint8).reshape(len(sources), -1).amax(dim=0))
+                flags = torch.tensor([one.present for one in pushed], dtype=torch.uint8)
+                own.present.copy_(flags.reshape(len(sources), -1).amax(dim=0))
 
     def mean(self, sources: Sequence[int], target: int) -> float:
         """Write the mean of these replicas into `target`: x₀ + Σ(xₖ − x₀)/n, so exact where all are equal.
@@ -117,17 +119,13 @@ class Averages:
         if total is not target:
             target.copy_(total)
 
-    def _sum(self, terms: list[tuple[int, float]], target: int, entry: Entry) -> None:
-        """Σ weight · x over areas and their weights. Without terms the target stays as it is."""
-        if not terms:
-            return
-        total, first = self._in(target, entry), self._in(terms[0][0], entry)
+    def _sum(self, pushed: Sequence[Pushed], target: int, run: Range) -> None:
+        """Σ weight · gradient of these. Without any of them the target stays as it is."""
+        terms = [(run.gradient(self._places.region.memory, one), one.weight) for one in pushed]
         if len(terms) == 1 and terms[0][1] == 1.0:
-            total.copy_(first)
-            return
-        torch.mul(first, terms[0][1], out=total)
-        for area, weight in terms[1:]:
-            total.add_(self._in(area, entry), alpha=weight)
+            self._in(target, run.entry).copy_(terms[0][0])
+        elif terms:
+            add_up(terms, self._in(target, run.entry))
 
     def _centre(self, values: list[Tensor], target: Tensor) -> float:
         """The mean as x₀ + Σ(xₖ − x₀)/n; returns the sum of squared distances from it."""
@@ -174,7 +172,8 @@ class Averages:
                 if before * parts // total == part:
                     mine.append(piece)
                 before += _bytes(piece)
-            runs, apart = [piece.entry for piece in mine], [piece.apart() for piece in mine]
+            runs = [Range(piece.entry) for piece in mine]
+            apart = [[(number, Range(entry)) for number, entry in piece.apart()] for piece in mine]
             found = self._shares[part, parts] = _Share(runs, apart, part == 0)
         return found
 

@@ -218,10 +218,10 @@ class Link(Protocol):
     def optimizer_state(self) -> bytes:
         """The optimizer's state of the newest version, packed."""
 
-    def snapshot(self) -> tuple[int, int]:
-        """The newest version and its slot, which is kept until `snapshot_taken`."""
+    def snapshot(self) -> int:
+        """The newest version's slot, which is kept until `snapshot_taken`."""
 
-    def snapshot_taken(self, version: int) -> None:
+    def snapshot_taken(self) -> None:
         """The snapshot is copied."""
 
     def finish(self) -> Path | None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.training.layout import Entry, Layout
+from paceline.training.pushed import Pushed, Range, add_up
 
 CHUNK = 512 * 1024  # elements: 256k to 1M cost the same; smaller chunks lose to Python, larger ones to the cache
 
@@ -70,18 +71,6 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    """One worker's contribution to a version."""
-
-    worker: int
-    weight: float
-    start: int
-    """The first byte of its push area."""
-    present: list[int]
-    """By parameter: whether it has a gradient."""
-
-
-@dataclass(frozen=True, slots=True)
 class NotFinite:
     """A NaN or an infinity that a commit came across."""
 
@@ -100,6 +89,8 @@ class Part:
     pieces: list[Piece]
     scratch: memoryview
     """Where gradients are summed: as long as the part, and shared with parts that never work at the same time."""
+    _ranges: list[Range] = field(default_factory=list)
+    """For each piece, how its gradient is read from push areas."""
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
     _bits: dict[int, list[Tensor]] = field(default_factory=dict)
     """As `_views`, as whole numbers."""
@@ -154,9 +145,9 @@ class Part:
         if all(finite(tensor) for tensor in looked_at):
             return None
         for one in pushed:
-            for piece, gradient in zip(self.pieces, self._in(memory, one.start), strict=True):
+            for piece, mine in zip(self.pieces, self._ranges, strict=True):
                 for span in piece.spans:
-                    if one.present[span.number] and not _of(gradient, piece, span).isfinite().all():
+                    if one.present[span.number] and not _of(mine.gradient(memory, one), piece, span).isfinite().all():
                         return NotFinite(names[span.number], one.worker)
         for piece, parameter in zip(self.pieces, parameters, strict=True):
             for span in piece.spans:
@@ -205,6 +196,7 @@ class Part:
         self._bits.clear()
         self._sums.clear()
         self.pieces = pieces
+        self._ranges = [Range(piece.entry) for piece in pieces]
         self.optimizer.state = defaultdict(dict)
         for own, group in zip(self.optimizer.param_groups, self.groups, strict=True):
             mine = [piece for piece in pieces if piece.entry.group == group]
@@ -217,7 +209,7 @@ class Part:
                     self.optimizer.state[parameter] = taken
 
     def _in(self, memory: memoryview, start: int) -> list[Tensor]:
-        """The pieces in the slot or push area that starts at that byte."""
+        """The pieces in the slot that starts at that byte."""
         found = self._views.get(start)
         if found is None:
             found = self._views[start] = [piece.entry.over(memory, start) for piece in self.pieces]
@@ -233,15 +225,12 @@ class Part:
             first = min(piece.entry.offset for piece in self.pieces)
             self._sums = [piece.entry.over(self.scratch, -first) for piece in self.pieces]
         found: list[Tensor | None] = []
-        for place, piece in enumerate(self.pieces):
+        for place, (piece, mine) in enumerate(zip(self.pieces, self._ranges, strict=True)):
             number = piece.spans[0].number
-            terms = [(self._in(memory, one.start)[place], one.weight) for one in pushed if one.present[number]]
+            terms = [(mine.gradient(memory, one), one.weight) for one in pushed if one.present[number]]
             if terms and not alone:
-                total = self._sums[place]
-                torch.mul(*terms[0], out=total)
-                for gradient, weight in terms[1:]:
-                    total.add_(gradient, alpha=weight)
-                found.append(total)
+                add_up(terms, self._sums[place])
+                found.append(self._sums[place])
             else:
                 found.append(terms[0][0] if terms else None)
         return found

@@ -1,7 +1,7 @@
 """What a worker pushes, on its way into the memory that all map.
 
 A holder pushes through one of these, and `holders.choice` says which. A gradient changes its form here on its way, or
-nowhere: what compresses it, say, is one more class with these methods.
+nowhere: what compresses it, say, is one more class with these methods. `training.pushed` then reads that form.
 """
 
 from __future__ import annotations
@@ -34,10 +34,17 @@ class _Area:
 
 
 class Push(Protocol):
-    """Takes the script's gradients to the push area of each step."""
+    """Puts what a worker pushes into the push area of each step."""
 
     def use(self, number: int) -> None:
         """Use that area from now on. The gradients that the script has stay as they are."""
+
+    def let_go(self) -> None:
+        """Give the script gradients of its own from now on, as the store may still read the area."""
+
+
+class GradientPush(Push, Protocol):
+    """Pushes the script's gradients."""
 
     def take(self, number: int) -> None:
         """Autograd has made that parameter's gradient."""
@@ -45,8 +52,18 @@ class Push(Protocol):
     def fill(self) -> None:
         """The script steps: the area has all of the gradient when this returns."""
 
-    def let_go(self) -> None:
-        """Give the script gradients of its own from now on, as the store may still read the area."""
+
+class UpdatePush(Push, Protocol):
+    """Pushes updates that the holder makes."""
+
+    def room(self) -> list[Tensor]:
+        """Return a tensor for each parameter, in which the holder makes its update."""
+
+    def made(self, present: list[bool]) -> None:
+        """The update is made, of these parameters: the area has all of it when this returns."""
+
+    def pushed(self, number: int) -> list[Tensor | None]:
+        """Return what was pushed in that area: a tensor for each parameter, or None where there is nothing."""
 
 
 class NoPush:
@@ -55,18 +72,18 @@ class NoPush:
     def use(self, number: int) -> None:
         """See `Push`."""
 
-    def take(self, number: int) -> None:
-        """See `Push`."""
-
-    def fill(self) -> None:
-        """See `Push`."""
-
     def let_go(self) -> None:
         """See `Push`."""
 
+    def take(self, number: int) -> None:
+        """See `GradientPush`."""
+
+    def fill(self) -> None:
+        """See `GradientPush`."""
+
 
 class AreaPush:
-    """Takes gradients to areas as they are: large ones as autograd makes them, the rest when the script steps."""
+    """Pushes gradients, and updates, as they are: large gradients as autograd makes them, the rest at the step."""
 
     def __init__(self, joined: Joined) -> None:
         self._joined = joined
@@ -75,15 +92,6 @@ class AreaPush:
         self._parameters = joined.parameters
         self._areas: dict[int, _Area] = {}
         self._number: int | None = None
-
-    @property
-    def area(self) -> PushArea:
-        """The area in use."""
-        return self._present.push
-
-    def at(self, number: int) -> PushArea:
-        """An area that was used before."""
-        return self._areas[number].push
 
     def use(self, number: int) -> None:
         """See `Push`."""
@@ -98,8 +106,8 @@ class AreaPush:
             self._areas[number] = self._mapped(number)
 
     def take(self, number: int) -> None:
-        """See `Push`. A large gradient on a CPU goes into the area now."""
-        parameter, view = self._parameters[number], self.area.gradients[number]
+        """See `GradientPush`. A large gradient on a CPU goes into the area now."""
+        parameter, view = self._parameters[number], self._gradients[number]
         if parameter.device.type != "cpu" or view.nbytes < AT_ONCE:
             return
         gradient = parameter.grad
@@ -108,16 +116,16 @@ class AreaPush:
         del view
         if self._held_elsewhere(number):
             self._left()
-        view = self.area.gradients[number]
+        view = self._gradients[number]
         with torch.no_grad():
             view.copy_(gradient)
         parameter.grad = view
 
     @torch.no_grad()
     def fill(self) -> None:
-        """See `Push`. What is missing: the other gradients, which parameters have one, and the buffers."""
+        """See `GradientPush`. What is missing: the other gradients, which parameters have one, and the buffers."""
         present, views, gradients = [], [], []
-        for entry, parameter, view in zip(self._layout.moving, self._parameters, self.area.gradients, strict=True):
+        for entry, parameter, view in zip(self._layout.moving, self._parameters, self._gradients, strict=True):
             gradient = parameter.grad
             present.append(gradient is not None)
             if gradient is None or gradient is view:
@@ -131,22 +139,31 @@ class AreaPush:
             gradients.append(gradient)
         if views:
             torch._foreach_copy_(views, gradients)
-        self.flag(present)
+        self.made(present)
+
+    def room(self) -> list[Tensor]:
+        """See `UpdatePush`. An update is made where it is pushed."""
+        return self._gradients
 
     @torch.no_grad()
-    def flag(self, present: list[bool]) -> None:
-        """Say which parameters have something in the area, and add the buffers."""
+    def made(self, present: list[bool]) -> None:
+        """See `UpdatePush`. Say which parameters have something in the area, and add the buffers."""
         area = self._present
         if present != area.present:
             area.push.present.copy_(torch.tensor(present, dtype=torch.uint8))
             area.present = present
         self._joined.put_buffers(area.push)
 
+    def pushed(self, number: int) -> list[Tensor | None]:
+        """See `UpdatePush`."""
+        area = self._areas[number].push
+        return [update if there else None for update, there in zip(area.gradients, area.present.tolist(), strict=True)]
+
     def let_go(self) -> None:
         """See `Push`."""
         if self._number is None:  # the run has ended before the first step
             return
-        for parameter, view in zip(self._parameters, self.area.gradients, strict=True):
+        for parameter, view in zip(self._parameters, self._gradients, strict=True):
             if parameter.grad is view:
                 parameter.grad = view.detach().clone()
         if any(self._held_elsewhere(number) for number in range(len(self._parameters))):
@@ -157,6 +174,11 @@ class AreaPush:
         area = self._present
         view = area.push.gradients[number]
         return sys.getrefcount(view) > OUR_REFERENCES or _storage_references(view) > area.references[number]
+
+    @property
+    def _gradients(self) -> list[Tensor]:
+        """Each parameter's, in the area in use."""
+        return self._present.push.gradients
 
     @property
     def _present(self) -> _Area:

@@ -24,7 +24,8 @@ from paceline.training.averages import Averages
 from paceline.training.buffers import Policy, merged
 from paceline.training.checksums import checksum
 from paceline.training.layout import Places, parameters_sha256
-from paceline.training.parts import NotFinite, Part, Pushed, State, parts_of, state_of
+from paceline.training.parts import NotFinite, Part, State, parts_of, state_of
+from paceline.training.pushed import Pushed
 
 Scalars = list[dict[str, Any]]
 """For each parameter group, its hyperparameters that are plain values (learning rate, momentum, …)."""
@@ -139,10 +140,7 @@ class Store:
         Gradients are summed in the order given. A weight of 1 multiplies nothing. With two threads the bits
         are the same. If `look`, gradients and parameters are searched for a NaN or an infinity.
         """
-        pushed = [
-            Pushed(self.places.worker_of(area), weight, self.pushes[area].start, self.pushes[area].present.tolist())
-            for area, weight in contributions
-        ]
+        pushed = [Pushed.of(self.places, area, self.pushes[area], weight) for area, weight in contributions]
         whole = all(all(one.present) for one in pushed)
         start, stop = self.places.slot_start(source), self.places.slot_start(target)
         run = partial(self._commit, start, stop, pushed, whole, look)

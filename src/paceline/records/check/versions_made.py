@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.core.facts import Fact, GradientReady, ReduceFinished, TrainingBegan, WorkerLeft
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica
+from paceline.core.facts import Fact, TrainingBegan, WorkerLeft
+from paceline.core.orders import ApplyUpdate, Order, StepReplica
 from paceline.records.due import Due
+from paceline.records.fates import Applied, Fate, Fates
 
 
 class Made(NamedTuple):
@@ -49,12 +50,7 @@ class VersionsMade:
     replicas: int = 0
     _samples: frozenset[int | None] = frozenset()
     """In recorded versions."""
-    _of: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Samples in each (worker, step) that is neither settled nor dropped."""
-    _unshared: dict[int, list[int]] = field(default_factory=dict)
-    """By worker: steps in its replica that are in no other one yet."""
-    _members: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """By group that averages parameters."""
+    _fates: Fates = field(default_factory=Fates)
 
     def __post_init__(self) -> None:
         self._samples = frozenset(self.recorded.values())
@@ -62,33 +58,33 @@ class VersionsMade:
     def record(self, fact: Fact, orders: Iterable[Order]) -> None:
         """A fact and its orders."""
         self.at = fact.at
+        self._fates.fact(fact)
         match fact:
-            case GradientReady(worker=worker, step=step):
-                self._of[worker, step] = fact.samples or 0
-            case ReduceFinished(group=group):
-                for member in self._members.pop(group, ()):
-                    self._share(member)
-            case WorkerLeft(worker=worker, reason="died"):
+            case WorkerLeft(reason="died"):
                 self.replicas -= 1
-            case WorkerLeft(worker=worker):
-                self._share(worker)
             case TrainingBegan():
                 self.replicas = len(fact.members)
+        mean: dict[tuple[int, int], int] = {}
         for order in orders:
+            for fate in self._fates.order(order):
+                self._count(fate, mean)
             match order:
-                case ApplyUpdate(version=version, contributions=contributions):
-                    self.samples += sum(self._of.pop((worker, step), 0) for worker, step, _ in contributions)
+                case ApplyUpdate(version=version):
                     self._made(version, Made(fact.at, self.samples))
-                case StepReplica():
-                    self._step(order)
+                case StepReplica(worker=worker, step=step):
+                    self.samples += mean.pop((worker, step), 0)
                     self._mean(Made(fact.at, self.samples, self.replicas))
-                case Reduce(group=group, members=members, what="parameters"):
-                    self._members[group] = members
-                case DropUpdate(worker=worker, step=step):
-                    if step in (unshared := self._unshared.get(worker, [])):
-                        unshared.remove(step)
-                        self.samples -= self._of.get((worker, step), 0)
-                    self._of.pop((worker, step), None)
+
+    def _count(self, fate: Fate, mean: dict[tuple[int, int], int]) -> None:
+        """Count its samples, or put them into `mean`: a run counts those as it steps each member's own replica."""
+        if not isinstance(fate, Applied):
+            self.samples -= 0 if fate.lost is None else fate.lost.samples or 0
+        elif fate.group is not None:
+            mean[fate.worker, fate.step] = fate.samples or 0
+        elif fate.replica and (fate.worker, fate.step) in self.undone:
+            self._fates.taken_back(fate.worker, fate.step)
+        else:
+            self.samples += fate.samples or 0
 
     def _made(self, version: int, made: Made) -> None:
         if self.versions and (last := max(self.versions)) not in self.recorded:
@@ -103,15 +99,3 @@ class VersionsMade:
             self.means.append(made)
         if self.first_due is None and self.due is not None and self.due.reached(made.samples):
             self.first_due = made.samples
-
-    def _step(self, order: StepReplica) -> None:
-        worker, step = order.worker, order.step
-        if order.group is not None:  # the gradient is in every replica
-            self.samples += self._of.pop((worker, step), 0)
-        elif (worker, step) not in self.undone:
-            self._unshared.setdefault(worker, []).append(step)
-            self.samples += self._of.get((worker, step), 0)
-
-    def _share(self, worker: int) -> None:
-        for step in self._unshared.pop(worker, ()):
-            self._of.pop((worker, step), None)

@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 
 from paceline.training.holders.window import Window
 from paceline.training.joined import Joined
-from paceline.training.push import AreaPush
+from paceline.training.push import GradientPush
 from paceline.training.shown import Copied
 
 
 class Device(Window):
     """Shows versions in copies. Parameters that are on the CPU all the same are in a window. Pushes gradients."""
 
-    def __init__(self, joined: Joined, push: AreaPush, copied: Collection[int]) -> None:
+    def __init__(self, joined: Joined, push: GradientPush, copied: Collection[int]) -> None:
         """`copied`: the numbers of the parameters on the device."""
         super().__init__(joined, push, apart=copied)
         layout = joined.places.layout

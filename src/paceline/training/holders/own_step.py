@@ -11,7 +11,7 @@ from paceline.fabric.memory import Region
 from paceline.training.holders.stepping import Stepping
 from paceline.training.holders.stored import Stored
 from paceline.training.joined import Joined
-from paceline.training.push import AreaPush
+from paceline.training.push import UpdatePush
 from paceline.training.shown import Windowed, same_bytes
 
 
@@ -22,8 +22,9 @@ class OwnStep(Stored):
     """
 
     keeps_state = True
+    _push: UpdatePush
 
-    def __init__(self, joined: Joined, push: AreaPush) -> None:
+    def __init__(self, joined: Joined, push: UpdatePush) -> None:
         super().__init__(joined, push)
         layout = joined.places.layout
         region = Region.create(layout.slot_bytes)
@@ -42,10 +43,8 @@ class OwnStep(Stored):
             torch._foreach_copy_(self._values, version)
         source = version
         for area, scale in ahead:
-            pushed = self._push.at(area)
-            updates = zip(pushed.gradients, pushed.present.tolist(), strict=True)
-            for value, from_here, (update, moved) in zip(self._values, source, updates, strict=True):
-                if moved:
+            for value, from_here, update in zip(self._values, source, self._push.pushed(area), strict=True):
+                if update is not None:
                     torch.sub(from_here, update, alpha=scale, out=value)
                 elif value is not from_here:
                     value.copy_(from_here)
@@ -61,7 +60,7 @@ class OwnStep(Stored):
         A parameter without a gradient has nothing there unless it moved: a frozen one may be whole numbers, or NaN,
         which have no difference.
         """
-        updates = self._push.area.gradients
+        updates = self._push.room()
         with torch.no_grad():
             torch._foreach_copy_(updates, self._values)
         self._stepping.step(self._values)
@@ -74,7 +73,7 @@ class OwnStep(Stored):
                 [update for update, there in zip(updates, moved, strict=True) if there],
                 [value for value, there in zip(self._values, moved, strict=True) if there],
             )
-        self._push.flag(moved)
+        self._push.made(moved)
 
     def changed(self) -> list[str]:
         """See `Holder`."""

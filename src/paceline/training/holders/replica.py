@@ -15,7 +15,7 @@ from paceline.training.joined import Joined
 from paceline.training.layout import PushArea
 from paceline.training.link import Step
 from paceline.training.parts import finite
-from paceline.training.push import Push
+from paceline.training.push import GradientPush
 from paceline.training.shown import Windowed
 
 
@@ -27,7 +27,7 @@ class Replica(Holder):
 
     keeps_state = True
 
-    def __init__(self, joined: Joined, push: Push) -> None:
+    def __init__(self, joined: Joined, push: GradientPush) -> None:
         super().__init__(joined)
         places, layout = joined.places, joined.places.layout
         self._push = push

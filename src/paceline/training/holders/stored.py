@@ -10,13 +10,13 @@ from torch import Tensor
 
 from paceline.training.holders.holder import Holder
 from paceline.training.joined import Joined
-from paceline.training.push import AreaPush
+from paceline.training.push import Push
 
 
 class Stored(Holder):
     """Shows versions that lie in slots, and pushes what the store makes the next ones of."""
 
-    def __init__(self, joined: Joined, push: AreaPush) -> None:
+    def __init__(self, joined: Joined, push: Push) -> None:
         super().__init__(joined)
         self._push = push
         self._push.use(joined.link.worker)
@@ -35,11 +35,11 @@ class Stored(Holder):
     def newest(self) -> Iterator[dict[str, Tensor]]:
         """See `Holder`."""
         places, link = self.joined.places, self.joined.link
-        version, slot = link.snapshot()
+        slot = link.snapshot()
         try:
             yield {entry.name: view for entry, view in zip(places.layout.moving, places.slot(slot), strict=True)}
         finally:
-            link.snapshot_taken(version)
+            link.snapshot_taken()
 
     def let_go(self) -> None:
         """See `Holder`. The store may still read the last push."""

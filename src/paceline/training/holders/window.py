@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from paceline.training.holders.stored import Stored
 from paceline.training.joined import Joined
-from paceline.training.push import AreaPush
+from paceline.training.push import GradientPush
 from paceline.training.shown import Windowed
 
 
@@ -14,8 +14,9 @@ class Window(Stored):
     """Shows versions through a window that moves from slot to slot, so a pull copies no byte. Pushes gradients."""
 
     keeps_state = False
+    _push: GradientPush
 
-    def __init__(self, joined: Joined, push: AreaPush, apart: Collection[int] = ()) -> None:
+    def __init__(self, joined: Joined, push: GradientPush, apart: Collection[int] = ()) -> None:
         """`apart`: the numbers of parameters that do not lie in the window."""
         super().__init__(joined, push)
         layout = joined.places.layout

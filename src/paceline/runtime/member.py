@@ -1,4 +1,4 @@
-"""What the coordinator and the host keep of one worker."""
+"""What the coordinator keeps of one worker."""
 
 from __future__ import annotations
 

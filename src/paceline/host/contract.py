@@ -1,0 +1,155 @@
+"""What a coordinator and a host say to each other.
+
+Only names and plain data cross: no place, no descriptor, no object that both change. So a host may be on another
+machine. Workers' messages go by way of their host, which does what they say of items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.core.facts import Fact
+from paceline.core.orders import ApplyUpdate, Order
+from paceline.host import messages
+from paceline.records.times import TransferTimes
+
+
+class NotHere(KeyError):
+    """An order is about an item or a worker that the host does not have."""
+
+    def __str__(self) -> str:
+        """Return the sentence. KeyError would quote it."""
+        return str(self.args[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a host has come with its orders."""
+
+    idle: bool
+    """Whether all versions that were ordered are made, and written if they were to be."""
+    settled: bool
+    """Whether all steps of replicas and all shares of averages that were ordered are made."""
+    averaging: bool
+    """Whether a group is averaging: its mean has not taken effect, and it has not failed."""
+    averages: int
+    """Averages of replicas that have taken effect."""
+    busy_with: str | None
+    """What the arithmetic process is doing, if anything."""
+    lost: bool
+    """Whether the arithmetic process has gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updates:
+    """The updates of one worker that others wait for, by step."""
+
+    coming: tuple[int, ...]
+    """They are computed, and have neither arrived nor been dropped."""
+    in_the_way: tuple[int, ...]
+    """They take all places of the worker, whose next step waits for one of these."""
+
+
+class Host(Protocol):
+    """What a coordinator asks of a host. Nothing is copied to the coordinator, and nothing is waited for."""
+
+    @property
+    def progress(self) -> Progress:
+        """How far the host has come."""
+
+    def updates(self, worker: int) -> Updates:
+        """The worker's updates that others wait for."""
+
+    def open(self) -> None:
+        """Listen to the workers."""
+
+    def prepare(self, worker: int) -> None:
+        """Have this worker, which has come to `prepare`, fork the arithmetic process: `News.prepared` tells when.
+
+        A worker that can't do so is ended. Another one may be asked then.
+        """
+
+    def begin(self, workers: Sequence[int]) -> None:
+        """Let these workers train, from the first version on."""
+
+    def carry_out(self, order: Order, at: float) -> None:
+        """Carry out an order about items. It follows from a fact of that moment. Raises NotHere, in one sentence."""
+
+    def tell(self, fact: Fact) -> None:
+        """The machine is told of this fact now, so what the fact says of items takes effect at this moment."""
+
+    def adopt(self, worker: int) -> None:
+        """Have the worker write what its script changed the first version to. All begin with that once it has."""
+
+    def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
+        """Have a version written to that file: `News.written` tells when.
+
+        It is a version that is made, with the buffers of these workers. Where versions are means, it is the mean of
+        these workers' replicas as they are now.
+        """
+
+    def left(self, worker: int) -> None:
+        """The worker takes no part any more: what was on the way to it or from it never ends.
+
+        What it shows stays claimed until its process ends, as its script may go on with the model.
+        """
+
+    def gone(self, worker: int) -> None:
+        """The worker's process has ended, and the coordinator knows it: nothing is kept for the worker any more."""
+
+    def next(self, until: float) -> Fact | None:
+        """Return the fact of the earliest fetch that has ended by `until`."""
+
+    def due(self) -> float | None:
+        """Seconds until the next fetch ends, if one is under way."""
+
+    def close(self) -> None:
+        """Tell the arithmetic process to end. Whatever is asked of the host after that has no effect."""
+
+
+class News(Protocol):
+    """What a host tells its coordinator, each thing once."""
+
+    def heard(self, worker: int, message: messages.Message) -> None:
+        """The worker has said this. What it says of items is done by now."""
+
+    def gone(self, worker: int, status: int) -> None:
+        """The worker's process has ended with this status, as waitpid returned it. All that it had said is heard."""
+
+    def prepared(self, beginning: str) -> None:
+        """The arithmetic process is there. `beginning`: the checksum of what training begins with."""
+
+    def happened(self, fact: Fact) -> None:
+        """The machine is to be told of this."""
+
+    def awaits_version(self, worker: int, version: int) -> None:
+        """The worker's step begins once that version is made."""
+
+    def awaits_place(self, worker: int) -> None:
+        """The worker's step begins once one of its last updates is needed no more."""
+
+    def computes(self, worker: int, at: float) -> None:
+        """The worker was told to compute its step, at that moment."""
+
+    def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
+        """A network has moved so many bytes: of a push, a pull, or an average. `number`: step, version or group."""
+
+    def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
+        """A group of these workers has averaged in this time."""
+
+    def committed(self, version: int, checksum: int, at: float) -> None:
+        """A version is made. Workers that wait for it are told after that."""
+
+    def not_finite(self, order: ApplyUpdate, parameter: str, worker: int | None) -> None:
+        """The version made by that order has a NaN or an infinity: from this worker, if it is known. Told once."""
+
+    def written(self, version: int, sha256: str, distance: float | None) -> None:
+        """The version is on disk. `distance`: that of the replicas from it, if it is their mean."""
+
+    def refused(self, why: str) -> None:
+        """A script asks for what can't be done."""
+
+    def lost(self, why: str) -> None:
+        """The arithmetic process has gone. What it was ordered will not be done."""

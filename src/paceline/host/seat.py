@@ -1,0 +1,31 @@
+"""What a host keeps of one of its workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.host.contract import NotHere
+
+
+@dataclass(slots=True)
+class Seat:
+    """A worker's seat at its host."""
+
+    worker: int
+    here: bool = True
+    """Whether its process runs."""
+    trains: bool = False
+    """Whether it takes part."""
+    step: int | None = None
+    """The step that it was last released for, until that is computed."""
+    scalars: list[dict[str, Any]] = field(default_factory=list)
+    """Its optimizer's hyperparameters as of its last update."""
+
+
+class Seats(dict[int, Seat]):
+    """By worker."""
+
+    def __missing__(self, worker: int) -> Seat:
+        """Say that the host has no such worker."""
+        raise NotHere(f"there is no worker {worker} here")

@@ -1,0 +1,95 @@
+"""Which steps are in the model: how many, of how many samples, and whose replica has what no other one has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
+from paceline.core.membership import Standing
+from paceline.core.orders import ApplyUpdate, Reduce, StepReplica
+from paceline.records.journal import Journal
+from paceline.runtime.data import Data
+
+
+class Applied:
+    """Counts steps as they are ordered. Settles their batches once no death can take them away."""
+
+    def __init__(
+        self,
+        members: Mapping[int, Standing],
+        data: Data,
+        journal: Journal,
+        leaves_undone: Callable[[int, int], bool],
+    ) -> None:
+        """`leaves_undone(worker, step)`: see `Terms`."""
+        self.steps = 0
+        """Steps whose updates are in a version that is ordered, or in a replica."""
+        self.samples = 0
+        """Samples in these."""
+        self._members = members
+        self._data = data
+        self._journal = journal
+        self._leaves_undone = leaves_undone
+        self._of: Counter[int] = Counter()
+        """By worker: steps that its replica was ordered and makes."""
+        self._unshared: dict[int, list[int]] = {}
+        """By worker: steps in its replica that are in no other one yet."""
+        self._groups: dict[int, tuple[int, ...]] = {}
+        """By number: members of the groups that average replicas now."""
+
+    def ordered(self, order: ApplyUpdate | StepReplica | Reduce) -> None:
+        """A version is to be made, a replica to make a step, or a group to average."""
+        match order:
+            case ApplyUpdate(contributions=contributions):
+                self.steps += len(contributions)
+                self.samples += sum(self._data.leases.settle(worker, step) for worker, step, _ in contributions)
+            case StepReplica():
+                self._step(order)
+            case Reduce(group=group, members=members, what="parameters"):
+                self._groups[group] = members
+
+    def tell(self, fact: Fact) -> None:
+        """The machine is told of this fact now."""
+        match fact:
+            case ReduceFinished(group=group):
+                for worker in self._groups.pop(group, ()):
+                    self._share(worker)
+            case ReduceFailed(group=group):
+                self._groups.pop(group, None)
+
+    def dropped(self, worker: int, step: int) -> None:
+        """The step is in no replica, or its replica is gone."""
+        if step in (unshared := self._unshared.get(worker, [])):
+            unshared.remove(step)
+            self.samples -= self._data.leases.samples(worker, step)
+
+    def left(self, worker: int) -> None:
+        """The worker takes no part any more. Unless it died, its replica counts in the means from now on."""
+        if self._members[worker].left != "died":
+            self._share(worker)
+
+    def foremost(self, workers: Sequence[int]) -> list[int]:
+        """Those of these workers whose replicas make the most steps."""
+        most = max((self._of[worker] for worker in workers), default=0)
+        return [worker for worker in workers if self._of[worker] == most]
+
+    def _step(self, order: StepReplica) -> None:
+        worker, step = order.worker, order.step
+        trains = self._members[worker].trains and not self._leaves_undone(worker, step)
+        if not trains:
+            self._journal.undone(worker, step)
+        if order.group is None and not trains:
+            return  # it will not be made: the machine is about to hear that its worker has left
+        self.steps += 1
+        self._of[worker] += trains
+        if order.group is None:
+            self._unshared.setdefault(worker, []).append(step)
+            self.samples += self._data.leases.samples(worker, step)
+        else:  # the mean gradient is in every replica
+            self.samples += self._data.leases.settle(worker, step)
+
+    def _share(self, worker: int) -> None:
+        """What this worker's replica has is in another one, too, or counts for the last mean."""
+        for step in self._unshared.pop(worker, ()):
+            self._data.leases.settle(worker, step)

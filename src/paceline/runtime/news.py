@@ -1,0 +1,114 @@
+"""What the host tells, passed on to the rooms that keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from paceline.core.facts import Fact
+from paceline.core.listed import listed
+from paceline.core.orders import ApplyUpdate
+from paceline.host import messages
+from paceline.records.times import TransferTimes
+from paceline.runtime.versions import StoredVersions
+
+if TYPE_CHECKING:
+    from paceline.runtime.rooms import Rooms
+
+
+class News:
+    """Keeps the contract `host.contract.News`."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+        self._heard: Callable[[int, messages.Message], None] = _unheard
+        self._gone: Callable[[int, int], None] = _unheard
+        self._prepared: Callable[[], None] = _unheard
+
+    def pass_on(
+        self,
+        heard: Callable[[int, messages.Message], None],
+        gone: Callable[[int, int], None],
+        prepared: Callable[[], None],
+    ) -> None:
+        """From now on pass on what workers say, how their processes end, and that the arithmetic process is there."""
+        self._heard, self._gone, self._prepared = heard, gone, prepared
+
+    def heard(self, worker: int, message: messages.Message) -> None:
+        """See `contract.News`."""
+        self._heard(worker, message)
+
+    def gone(self, worker: int, status: int) -> None:
+        """See `contract.News`."""
+        self._gone(worker, status)
+
+    def prepared(self, beginning: str) -> None:
+        """See `contract.News`."""
+        self._rooms.journal.ledger.note("beginning", beginning)
+        self._prepared()
+
+    def happened(self, fact: Fact) -> None:
+        """See `contract.News`."""
+        self._rooms.happened.append(fact)
+
+    def awaits_version(self, worker: int, version: int) -> None:
+        """See `contract.News`."""
+        if (member := self._rooms.members[worker]).waits is None:  # otherwise it was held, which says more
+            member.wait(f"version {version} is being made")
+
+    def awaits_place(self, worker: int) -> None:
+        """See `contract.News`."""
+        self._rooms.members[worker].wait("the store still needs its last updates")
+
+    def computes(self, worker: int, at: float) -> None:
+        """See `contract.News`."""
+        member = self._rooms.members[worker]
+        member.wait(None)
+        member.released_at = at
+
+    def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
+        """See `contract.News`."""
+        if direction != "average":  # a share that is made later ends an average later: see `averaged`
+            self._rooms.members[worker].transfers.append((direction, times.began, times.ended))
+        self._rooms.journal.ledger.transferred(worker, direction, number, size, times)
+
+    def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
+        """See `contract.News`."""
+        for worker in workers:
+            self._rooms.members[worker].transfers.append(("pull", began, ended))
+
+    def committed(self, version: int, checksum: int, at: float) -> None:
+        """See `contract.News`."""
+        self._rooms.accounts.committed(version, at)
+        self._rooms.journal.ledger.checked(version, checksum)
+        versions = self._rooms.versions
+        assert isinstance(versions, StoredVersions)  # means are not made by commits
+        versions.made(version, at)
+
+    def not_finite(self, order: ApplyUpdate, parameter: str, worker: int | None) -> None:
+        """See `contract.News`."""
+        if worker is None:
+            steps = listed([f"step {step} of worker {w}" for w, step, _ in order.contributions])
+            what = f'the parameter "{parameter}" is NaN or infinite in version {order.version}, made from {steps}'
+        else:
+            step = next(step for w, step, _ in order.contributions if w == worker)
+            pushed = "gradient" if self._rooms.settings.choice.spec.pushes == "gradients" else "update"
+            what = f'the {pushed} of "{parameter}" is NaN or infinite in step {step} of worker {worker}'
+        self._rooms.diverged(what)
+
+    def written(self, version: int, sha256: str, distance: float | None) -> None:
+        """See `contract.News`."""
+        self._rooms.versions.written(version, sha256, distance)
+        self._rooms.scores.recorded()
+
+    def refused(self, why: str) -> None:
+        """See `contract.News`."""
+        self._rooms.ending.refuse(why)
+
+    def lost(self, why: str) -> None:
+        """See `contract.News`."""
+        self._rooms.ending.fail(why)
+
+
+def _unheard(*_: object) -> None:
+    raise AssertionError("nothing is heard before the coordinator listens")

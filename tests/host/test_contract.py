@@ -1,0 +1,457 @@
+"""What holds for every host, with scripted faults. A new implementation is one more entry of `HOSTS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paceline.core.facts import Fact, ParametersTaken, ReduceFailed, ReduceFinished, UpdateArrived
+from paceline.core.orders import (
+    AdjustTraining,
+    ApplyUpdate,
+    DropUpdate,
+    Order,
+    Reduce,
+    Release,
+    StartPull,
+    StartPush,
+    StepReplica,
+)
+from paceline.errors import MessageUnreadable, PeerLost
+from paceline.host import messages
+from paceline.host.contract import NotHere
+from support.companies import PROCESS, STORE, Averagers, Company, company, idle_company
+from support.rooms import OFFER
+
+HOSTS: dict[str, tuple[Callable[..., Company], Callable[..., Company]]] = {"local": (idle_company, company)}
+"""By name: makes a host that nothing was asked of so far, and one whose workers train."""
+
+
+@pytest.fixture(params=HOSTS)
+def hosts(request: pytest.FixtureRequest) -> tuple[Callable[..., Company], Callable[..., Company]]:
+    return HOSTS[request.param]
+
+
+@pytest.fixture
+def idle(hosts: tuple[Callable[..., Company], Callable[..., Company]]) -> Callable[..., Company]:
+    return hosts[0]
+
+
+@pytest.fixture
+def training(hosts: tuple[Callable[..., Company], Callable[..., Company]]) -> Callable[..., Company]:
+    return hosts[1]
+
+
+Action = Callable[[Company], object]
+
+
+def order(given: Order) -> Action:
+    return lambda company: company.carry_out(given)
+
+
+def release(step: int, version: int, parameters: Any = "pull") -> Action:
+    return order(Release(worker=1, step=step, version=version, parameters=parameters))
+
+
+def computed(step: int) -> Action:
+    return lambda company: company.computed(1, step)
+
+
+def made(version: int) -> Action:
+    return lambda company: company.said_by_store(messages.Committed(version, 0.0, 0, None))
+
+
+def says(message: messages.Message) -> Action:
+    return lambda company: company.crew.hear(1, message)
+
+
+SERVED: list[Action] = [
+    release(0, 0),
+    says(messages.SnapshotWanted(hold=False)),
+    computed(0),
+    order(StartPush(worker=1, step=0)),
+    order(ApplyUpdate(version=1, contributions=((1, 0, 1.0),))),
+    order(StartPull(worker=1, version=1)),
+    order(Release(worker=1, step=1, version=0, parameters="eager")),
+    made(1),
+    says(messages.SnapshotTaken()),
+    computed(1),
+    order(StartPush(worker=1, step=1)),
+    release(2, 1, "held"),
+    says(messages.SnapshotWanted(hold=True)),
+    computed(2),
+    release(3, 1),
+]
+"""What a worker goes through that a store serves: it looks, pulls ahead, and waits for a place in the end."""
+
+REPLICATED: list[Action] = [
+    release(0, 0, "own"),
+    computed(0),
+    order(StepReplica(worker=1, step=0, version=1)),
+    lambda company: company.stepped(1, 0),
+    order(Reduce(group=0, members=(0, 1), what="parameters")),
+    release(1, 1, "own"),
+    lambda company: Averagers(company).average(0),
+    lambda company: Averagers(company).average(1),
+    lambda company: company.host.tell(ReduceFinished(group=0, at=0.0)),
+    computed(1),
+    order(StepReplica(worker=1, step=1, version=3)),
+    order(Reduce(group=1, members=(1, 2), what="parameters")),
+]
+"""What a worker goes through that owns a replica."""
+
+
+class TestOrders:
+    """Orders are carried out in order, and what comes of them is told once."""
+
+    def test_a_step_s_orders_end_in_facts_and_a_version(self, training: Callable[..., Company]) -> None:
+        one = training(1)
+        one.carry_out(Release(worker=0, step=0, version=0))
+        assert one.news.calls == [
+            ("computes", 0, 0.0),
+            ("happened", ParametersTaken(worker=0, version=0, at=0.0)),
+        ]
+        one.computed(0, 0)
+        assert one.host.updates(0).coming == (0,)
+        one.carry_out(StartPush(worker=0, step=0))
+        assert (one.facts[1:], one.host.updates(0).coming) == ([UpdateArrived(worker=0, step=0, at=0.0)], ())
+        one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+        one.carry_out(Release(worker=0, step=1, version=1))
+        assert (one.host.progress.idle, one.host.progress.busy_with) == (False, "making version 1")
+        one.make()
+        assert one.news.told("committed") == [(1, 0, 0.0)]
+        assert one.facts[2:] == [ParametersTaken(worker=0, version=1, at=0.0)]
+        assert [type(said).__name__ for _, said in one.told] == ["Compute", "Compute"]
+        one.host.record(1, [0], "file", "mean")
+        assert one.host.progress.busy_with == "writing a version to disk"
+        one.said_by_store(messages.Recorded(1, "digest"))
+        assert one.news.told("written") == [(1, "digest", None)]
+        assert one.host.progress.idle
+
+    def test_all_that_workers_say_is_told_and_no_descriptor(self, training: Callable[..., Company]) -> None:
+        one = training(1)
+        said: list[messages.Message] = [
+            messages.LeaseWanted(0, 1, ""),
+            messages.SnapshotWanted(hold=False),
+            messages.SnapshotTaken(),
+            messages.StateWanted(),
+            messages.ScriptEnded(),
+        ]
+        for message in said:
+            one.crew.hear(0, message)
+        assert one.news.told("heard") == [(0, message) for message in said]
+
+    def test_the_optimizer_s_state_goes_to_the_worker_or_the_run_is_told_why_not(
+        self, training: Callable[..., Company]
+    ) -> None:
+        one = training(1)
+        one.crew.hear(0, messages.StateWanted())
+        one.said_by_store(messages.StateReady(0, None))
+        assert [said for _, said in one.told] == [messages.OptimizerState()]
+        one.said_by_store(messages.StateReady(0, "it can't be packed"))
+        assert one.news.told("refused") == [("it can't be packed",)]
+
+    @pytest.mark.parametrize(
+        ("protocol", "strange", "what"),
+        [
+            ("asp", Release(worker=7, step=0, version=0), "no worker 7"),
+            ("asp", StartPull(worker=7, version=0), "no worker 7"),
+            ("asp", StartPush(worker=7, step=0), "no worker 7"),
+            ("asp", StartPush(worker=0, step=4), "Update(worker=0, step=4) is not here"),
+            ("asp", ApplyUpdate(version=1, contributions=((0, 4, 1.0),)), "Update(worker=0, step=4) is not here"),
+            ("asp", Release(worker=0, step=0, version=0, parameters="own"), "worker 0 owns no replica"),
+            ("ad-psgd", StepReplica(worker=7, step=0, version=1), "no worker 7"),
+            ("ad-psgd", Reduce(group=0, members=(0, 7), what="parameters"), "worker 7 owns no replica"),
+            (
+                "all-reduce",
+                Reduce(group=0, members=(0, 1), what="gradients", contributions=((0, 4, 0.5), (1, 4, 0.5))),
+                "Update(worker=0, step=4) is not here",
+            ),
+        ],
+    )
+    def test_an_order_about_what_is_not_here_is_refused_in_one_sentence_and_changes_nothing(
+        self, protocol: str, strange: Order, what: str, training: Callable[..., Company]
+    ) -> None:
+        two = training(2, protocol)
+        claims = two.claims()
+        with pytest.raises(NotHere) as refused:
+            two.carry_out(strange)
+        assert what in str(refused.value)
+        assert (two.news.calls, two.told, two.claims()) == ([], [], claims)
+
+    @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
+    def test_what_is_said_twice_is_told_once(self, protocol: str, training: Callable[..., Company]) -> None:
+        two = training(2, protocol)
+        for action in SERVED[:1] if protocol == "asp" else REPLICATED[:5]:
+            action(two)
+        for _ in range(2):
+            two.crew.hear(1, messages.Declined())
+            two.leave(1)
+            if protocol == "ad-psgd" and not two.facts:
+                Averagers(two).average(0)
+            two.host.tell(ReduceFailed(group=0, lost=(1,), at=0.0))
+        assert len(two.facts) == 1
+
+
+class TestLeaving:
+    """Whenever a worker goes, nothing is kept for it once the machine has been told."""
+
+    @pytest.mark.parametrize("point", range(len(SERVED) + 1))
+    @pytest.mark.parametrize("died", [True, False])
+    def test_a_served_worker_that_goes_at_any_point_leaves_no_claim(
+        self, point: int, died: bool, training: Callable[..., Company]
+    ) -> None:
+        two = training(2)
+        for action in SERVED[:point]:
+            action(two)
+        if died:
+            two.leave(1)
+        else:
+            two.host.left(1)
+            two.crew.hear(1, messages.SnapshotWanted(hold=False))  # its script may go on with the model
+            two.host.gone(1)
+        told = len(two.told)
+        for step in range(4):
+            two.carry_out(DropUpdate(worker=1, step=step, samples="return"))
+        if two.host.progress.busy_with is not None:
+            two.make()
+        two.carry_out(Release(worker=1, step=4, version=0))
+        two.carry_out(StartPull(worker=1, version=0))
+        assert two.claims_of(1) == []
+        assert two.claims() == [("newest version",)]
+        assert [worker for worker, _ in two.told[told:]] == []
+        assert two.host.updates(1).coming == ()
+
+    @pytest.mark.parametrize("point", range(len(REPLICATED) + 1))
+    def test_a_worker_with_a_replica_that_goes_at_any_point_leaves_its_replica_only(
+        self, point: int, training: Callable[..., Company]
+    ) -> None:
+        """A mean that is recorded later may have it."""
+        three = training(3, "ad-psgd")
+        for action in REPLICATED[:point]:
+            action(three)
+        three.leave(1)
+        averagers = Averagers(three)
+        for worker in (0, 2):
+            if averagers.asked(worker):
+                averagers.average(worker)
+        for fact in three.facts:
+            three.host.tell(fact)
+        for step in range(2):
+            three.carry_out(DropUpdate(worker=1, step=step, samples="return"))
+        assert three.claims_of(1) == [("replica", 1)]
+        assert three.host.progress.settled
+        assert not three.host.progress.averaging
+
+    def test_what_a_worker_was_to_write_for_all_is_void_when_it_goes(self, training: Callable[..., Company]) -> None:
+        two = training(2)
+        two.host.adopt(1)
+        two.leave(1)
+        assert two.claims_of(1) == []
+        two.host.adopt(0)
+        assert [type(said).__name__ for _, said in two.told] == ["AdoptInto", "AdoptInto"]
+
+
+ENDS: dict[str, Action] = {
+    "it dies": lambda company: company.loop.ends[PROCESS](),
+    "it can't be understood": lambda company: company.said_by_store(MessageUnreadable("no message")),
+    "it fails": lambda company: company.said_by_store(messages.StoreFailed("no room")),
+    "it says that it made what it was not told to": made(9),
+    "it says that it wrote what it was not told to": lambda c: c.said_by_store(messages.Recorded(9, "")),
+    "it comes a second time": lambda c: c.said_by_store(messages.StoreReady(PROCESS + 1, "")),
+}
+LINES = {
+    "it dies": "the parameter store's process died; the files in versions/ are whole",
+    "it can't be understood": "the parameter store sent a message that can't be read (no message)",
+    "it fails": "the parameter store failed: no room",
+    "it says that it made what it was not told to": "the parameter store sent Committed out of turn",
+    "it says that it wrote what it was not told to": "the parameter store sent Recorded out of turn",
+    "it comes a second time": "the parameter store sent StoreReady out of turn",
+}
+
+
+class TestArithmetic:
+    """The arithmetic process may go at any point: that is told once, and the host can be asked whatever it was."""
+
+    @pytest.mark.parametrize("end", ENDS)
+    @pytest.mark.parametrize("point", range(len(SERVED) + 1))
+    def test_its_loss_is_told_once_and_every_order_after_it_is_harmless(
+        self, point: int, end: str, training: Callable[..., Company]
+    ) -> None:
+        two = training(2)
+        for action in SERVED[:point]:
+            action(two)
+        ENDS[end](two)
+        assert two.news.told("lost") == [(LINES[end],)]
+        ENDS["it dies"](two)
+        sent = list(two.store.sent)
+        for action in SERVED[point:]:
+            if action is not SERVED[7]:  # the version is made by no one
+                action(two)
+        two.host.record(int(point > 7), [0], "file", "mean")
+        assert two.news.told("lost") == [(LINES[end],)]
+        assert two.host.progress.lost
+        assert two.host.progress.idle
+        assert two.store.sent == sent
+
+    def test_its_loss_while_it_writes_keeps_nothing(self, training: Callable[..., Company]) -> None:
+        one = training(1)
+        one.host.record(0, [0], "file", "mean")
+        ENDS["it dies"](one)
+        assert one.claims() == [("newest version",)]
+
+    def test_a_worker_that_can_t_fork_it_is_ended_and_another_one_may(self, idle: Callable[..., Company]) -> None:
+        two = idle(2)
+        two.host.open()
+        for worker in (0, 1):
+            two.crew.hear(worker, OFFER)
+        two.host.prepare(0)
+        first = two.store
+        two.said_by_store(PeerLost())
+        assert (two.crew.killed, two.news.told("lost")) == ([0], [])
+        two.host.gone(0)
+        assert first.closed
+        two.host.prepare(1)
+        two.said_by_store(messages.StoreReady(PROCESS, "beginning"))
+        assert two.news.told("prepared") == [("beginning",)]
+        assert [(worker, type(said).__name__) for worker, said in two.told] == [(0, "ForkStore"), (1, "ForkStore")]
+
+    def test_one_that_speaks_before_it_is_there_is_lost(self, idle: Callable[..., Company]) -> None:
+        one = idle(1)
+        one.host.open()
+        one.crew.hear(0, OFFER)
+        one.host.prepare(0)
+        made(1)(one)
+        assert one.news.told("lost") == [("the parameter store sent Committed out of turn",)]
+
+    @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
+    def test_whatever_is_asked_after_the_end_is_harmless(self, protocol: str, training: Callable[..., Company]) -> None:
+        two = training(3, protocol)
+        two.end()
+        for action in SERVED[:7] if protocol == "asp" else REPLICATED:
+            action(two)
+        for given in (
+            AdjustTraining(worker=0, learning_rate_scale=2.0),
+            DropUpdate(worker=0, step=9, samples="missed"),
+        ):
+            two.carry_out(given)
+        two.host.record(0, [0, 1], "file", "mean")
+        two.host.adopt(0)
+        two.host.prepare(0)
+        assert (two.host.next(1.0), two.host.due()) == (None, None)
+        two.leave(0)
+        two.leave(1)
+        two.end()
+        assert two.news.told("lost") == []
+        assert not two.loop.watches(two.loop.lines[STORE])
+
+
+def gathered(three: Company) -> Averagers:
+    """All own replicas that differ."""
+    for worker in range(3):
+        three.carry_out(StepReplica(worker=worker, step=0, version=1))
+        three.stepped(worker, 0)
+    three.news.calls.clear()
+    return Averagers(three)
+
+
+def means(company: Company) -> list[int]:
+    """Groups whose means are kept."""
+    return [owner[1] for owner in company.claims() if owner[0] == "mean of group"]
+
+
+class TestAverages:
+    """A group has the mean, all of it at once, or none of it has."""
+
+    @pytest.mark.parametrize("shares", [[], [0], [1], [0, 1], [0, 1, 2]])
+    @pytest.mark.parametrize("before", [True, False])
+    def test_a_member_that_dies_fails_its_group_once_unless_all_shares_were_made(
+        self, shares: list[int], before: bool, training: Callable[..., Company]
+    ) -> None:
+        """`before`: it dies before the group is told to average, as a member still has a step to make."""
+        three = training(3, "ad-psgd")
+        averagers = gathered(three)
+        if before:
+            three.carry_out(StepReplica(worker=0, step=1, version=2))
+        three.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
+        if before:
+            three.leave(1)
+            three.stepped(0, 1)
+        else:
+            for worker in shares:
+                averagers.average(worker)
+            three.leave(1)
+            for worker in (0, 2):
+                if worker not in shares:
+                    averagers.average(worker)
+        whole = not before and len(shares) == 3
+        expected: Fact = ReduceFailed(group=0, lost=(1,), at=0.0)
+        assert three.facts[-1:] == [ReduceFinished(group=0, at=0.0) if whole else expected]
+        assert len([fact for fact in three.facts if isinstance(fact, ReduceFailed | ReduceFinished)]) == 1
+        three.host.tell(three.facts[-1])
+        assert (means(three), three.host.progress.averages) == ([], int(whole))
+        assert not three.host.progress.averaging
+
+    def test_disjoint_groups_average_at_once_and_one_s_failure_is_not_the_other_s(
+        self, training: Callable[..., Company]
+    ) -> None:
+        four = training(4, "ad-psgd")
+        averagers = gathered(four)
+        for group, members in ((0, (0, 1)), (1, (2, 3))):
+            four.carry_out(Reduce(group=group, members=members, what="parameters"))
+        targets = {averagers.average(0), averagers.average(2)}
+        assert len(targets) == 2
+        four.leave(1)
+        assert averagers.average(3) in targets
+        assert four.facts == [ReduceFailed(group=0, lost=(1,), at=0.0), ReduceFinished(group=1, at=0.0)]
+        for fact in four.facts:
+            four.host.tell(fact)
+        assert (means(four), four.host.progress.averages) == ([], 1)
+
+    def test_an_average_of_what_is_replaced_meanwhile_ends_and_changes_nothing(
+        self, training: Callable[..., Company]
+    ) -> None:
+        """A script's changes before the first step are adopted."""
+        two = training(2, "ad-psgd")
+        averagers = Averagers(two)
+        two.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
+        averagers.average(0)
+        two.host.adopt(0)
+        two.crew.hear(0, messages.Adopted())
+        averagers.average(1)
+        assert two.facts == [ReduceFinished(group=0, at=0.0)]
+        two.host.tell(two.facts[0])
+        assert means(two) == []
+        assert sorted(two.claims()) == [("replica", 0), ("replica", 1)]
+
+    def test_a_mean_of_gradients_is_kept_until_every_member_was_told_to_step_with_it_or_has_left(
+        self, training: Callable[..., Company]
+    ) -> None:
+        three = training(3, "all-reduce")
+        averagers = Averagers(three)
+        for worker in range(3):
+            three.carry_out(Release(worker=worker, step=0, version=0, parameters="own"))
+            three.computed(worker, 0)
+        shares = tuple((worker, 0, 1 / 3) for worker in range(3))
+        three.carry_out(Reduce(group=0, members=(0, 1, 2), what="gradients", contributions=shares))
+        for worker in range(3):
+            averagers.average(worker)
+        three.host.tell(three.facts[-1])
+        for worker in (0, 1):
+            three.carry_out(StepReplica(worker=worker, step=0, version=1, group=0))
+            three.stepped(worker, 0)
+            assert means(three) == [0]
+        three.leave(2)
+        assert means(three) == []
+
+    def test_a_share_that_can_t_be_read_ends_its_worker_and_an_unasked_one_counts_for_nothing(
+        self, training: Callable[..., Company]
+    ) -> None:
+        two = training(2, "ad-psgd")
+        averagers = Averagers(two)
+        averagers.says(0, messages.Averaged(5))
+        averagers.says(1, MessageUnreadable("no message"))
+        assert two.crew.given_up == [(1, "its averager sent a message that can't be read (no message)")]
+        assert two.news.calls == []
