@@ -78,9 +78,10 @@ class Commits:
         self._waiting: dict[int, list[Callable[[], None]]] = {}
         self._known_scalars: Scalars | None = None
 
-    def begin(self) -> None:
-        """Training begins. The first version is there."""
-        place = self._shelf.put(Version(0), NEWEST, self._plan.shared)
+    def begin(self, version: int) -> None:
+        """Training begins with that version, which is there or about to be."""
+        self.newest = version
+        place = self._shelf.put(Version(version), NEWEST, self._plan.shared)
         assert place == 0  # where all have mapped it
         self._used.add(place)
 

@@ -6,7 +6,7 @@ machine. Workers' messages go by way of their host, which does what they say of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +52,20 @@ class Updates:
     """They take all places of the worker, whose next step waits for one of these."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """What a run goes on from: a snapshot, whole and on disk."""
+
+    folder: str
+    version: int
+    epoch: int
+    """The first epoch that has batches left."""
+    replicas: Sequence[int]
+    """Workers whose replicas it has."""
+    kept: Mapping[int, int]
+    """By worker: the worker whose kept objects it gets, which is itself if the snapshot has them."""
+
+
 class Host(Protocol):
     """What a coordinator asks of a host. Nothing is copied to the coordinator, and nothing is waited for."""
 
@@ -65,10 +79,10 @@ class Host(Protocol):
     def open(self) -> None:
         """Listen to the workers."""
 
-    def prepare(self, worker: int) -> None:
+    def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
         """Have this worker, which has come to `prepare`, fork the arithmetic process: `News.prepared` tells when.
 
-        A worker that can't do so is ended. Another one may be asked then.
+        A worker that can't do so is ended. Another one may be asked then. `resumption`: what all go on from.
         """
 
     def begin(self, workers: Sequence[int]) -> None:
@@ -88,6 +102,19 @@ class Host(Protocol):
 
         It is a version that is made, with the buffers of these workers. Where versions are means, it is the mean of
         these workers' replicas as they are now.
+        """
+
+    def keep(self, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
+        """Have what there is now written into that folder: `News.kept` tells of each file. Return the files' names.
+
+        That is the version, which may be ordered and not made yet, or these workers' replicas. What workers pack for
+        the snapshot is written, too.
+        """
+
+    def seal(self, state: bytes, old: Sequence[str]) -> None:
+        """All files of the snapshot are there: write the last one, `state.json`, and give the folder its name.
+
+        `News.sealed` tells when. These older snapshots are removed.
         """
 
     def left(self, worker: int) -> None:
@@ -147,6 +174,15 @@ class News(Protocol):
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """The version is on disk. `distance`: that of the replicas from it, if it is their mean."""
+
+    def kept(self, file: str, sha256: str) -> None:
+        """That file of the present snapshot is on disk."""
+
+    def sealed(self) -> None:
+        """The present snapshot is whole, and on disk."""
+
+    def unkept(self, why: str) -> None:
+        """The present snapshot can't be made."""
 
     def refused(self, why: str) -> None:
         """A script asks for what can't be done."""

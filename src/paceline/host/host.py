@@ -28,7 +28,7 @@ from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.averages import Averages
 from paceline.host.commits import NEWEST, Commits
-from paceline.host.contract import News, Progress, Updates
+from paceline.host.contract import News, Progress, Resumption, Updates
 from paceline.host.copies import Copies
 from paceline.host.evaluator import Evaluator
 from paceline.host.fetch import Local
@@ -40,6 +40,7 @@ from paceline.host.pushes import Pushes
 from paceline.host.releases import Releases
 from paceline.host.seat import Seat, Seats
 from paceline.host.shelf import Owner, Shelf
+from paceline.host.snapshots import Snapshots
 from paceline.host.steps import Steps
 from paceline.host.workers import Workers
 
@@ -97,7 +98,7 @@ class LocalHost:
         self.arithmetic = Arithmetic(
             self.shelf,
             loop,
-            ready=news.prepared,
+            ready=self._ready,
             not_forked=self._not_forked,
             hear=self._hear_arithmetic,
             lost=self._lost,
@@ -120,6 +121,7 @@ class LocalHost:
         )
         copies = Copies(self.shelf, plan, self.arithmetic, self.steps)
         self._recorder = copies if spec.versions == "means" else self.commits
+        self.snapshots = Snapshots(self.shelf, plan, self.arithmetic, self.commits, self.steps, news)
         self.pulls = Pulls(self.shelf, self.commits, self._fetcher, seats)
         self.releases = Releases(
             self.shelf, self.pulls, self.pushes, self.commits, self.steps, seats, news, workers.send, now
@@ -151,10 +153,11 @@ class LocalHost:
         """See `contract.Host`."""
         self._workers.open(self._hear, self._news.gone)
 
-    def prepare(self, worker: int) -> None:
+    def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
         """See `contract.Host`."""
         if self.arithmetic.lost:
             return
+        self.snapshots.resumption = resumption
         if self.region is None:
             self.region = Region.create(self.plan.region_bytes(self._offers[worker]))
         self._forker, ends = worker, [self.arithmetic.open()]
@@ -165,16 +168,22 @@ class LocalHost:
 
     def begin(self, workers: Sequence[int]) -> None:
         """See `contract.Host`."""
-        owns_replica = self._spec.holder == "replica"
+        owns_replica, resumes = self._spec.holder == "replica", self.snapshots.resumption is not None
         message = messages.Begin(self.plan.slots, self.plan.areas, self._spec.holder, self._spec.pushes)
         for worker in workers:
             self._seats[worker].trains = True
-            self._send_with(worker, message, [self.averages.connect(worker)] if owns_replica else [])
-        self.commits.begin()
+            ends: list[Any] = [self.averages.connect(worker)] if owns_replica else []
+            if resumes:
+                message.resumed, kept = self.snapshots.begins(worker)
+                message.place = message.resumed.buffers if owns_replica else 0
+                ends += [] if kept is None else [kept]
+            self._send_with(worker, message, ends)
+        if not resumes:
+            self.commits.begin(0)
         model_bytes = self._offers[workers[0]].model_bytes
         given = None if self._network is None else self._network.message
         self._fetcher.size = model_bytes if given is None else given
-        if owns_replica:
+        if owns_replica and not resumes:
             self.steps.begin(workers, Version(0))
             self.shelf.release(NEWEST)  # no store makes another one of it
 
@@ -221,6 +230,14 @@ class LocalHost:
     def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
         """See `contract.Host`."""
         self._recorder.record(version, workers, file, buffers)
+
+    def keep(self, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
+        """See `contract.Host`."""
+        return self.snapshots.keep(folder, version, workers)
+
+    def seal(self, state: bytes, old: Sequence[str]) -> None:
+        """See `contract.Host`."""
+        self.snapshots.seal(state, old)
 
     def next(self, until: float) -> Fact | None:
         """See `contract.Host`."""
@@ -287,6 +304,8 @@ class LocalHost:
                 self.arithmetic.want_state(worker)
             case messages.Adopted():
                 self._adopt(worker, descriptors)
+            case messages.Kept(error=error):
+                self.snapshots.packed(worker, error, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         self._news.heard(worker, message)
@@ -332,6 +351,16 @@ class LocalHost:
                 return self._written(version, sha256, None)
             case messages.MeanRecorded(version=version, sha256=sha256, distance=distance):
                 return self._written(version, sha256, distance)
+            case messages.FileKept():
+                return self.snapshots.kept(message)
+            case messages.Sealed(error=error):
+                return self.snapshots.sealed(error)
+            case messages.Restored(beginning=beginning, refused=refused):
+                if refused is not None:
+                    self._news.refused(refused)
+                else:
+                    self._news.prepared(beginning)
+                return True
             case messages.StateReady(worker=worker, error=error):
                 if worker not in self._seats:
                     return False
@@ -349,20 +378,32 @@ class LocalHost:
         self._news.written(version, sha256, distance)
         return True
 
+    def _ready(self, beginning: str) -> None:
+        """The arithmetic process is there. If the run goes on, that process first reads what it goes on from."""
+        if self.snapshots.resumption is None:
+            self._news.prepared(beginning)
+            return
+        workers = [worker for worker in self._offers if self._seats[worker].here]
+        assert self._forker is not None
+        buffers = self._offers[self._forker].buffers or "mean"
+        self.snapshots.restore(workers, self._spec.holder == "replica", buffers)
+
     def _not_forked(self) -> None:
         assert self._forker is not None
         self._workers.end(self._forker)
 
     def _lost(self, why: str) -> None:
         self.commits.lost()
+        self.snapshots.lost()
         self._news.lost(why)
 
     def _send_with(self, worker: int, message: messages.Message, ends: Sequence[Any]) -> None:
-        """Tell the worker. The region comes along, and these ends of channels, which are closed here."""
+        """Tell the worker. The region comes along, and these ends of channels and descriptors, which are closed."""
         assert self.region is not None
-        self._workers.send(worker, message, (self.region.descriptor, *(end.fileno() for end in ends)))
-        for end in ends:
-            end.close()
+        descriptors = [end if isinstance(end, int) else end.detach() for end in ends]
+        self._workers.send(worker, message, (self.region.descriptor, *descriptors))
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _idle_cores(self) -> int:
         """Cores that no worker computes on now."""

@@ -1,70 +1,167 @@
-"""What a host keeps on disk of one moment: the newest version and the optimizer's state, or all replicas."""
+"""What a host keeps on disk of one moment, and goes on from: the newest version, or all replicas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.core.items import Replica, Version
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
-from paceline.host.commits import Commits
-from paceline.host.copies import Copies
-from paceline.host.shelf import Shelf
-from paceline.records.snapshots import STORE, replica_file
+from paceline.host.commits import NEWEST, Commits
+from paceline.host.contract import News, Resumption
+from paceline.host.plan import Plan
+from paceline.host.shelf import Owner, Shelf
+from paceline.host.steps import Steps, replica_of
+from paceline.records.snapshots import STORE, replica_file, worker_file
 
 
 class Snapshots:
-    """Has the arithmetic process write what is kept. An item is claimed until it is written, so it stays as it is."""
+    """Has the arithmetic process write what is kept, and read what a run goes on from.
+
+    An item is claimed until it is written, so it stays as it is. Nobody waits for that.
+    """
 
     def __init__(
-        self, shelf: Shelf, commits: Commits, copies: Copies, arithmetic: Callable[[], Arithmetic | None]
+        self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic, commits: Commits, steps: Steps, news: News
     ) -> None:
-        """`arithmetic()` is the process, if it is there."""
+        self.resumption: Resumption | None = None
+        """What the run goes on from; None: it begins."""
         self._shelf = shelf
-        self._commits = commits
-        self._copies = copies
+        self._plan = plan
         self._arithmetic = arithmetic
-        self._folder = Path()
+        self._commits = commits
+        self._steps = steps
+        self._news = news
+        self._folder: Path | None = None
+        """Where the present snapshot is written."""
+        self._packed: dict[int, int] = {}
+        """By worker: the descriptor of what it has packed, as long as there is no folder."""
 
-    def take(self, folder: Path, replicas: Sequence[int]) -> list[str]:
-        """Keep what there is when the orders given so far are carried out. Return the files that will be written.
+    # --- keeping ------------------------------------------------------------------------------------
 
-        `replicas` are workers whose replicas are kept. If there are none, it is the newest version that is ordered.
-        """
-        self._folder = folder
-        if replicas:
-            self._copies.hold(replicas, _owner, self._keep_replicas)
-            return [replica_file(worker) for worker in replicas]
-        version = self._commits.ordered
-        self._commits.when_made(version, lambda: self._keep_version(version))
-        return [STORE]
+    def keep(self, folder: str, version: int, workers: Sequence[int]) -> list[str]:
+        """See `contract.Host`."""
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        owners = self._steps.workers
+        files = [STORE]
+        if owners:
+            replicas = [self._steps.replica(worker) for worker in workers if worker in owners]
+            files += [replica_file(replica.worker) for replica in replicas]
+            for replica in replicas:
+                self._shelf.claim(_owner(replica_file(replica.worker)), replica)
+            self._send(messages.KeepState(None, self._path(STORE)))
+            self._steps.after([replica.worker for replica in replicas], lambda: self._keep_replicas(replicas))
+        else:
+            self._commits.when_made(version, lambda: self._keep_version(version))
+        for worker, descriptor in self._packed.items():
+            self._keep_packed(worker, descriptor)
+            os.close(descriptor)
+        self._packed.clear()
+        return files
 
-    def packed(self, file: str, descriptors: list[int]) -> None:
-        """A worker has packed its part, which comes along: write that, too."""
-        self._send(messages.KeepWorker(str(self._folder / file)), tuple(descriptors))
+    def packed(self, worker: int, error: str | None, descriptors: Sequence[int]) -> None:
+        """The worker has packed its part of a snapshot, or can't."""
+        if error is not None:
+            self._news.unkept(error)
+        elif self._folder is None:
+            self._packed[worker] = os.dup(descriptors[0])
+        else:
+            self._keep_packed(worker, descriptors[0])
 
-    def written(self, file: str) -> None:
-        """The file is on disk."""
-        self._shelf.release(_owner(file))
+    def kept(self, message: messages.FileKept) -> bool:
+        """A file is on disk, or can't be written. Return whether it was to be."""
+        name = Path(message.file).name
+        if self._folder is None or str(self._folder / name) != message.file:
+            return False
+        self._shelf.release(_owner(name))
+        self._commits.go_on()
+        if message.error is None:
+            self._news.kept(name, message.sha256)
+        else:
+            self._news.unkept(message.error)
+        return True
 
     def seal(self, state: bytes, old: Sequence[str]) -> None:
-        """All files are on disk: write the last one, give the folder its name, and remove these older snapshots."""
+        """See `contract.Host`."""
+        assert self._folder is not None
+        self._send(messages.Seal(str(self._folder), state, list(old)))
+
+    def sealed(self, error: str | None) -> bool:
+        """The snapshot is whole, or can't be. Return whether it was to be."""
+        if self._folder is None:
+            return False
+        self._folder = None
+        if error is None:
+            self._news.sealed()
+        else:
+            self._news.unkept(error)
+        return True
+
+    def drop(self) -> None:
+        """The present snapshot will not be whole."""
+        self._folder = None
+
+    def lost(self) -> None:
+        """The arithmetic process has gone: nothing is written any more."""
+        for owner, _, _ in list(self._shelf.claims()):
+            if owner[0] == "snapshot":
+                self._shelf.release(owner)
+
+    # --- going on -----------------------------------------------------------------------------------
+
+    def restore(self, workers: Sequence[int], replicas: bool, buffers: str) -> None:
+        """Have what the run goes on from put where these workers will begin: each one's replica, or the version."""
+        resumption = self.resumption
+        assert resumption is not None
+        self._commits.begin(resumption.version)
+        slot = None if replicas else self._shelf.place(Version(resumption.version))
+        if replicas:
+            self._steps.place(workers)
+            self._shelf.release(NEWEST)
+        areas = [(worker, self._area(worker)) for worker in workers]
+        there = [(worker, self._file(replica_file(worker))) for worker in resumption.replicas]
+        self._send(messages.Restore(self._file(STORE), slot, areas, there, buffers))
+
+    def begins(self, worker: int) -> tuple[messages.Resumed, int | None]:
+        """What that worker goes on with, and the descriptor of what its script kept, if there is any."""
+        assert self.resumption is not None
+        kept = self.resumption.kept.get(worker)
+        there = None if kept is None else os.open(self._file(worker_file(kept)), os.O_RDONLY | os.O_CLOEXEC)
+        resumed = messages.Resumed(epoch=self.resumption.epoch, buffers=self._area(worker), kept=there is not None)
+        return resumed, there
+
+    def _area(self, worker: int) -> int:
+        """The area with that worker's replica, or with its buffers."""
+        owns = self._steps.owned_by(worker)
+        place = self._shelf.place(self._steps.replica(worker)) if owns else self._plan.of(worker)[0]
+        return self._plan.area(place)
+
+    def _file(self, name: str) -> str:
+        assert self.resumption is not None
+        return str(Path(self.resumption.folder) / name)
+
+    def _path(self, name: str) -> str:
+        assert self._folder is not None
+        return str(self._folder / name)
 
     def _keep_version(self, version: int) -> None:
         self._shelf.claim(_owner(STORE), Version(version))
-        place = self._shelf.place(Version(version))
-        self._send(messages.KeepState(version, place, str(self._folder / STORE)))
+        self._send(messages.KeepState(self._shelf.place(Version(version)), self._path(STORE)))
 
     def _keep_replicas(self, replicas: Sequence[Replica]) -> None:
         for replica in replicas:
-            file = str(self._folder / replica_file(replica.worker))
-            self._send(messages.KeepReplica(self._shelf.place(replica), file))
+            area = self._plan.area(self._shelf.place(replica))
+            self._send(messages.KeepReplica(area, self._path(replica_file(replica.worker))))
+
+    def _keep_packed(self, worker: int, descriptor: int) -> None:
+        self._send(messages.KeepWorker(self._path(worker_file(worker))), (descriptor,))
 
     def _send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        if (process := self._arithmetic()) is not None and not process.lost:
-            process.send(message, descriptors)
+        self._arithmetic.send(message, descriptors)
 
 
-def _owner(file: str) -> tuple[str, str]:
+def _owner(file: str) -> Owner:
     return "snapshot", file

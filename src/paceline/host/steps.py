@@ -92,6 +92,14 @@ class Steps:
             self._ordered[worker] = self._made[worker] = 0
             self._shelf.name(Replica(worker, 0), there, replica_of(worker))
 
+    def place(self, workers: Iterable[int]) -> None:
+        """Give each of these workers' replicas a place. What it begins as is about to be put there."""
+        for worker in workers:
+            self._replicas[worker] = Replica(worker, 0)
+            self._ordered[worker] = self._made[worker] = 0
+            place = self._shelf.put(Replica(worker, 0), replica_of(worker), self._plan.shared)
+            assert place is not None  # nothing else is there
+
     def becomes(self, worker: int, there: Item) -> None:
         """The worker's replica is what that item is: the average of a group, or what all begin with."""
         self._shelf.name(self._next(worker), there, replica_of(worker))

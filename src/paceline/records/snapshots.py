@@ -41,6 +41,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What the machine declares durable."""
     leases: dict[str, Any]
     """See `core.leases.Leases.plain`."""
+    epoch: int
+    """The first epoch that has batches left."""
     next_steps: dict[int, int]
     """By worker that trained: its next step number."""
     scalars: dict[int, list[dict[str, Any]]]

@@ -21,8 +21,10 @@ class Applied:
         data: Data,
         journal: Journal,
         leaves_undone: Callable[[int, int], bool],
+        *,
+        owned: bool,
     ) -> None:
-        """`leaves_undone(worker, step)`: see `Terms`."""
+        """`leaves_undone(worker, step)`: see `Terms`. `owned`: whether each worker owns a replica."""
         self.steps = 0
         """Steps whose updates are in a version that is ordered, or in a replica."""
         self.samples = 0
@@ -31,6 +33,7 @@ class Applied:
         self._data = data
         self._journal = journal
         self._leaves_undone = leaves_undone
+        self._owned = owned
         self._of: Counter[int] = Counter()
         """By worker: steps that its replica was ordered and makes."""
         self._unshared: dict[int, list[int]] = {}
@@ -68,6 +71,19 @@ class Applied:
         """The worker takes no part any more. Unless it died, its replica counts in the means from now on."""
         if self._members[worker].left != "died":
             self._share(worker)
+
+    @property
+    def replicas(self) -> list[int]:
+        """Workers whose replicas have made steps, or could: those that train where workers own replicas."""
+        return [worker for worker, one in self._members.items() if self._owned and one.left != "died" and one.came]
+
+    def in_replicas(self) -> list[tuple[int, int]]:
+        """Each (worker, step) that is in that worker's replica, and in no other one yet."""
+        return [(worker, step) for worker, steps in self._unshared.items() for step in steps]
+
+    def resumed(self, steps: int, samples: int) -> None:
+        """The run goes on, with so many steps of so many samples in the model."""
+        self.steps, self.samples = steps, samples
 
     def foremost(self, workers: Sequence[int]) -> list[int]:
         """Those of these workers whose replicas make the most steps."""

@@ -17,9 +17,9 @@ class Clock:
         self.present: float | None = None
         """The time of the fact whose orders are being carried out."""
 
-    def begin(self) -> None:
-        """Training begins now."""
-        self._origin, self.began = self._now(), True
+    def begin(self, at: float = 0.0) -> None:
+        """Training begins now, or goes on at that time of the run."""
+        self._origin, self.began = self._now() - at, True
 
     def at(self) -> float:
         """Return the run's time. Before training begins it counts from when this was made."""

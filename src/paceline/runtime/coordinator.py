@@ -72,6 +72,7 @@ class Coordinator:
                 rooms.clock.present = fact.at
                 rooms.tell(fact)
                 yield fact
+                rooms.snapshots.go_on()
                 rooms.clock.present = None
                 rooms.leaving.go_on()
             if self.ended():
@@ -85,6 +86,7 @@ class Coordinator:
         rooms = self.rooms
         match order:
             case Release(worker=worker, step=step):
+                rooms.snapshots.before_release()
                 member = rooms.members[worker]
                 member.step = step if member.trains else member.step
                 rooms.host.carry_out(order, rooms.clock.moment())
@@ -97,6 +99,7 @@ class Coordinator:
                 rooms.applied.ordered(order)
                 rooms.host.carry_out(order, rooms.clock.moment())
                 rooms.versions.ordered(order.version)
+                rooms.snapshots.ordered(order.version)
                 rooms.limits.stepped(rooms.applied.steps)
             case Hold(worker=worker, why=why):
                 rooms.members[worker].wait(rooms.settings.choice.sentence(why))
@@ -191,6 +194,8 @@ class Coordinator:
                 rooms.output.say(f"worker {worker} {line}")
             case messages.Offered():
                 self._offered(member, message)
+            case messages.Kept():
+                rooms.snapshots.packed(worker)
             case messages.Refused(message=text):
                 rooms.ending.refuse(text)
             case messages.StoreNotForked(error=error):
@@ -278,6 +283,7 @@ class Coordinator:
         died = rooms.leaving.gone(member, "stopped" if rooms.ending.stopping else "died")
         rooms.host.gone(worker)
         rooms.adopting.gone(worker)
+        rooms.snapshots.gone(worker)
         if died and not rooms.ending.stopping:
             rooms.losses.died(member, status, step)
         rooms.scores.gone(member, exit_phrase(status))

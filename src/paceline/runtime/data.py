@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from paceline.core.leases import Batch, Leases
@@ -105,10 +105,10 @@ class Data:
         """The machine is told of that step now: what was skipped before it is used up for good."""
         self._untold.pop((worker, step), None)
 
-    def plain(self) -> dict[str, Any]:
-        """The book of leases as it is with all that the machine was told, ready for JSON."""
+    def plain(self, in_replicas: Collection[tuple[int, int]]) -> dict[str, Any]:
+        """The book of leases as it is with all that the machine was told. See `Leases.plain`."""
         untold = [batch for batches in self._untold.values() for batch in batches]
-        return self.leases.plain(untold)
+        return self.leases.plain(in_replicas, unskipped=untold)
 
     def holds(self, member: Member, batches: list[tuple[int, int]]) -> bool:
         """Return whether these batches were leased to the worker, each once. If not, give the worker up."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from paceline.core.facts import TrainingBegan
 from paceline.fabric.memory import available_bytes
 from paceline.host import messages
+from paceline.host.contract import Resumption
+from paceline.records.ledger import connect
+from paceline.records.reading import LEDGER
+from paceline.records.snapshots import replica_file, worker_file
 from paceline.runtime.member import Member
 from paceline.runtime.offers import (
     dealing,
@@ -90,7 +95,7 @@ class Gathering:
     def _fork_store(self, member: Member) -> None:
         self.forker = member
         member.wait("the store is being set up")
-        self.rooms.host.prepare(member.worker)
+        self.rooms.host.prepare(member.worker, _resumption(self.rooms, sorted(self.offers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,9 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
         return None
     offer = gathering.offers[offered[0].worker]
     workers = [member.worker for member in offered]
-    rooms.data.leases = rooms.terms.leases(dealing(offer, settings), workers)
+    state = None if settings.resumed is None else settings.resumed.state
+    before = None if state is None else state.leases
+    rooms.data.leases = rooms.terms.leases(dealing(offer, settings), workers, before)
     for worker in workers:
         rooms.membership.trains(worker)
     rooms.host.begin(workers)
@@ -123,13 +130,43 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     if absent := rooms.membership.absent():
         rooms.journal.ledger.note("absent", absent)
     rooms.versions.begin(offer, workers)
-    rooms.clock.begin()
     hosts, amount = settings.scenario.hosts(settings.workers), work(offer, settings)
-    members = tuple((worker, hosts[worker], 0) for worker in workers)
+    if state is not None:
+        with closing(connect(settings.folder / LEDGER)) as ledger:
+            recorded = dict(ledger.execute("SELECT version, sha256 FROM versions"))
+            rooms.snapshots.stays = {fact for (fact,) in ledger.execute("SELECT snapshot FROM segments")}
+        rooms.resume(state, recorded)
+    rooms.clock.begin(0.0 if state is None else state.at)
+    steps: Mapping[int, int] = {} if state is None else state.next_steps
+    began = TrainingBegan(
+        members=tuple((worker, hosts[worker], steps.get(worker, 0)) for worker in workers),
+        version=0 if state is None or settings.choice.spec.holder == "replica" else state.version,
+        at=rooms.clock.at() if state is None else state.at,
+        work=amount,
+        seed=settings.seed,
+        done=0 if state is None else state.samples if offer.loads else state.steps,
+        memory=None if state is None else state.memory,
+    )
     rooms.display.begin(amount, offer.epochs)
-    began = TrainingBegan(members=members, version=0, at=rooms.clock.at(), work=amount, seed=settings.seed)
     rooms.happened.append(began)
     return Training(offer)
+
+
+def _resumption(rooms: Rooms, workers: Sequence[int]) -> Resumption | None:
+    """What the run goes on from with these workers; None if it begins."""
+    if (snapshot := rooms.settings.resumed) is None:
+        return None
+    state = snapshot.state
+    there = [worker for worker in state.next_steps if worker_file(worker) in state.files]
+    foremost = max(there, key=lambda worker: state.next_steps[worker], default=None)
+    kept = {worker: worker if worker in there else foremost for worker in workers}
+    return Resumption(
+        folder=str(snapshot.folder.absolute()),
+        version=state.version,
+        epoch=state.epoch,
+        replicas=[worker for worker in state.next_steps if replica_file(worker) in state.files],
+        kept={worker: one for worker, one in kept.items() if one is not None},
+    )
 
 
 @dataclass(slots=True)
@@ -156,6 +193,8 @@ class Closing:
             rooms.send(member, messages.FinalRecorded(rooms.recordings.final))
         if rooms.membership.running():
             return False
+        if self._keeping():
+            return True
         if rooms.scores.after_training(evaluates):
             return True
         if not self.let_go:
@@ -164,6 +203,14 @@ class Closing:
                 rooms.send(member, messages.Exit())
             rooms.ending.let_go()
         return False
+
+    def _keeping(self) -> bool:
+        """Whether the last snapshot is still to be written."""
+        rooms = self.rooms
+        ends_well = self.training is not None and rooms.ending.outcome in ("completed", "interrupted")
+        if not ends_well or rooms.host.progress.lost:
+            return False
+        return rooms.snapshots.close(rooms.membership.ended())
 
     def _writing(self) -> bool:
         """Whether the last version is still to be written."""

@@ -42,7 +42,9 @@ class Limits:
     def begin(self) -> None:
         """Count the run's seconds from now on."""
         if self._settings.max_seconds is not None:
-            self._loop.after(self._settings.max_seconds, lambda: self._reached("--max-seconds"))
+            resumed = self._settings.resumed
+            left = self._settings.max_seconds - (0.0 if resumed is None else resumed.state.at)
+            self._loop.after(max(0.0, left), lambda: self._reached("--max-seconds"))
 
     def stepped(self, steps: int) -> None:
         """So many steps are in the model, or ordered to be."""
@@ -78,6 +80,8 @@ class Limits:
             ending.end_stragglers_after(GRACE)
         elif keyboard and self._membership.any_trains:
             ending.stop(GRACE_AT_CTRL_C, at_once=False, interrupted=True)
+        elif self._settings.checkpoint and self._membership.any_trains:
+            ending.stop(self._settings.drain)
         ending.stop(GRACE)
 
     def stop(self) -> None:

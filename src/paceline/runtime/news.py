@@ -101,6 +101,18 @@ class News:
         self._rooms.versions.written(version, sha256, distance)
         self._rooms.scores.recorded()
 
+    def kept(self, file: str, sha256: str) -> None:
+        """See `contract.News`."""
+        self._rooms.snapshots.written(file, sha256)
+
+    def sealed(self) -> None:
+        """See `contract.News`."""
+        self._rooms.snapshots.sealed()
+
+    def unkept(self, why: str) -> None:
+        """See `contract.News`."""
+        self._rooms.snapshots.failed(why)
+
     def refused(self, why: str) -> None:
         """See `contract.News`."""
         self._rooms.ending.refuse(why)

@@ -45,6 +45,11 @@ class Recordings:
     def epoch_opened(self, samples: int) -> None:
         """Set how far apart recordings are, from the first epoch's samples."""
         self._due.epoch_opened(samples)
+        self._due.reached(self.newest.samples)
+
+    def resumed(self, version: int, at: float, samples: int, hashes: dict[int, str]) -> None:
+        """The run goes on from that version, and has these on disk."""
+        self.newest, self.hashes = Made(version, at, samples), hashes
 
     def ordered(self, version: int, samples: int) -> None:
         """That version is to be made, from so many samples in all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from paceline.cluster.group_links import GroupLinks
-from paceline.core.facts import Fact
+from paceline.core.facts import Fact, GradientReady
 from paceline.core.membership import Membership
 from paceline.host import messages
 from paceline.host.contract import Host
@@ -16,6 +16,7 @@ from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.workers import Workers
 from paceline.records.journal import Journal
+from paceline.records.snapshots import State
 from paceline.runtime.accounts import Accounts
 from paceline.runtime.adoption import Adopting
 from paceline.runtime.applied import Applied
@@ -32,6 +33,7 @@ from paceline.runtime.news import News
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.scores import Scores
 from paceline.runtime.settings import Settings
+from paceline.runtime.snapshots import Snapshots
 from paceline.runtime.terms import Terms
 from paceline.runtime.versions import Means, StoredVersions
 
@@ -64,7 +66,21 @@ class Rooms:
         self.data = Data(
             ledger, terms, send=self.send, refuse=self.ending.refuse, give_up=self.give_up, opened=self._epoch_opened
         )
-        self.applied = Applied(self.members, self.data, journal, terms.leaves_undone)
+        spec = settings.choice.spec
+        owned = spec.holder == "replica"
+        self.applied = Applied(self.members, self.data, journal, terms.leaves_undone, owned=owned)
+        self.snapshots = Snapshots(
+            settings.folder,
+            settings.checkpoint,
+            self.host,
+            self.members,
+            self.applied,
+            self.data,
+            self.recordings,
+            ledger,
+            send=self.send,
+            say=say,
+        )
         self.versions = self._made_versions()
         self.adopting = Adopting(self.host, self.members, ledger, self.send, self.ending.refuse)
         self.leaving = Leaving(
@@ -118,7 +134,19 @@ class Rooms:
         """The machine is told of this fact now: whatever depends on the order of the facts takes note of it."""
         self.host.tell(fact)
         self.applied.tell(fact)
+        self.snapshots.told(fact)
+        if isinstance(fact, GradientReady):
+            self.data.told(fact.worker, fact.step)
         self.versions.tell(fact)
+
+    def resume(self, state: State, recorded: dict[int, str]) -> None:
+        """The run goes on from there, and has these versions on disk, each with the hash of its parameters."""
+        self.applied.resumed(state.steps, state.samples)
+        self.recordings.resumed(state.version, state.at, state.samples, recorded)
+        opened = self.data.leases.epochs
+        if opened and (samples := sum(opened[min(opened)].sizes)):
+            self._epoch_opened(samples)
+        self.snapshots.resumed(state)
 
     def give_up(self, member: Member, why: str) -> None:
         """End a worker that can't go on, through no fault of the others."""
@@ -175,6 +203,8 @@ class Rooms:
         return StoredVersions(self.host, self.applied, list(self.members), self.recordings)
 
     def _stop(self, member: Member, at_once: bool, interrupted: bool) -> None:
+        if member.trains and self.ending.outcome in ("completed", "interrupted"):
+            self.snapshots.ask([member])
         self.leaving.leave(member, "stopped")
         self.send(member, messages.Stop(at_once, interrupted))
 
@@ -183,6 +213,7 @@ class Rooms:
 
     def _epoch_opened(self, samples: int) -> None:
         self.recordings.epoch_opened(samples)
+        self.snapshots.epoch_opened(samples)
         self.display.epoch_opened(samples)
 
     def _unprepared(self) -> None:

@@ -37,8 +37,10 @@ from paceline.host.processes import (
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
 from paceline.records import summary as summaries
+from paceline.records.cut import cut
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
+from paceline.records.reading import LEDGER, tally_of
 from paceline.records.summary import Summary
 from paceline.records.whole import MODE, write_whole
 from paceline.runtime.coordinator import Coordinator
@@ -107,12 +109,12 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
     import_torch(settings.source)
     if interrupts.take():
         raise KeyboardInterrupt
-    made = make_folder(settings.folder)
-    keep = False
+    made = make_folder(settings.folder) if settings.resumed is None else []
+    keep = settings.resumed is not None
     coordinator = None
     try:
         try:
-            with _journal(settings.folder) as journal:
+            with _journal(settings) as journal:
                 coordinator = _coordinate(settings, interrupts, journal, direct)
                 journal.ended(coordinator.rooms.ending.outcome, coordinator.rooms.ending.error)
         except RunFailed as error:  # the ledger lacks something, and the summary must say so
@@ -122,10 +124,11 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
         if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
             if settings.tee == "none":
                 sys.stderr.write((settings.folder / "worker-0.log").read_text(errors="replace"))
-            undo(settings.folder, made)
+            if not keep:
+                undo(settings.folder, made)
             raise SystemExit(coordinator.parser_ended)
         rooms = coordinator.rooms
-        keep = rooms.ending.usage_error is None or rooms.recordings.newest.version > 0
+        keep = keep or rooms.ending.usage_error is None or rooms.recordings.newest.version > 0
         summary = _conclude(rooms) if keep else None
         if rooms.ending.usage_error is not None:
             raise ConfigError(rooms.ending.usage_error)
@@ -160,10 +163,15 @@ def undo(folder: Path, made: list[Path]) -> None:
 
 
 @contextmanager
-def _journal(folder: Path) -> Iterator[Journal]:
-    ledger = Ledger(folder / "ledger.sqlite")
+def _journal(settings: Settings) -> Iterator[Journal]:
+    path, resumed = settings.folder / LEDGER, settings.resumed
+    tally = None
+    if resumed is not None:
+        cut(settings.folder, resumed.state.fact, resumed.state.version)
+        tally = tally_of(path)
+    ledger = Ledger(path, resume=resumed is not None)
     try:
-        yield Journal(ledger)
+        yield Journal(ledger, tally)
     finally:
         ledger.close()
 
@@ -206,7 +214,10 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
                 direct(director, journal)
                 director.end()
             else:
-                drive(settings.choice.machine(), coordinator.facts(), coordinator.carry_out, journal.record)
+                machine, memory = settings.choice.machine(), settings.choice.spec.memory
+                if memory is not None:
+                    rooms.snapshots.memory = lambda: memory(machine)
+                drive(machine, coordinator.facts(), coordinator.carry_out, journal.record)
         except (ProtocolViolation, RunFailed) as error:
             if isinstance(error, ProtocolViolation) or ending.outcome != "interrupted":  # otherwise it was to end
                 ending.break_off(str(error))

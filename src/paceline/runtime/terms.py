@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.core.leases import Dealing, Leases
 from paceline.runtime.losses import loss_is_borne
@@ -18,8 +19,8 @@ class Terms:
     """The clock of the run's time."""
     measures: bool
     """Whether times of steps and commits are kept as they were measured here."""
-    leases: Callable[[Dealing, list[int]], Leases]
-    """Makes the book of leases for these workers."""
+    leases: Callable[[Dealing, list[int], Mapping[str, Any] | None], Leases]
+    """Makes the book of leases for these workers, from what was kept of an earlier one if the run goes on."""
     answers: Callable[[int, int], bool]
     """Whether this worker, which asks for a batch in that epoch, is answered. Otherwise it waits."""
     goes_on_without: Callable[[int, int], bool]
@@ -35,7 +36,9 @@ def of_a_run(settings: Settings, now: Callable[[], float]) -> Terms:
     return Terms(
         now=now,
         measures=True,
-        leases=Leases,
+        leases=lambda dealing, workers, before: (
+            Leases(dealing, workers) if before is None else Leases.resumed(before, dealing, workers)
+        ),
         answers=lambda worker, epoch: True,
         goes_on_without=lambda worker, status: loss_is_borne(settings.on_loss, status),
         leaves_undone=lambda worker, step: False,
