@@ -129,3 +129,57 @@ def test_a_run_that_ends_as_it_was_asked_to_counts_who_is_here_as_finished() -> 
     found.finish()
     assert found.why_none_finished is None
     assert found.absent() == [0, 1]
+
+
+def died(worker: int) -> list[Event | tuple[str, int, str]]:
+    return [("leaves", worker, "died"), ("goes", worker)]
+
+
+def training(*workers: int) -> list[Event]:
+    return [*came(*workers), *(("trains", worker) for worker in workers)]
+
+
+def test_each_return_of_a_worker_has_a_number_of_its_own() -> None:
+    found = after(2, *training(0, 1), *died(1))
+    assert found.returns(1) == 1
+    for event in (*training(1), *died(1)):
+        getattr(found, event[0])(*event[1:])
+    assert found.returns(1) == 2
+    assert [one.incarnation for one in found.here()] == [0, 2]
+
+
+def test_a_worker_returns_only_after_its_process_has_ended() -> None:
+    with pytest.raises(AssertionError):
+        after(1, *training(0)).returns(0)
+
+
+@pytest.mark.parametrize(
+    ("events", "begin", "gathered", "through"),
+    [
+        # before training: a worker that has returned is on its way, as any other
+        ([*begun(0), *died(0), ("returns", 0)], [0], [], False),
+        ([*begun(0), *died(0), ("returns", 0), *begun(1)], [], [], False),
+        ([*came(0), *died(0), ("returns", 0), *begun(1)], [0, 2], [], False),
+        ([*came(0, 1, 2), *died(2), ("returns", 2)], [2], [], False),
+        ([*came(0, 1, 2), *died(2), ("returns", 2), *came(2)], [], [0, 1, 2], False),
+        # while workers train: each joins as soon as it has come
+        ([*training(0, 1, 2), *died(2), ("returns", 2)], [2], [], False),
+        ([*training(0, 1, 2), *died(1), *died(2), ("returns", 1), *begun(1), ("returns", 2)], [2], [], False),
+        ([*training(0, 1, 2), *died(1), *died(2), ("returns", 1), ("returns", 2), *came(1)], [2], [1], False),
+        # as the last that there is
+        ([*training(0, 1, 2), *died(0), *died(1), *died(2)], [], [], True),
+        ([*training(0, 1, 2), *died(0), *died(1), *died(2), ("returns", 1)], [1], [], False),
+        ([*training(0, 1, 2), *died(0), *died(1), *died(2), ("returns", 1), *training(1)], [], [], False),
+        ([*training(0, 1, 2), *died(0), *died(1), *died(2), ("returns", 1), *begun(1), *died(1)], [], [], True),
+    ],
+)
+def test_a_worker_that_returns_begins_and_is_let_in_as_any_other(
+    events: list[Event], begin: list[int], gathered: list[int], through: bool
+) -> None:
+    found = after(3, *events)
+    assert (numbers(found.to_begin()), numbers(found.gathered()), found.through) == (begin, gathered, through)
+
+
+def test_how_a_worker_left_counts_for_its_latest_incarnation() -> None:
+    found = after(1, *training(0), *died(0), ("returns", 0), *training(0), ("leaves", 0, "finished"))
+    assert found.why_none_finished is None

@@ -2,7 +2,7 @@
 
 A batch is leased when a worker's loader asks for it, bound to a step when the step's gradient is ready,
 and settled when that update is applied. Batches of a dropped update, or of a worker that leaves, return to
-the pool. They are leased again to the next worker that asks, in whatever epoch that worker is. So every batch of
+the pool. They are leased again to the next worker that asks, in their own epoch or a later one. So every batch of
 an opened epoch is settled once, or is still to be counted as missed at the end.
 
 Three ways of dealing:
@@ -11,13 +11,19 @@ Three ways of dealing:
 `rounds`  by (fetch, worker): the same batch to the same worker, whatever the timing. The k-th fetches of
           all workers are neighbours in the stream of epochs, so no round is short where epochs meet
 `static`  every worker its fixed share, the 1/n of each epoch that its rank gives
+
+A run that is resumed has a book of its own, made of what the snapshot kept of the one before. All that was outstanding
+is dealt again, each batch in its own epoch and in order. If nothing has changed but that the run was interrupted, a
+worker gets the batches that it would have got.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import count, groupby
+from typing import Any, Literal
 
 from paceline.errors import ConfigError
 
@@ -76,6 +82,86 @@ class Leases:
     """Samples of dropped updates that are not leased again."""
     dealt: int = 0
     """Batches in the epochs opened so far: where the next epoch begins in the stream of epochs."""
+    company: list[int] = field(init=False)
+    """The workers that the book began with."""
+    scattered: bool = False
+    """Whether batches may be set aside for others than the rule says: workers have died, joined, or been left out."""
+    asked: dict[int, int] = field(default_factory=dict)
+    """By worker: the epoch in which it asked last. Not of workers that died."""
+    earlier: dict[Batch, None] = field(default_factory=dict)
+    """Batches that were leased before the run was resumed, and are not used up."""
+
+    def __post_init__(self) -> None:
+        """Note which workers there are at the beginning."""
+        self.company = list(self.members)
+
+    @classmethod
+    def resumed(cls, plain: Mapping[str, Any], dealing: Dealing, workers: Sequence[int]) -> Leases:
+        """Return the book of a run that is resumed with these workers, from what `plain` returned.
+
+        If dealing and workers are those of before, batches are set aside by the rule by which they were. Otherwise
+        rounds go through all that is outstanding as one stream, so none is short where epochs meet.
+        """
+        leases = Leases(dealing, sorted(workers))
+        leases.settled, leases.skipped, leases.missed = plain["settled"], plain["skipped"], plain["missed"]
+        leases.earlier = {Batch(*pair): None for pair in plain["leased"]}
+        leases.epochs = {number: Epoch([], [], 0, True) for number in plain["over"]}
+        as_before = not plain["scattered"] and (plain["dealing"], plain["company"]) == (dealing, leases.company)
+        leases.dealt = plain["dealt"] if as_before else 0
+        for one in plain["epochs"]:
+            sizes = [size for size, times in one["sizes"] for _ in range(times)]
+            indices = [index for first, stop in one["outstanding"] for index in range(first, stop)]
+            start = one["start"] if as_before else 0
+            places: Iterable[int] = (start + index for index in indices)
+            if dealing == "rounds" and not as_before:
+                places, leases.dealt = count(leases.dealt), leases.dealt + len(indices)
+                start, leases.scattered = leases.dealt - len(sizes), True
+            opened = leases.epochs[one["epoch"]] = Epoch(sizes, list(one["digests"]), start, one["whole"])
+            if dealing == "queue" or not leases.members:
+                opened.queue.extend(indices)
+                continue
+            for place, index in zip(places, indices, strict=False):
+                worker = leases.members[place % len(leases.members)]
+                opened.shares.setdefault(worker, deque()).append(index)
+        return leases
+
+    def plain(self, in_replicas: Collection[tuple[int, int]] = ()) -> dict[str, Any]:
+        """Return what a resumed run needs of this book, as plain data that JSON can hold.
+
+        `in_replicas`: (worker, step) of updates that are in one worker's replica, and bound for that reason. The
+        snapshot has a copy of that replica, so they count as settled.
+        """
+        kept = {batch: None for key in in_replicas for batch in self.bound.get(key, ())}
+        outstanding = self._outstanding(without=kept)
+        over = [number for number in sorted(self.epochs) if self._is_over(number, outstanding)]
+        return {
+            "dealing": self.dealing,
+            "company": list(self.company),
+            "scattered": self.scattered,
+            "settled": self.settled + sum(map(self.size, kept)),
+            "skipped": self.skipped,
+            "missed": self.missed,
+            "dealt": self.dealt,
+            "over": over,
+            "epochs": [
+                {
+                    "epoch": number,
+                    "sizes": [[size, len(list(same))] for size, same in groupby(opened.sizes)],
+                    "digests": list(opened.digests),
+                    "start": opened.start,
+                    "whole": opened.whole or number < self._left_behind(),
+                    "outstanding": _ranges(outstanding[number]),
+                }
+                for number, opened in sorted(self.epochs.items())
+                if number not in over
+            ],
+            "leased": [[batch.epoch, batch.index] for batch in self._leased() if batch not in kept],
+        }
+
+    def epoch(self) -> int:
+        """Return the lowest epoch that is not used up, or else the next one: where a resumed run goes on."""
+        outstanding = self._outstanding()
+        return next(number for number in count() if not self._is_over(number, outstanding))
 
     def open(self, epoch: int, sizes: list[int], digest: str, last: bool = True) -> None:
         """Open an epoch with these batch sizes, in the order whose digest is given, or go on with its next block."""
@@ -99,12 +185,15 @@ class Leases:
         if epoch not in self.epochs:
             return epoch, 0
         opened = self.epochs[epoch]
-        if opened.whole or opened.shares.get(worker) or opened.queue or self.pool:
+        if opened.whole or opened.shares.get(worker) or opened.queue or self._returned(epoch):
             return None
         return epoch, len(opened.digests)
 
     def take(self, worker: int, epoch: int, digest: str, blocks: int = 1) -> Batch | None:
         """Lease the worker its next batch; None when nothing is left for it in this epoch.
+
+        A worker may begin with epochs that are used up, as it has joined a run, or resumes one. So it is never given
+        a batch of a later epoch than the one in which it asks.
 
         Raises ConfigError if the worker drew another order of the epoch's samples than the others, in its first blocks.
         """
@@ -114,10 +203,14 @@ class Leases:
                 f"worker {worker} drew another order of samples for epoch {epoch} than the worker that "
                 "opened it; a sampler must depend on nothing but torch's, numpy's and Python's global seeds"
             )
+        self.asked[worker] = epoch
         for source in (opened.shares.get(worker), opened.queue):
             if source:
                 return self._lease(worker, Batch(epoch, source.popleft()))
-        return self._lease(worker, self.pool.popleft()) if self.pool else None
+        if (batch := self._returned(epoch)) is None:
+            return None
+        self.pool.remove(batch)
+        return self._lease(worker, batch)
 
     def size(self, batch: Batch) -> int:
         """Samples in the batch."""
@@ -206,12 +299,14 @@ class Leases:
     def join(self, worker: int) -> None:
         """A worker has joined. Epochs opened from now on are shared with it, older ones through the pool."""
         if worker not in self.members:
+            self.scattered = True
             self.members = sorted([*self.members, worker])
 
     def leave_out(self, worker: int) -> None:
         """A worker takes no part for a while. Batches set aside for it are free for all. `join` brings it back."""
         if self.dealing == "static":
             return
+        self.scattered = True
         self.members = [member for member in self.members if member != worker]
         for opened in self.epochs.values():
             opened.queue.extend(opened.shares.pop(worker, deque()))
@@ -223,6 +318,9 @@ class Leases:
         epoch that it left early. Updates that it pushed stay bound until the machine has applied or dropped them.
         """
         self.members = [member for member in self.members if member != worker]
+        if died:
+            self.scattered = True
+            self.asked.pop(worker, None)
         self.pool.extend(self.held.pop(worker, {}))
         for number, opened in self.epochs.items():
             share = opened.shares.pop(worker, deque())
@@ -236,9 +334,44 @@ class Leases:
 
         At a run's end these are the missed samples: they returned when no worker was left to take them.
         """
+        return self.missed + sum(map(self.size, {**dict.fromkeys(self._returning()), **self.earlier}))
+
+    def _returning(self) -> list[Batch]:
+        """Batches that have returned, or will if nothing comes of the steps that they are for."""
         waiting = [*self.pool, *(batch for held in self.held.values() for batch in held)]
-        waiting += [batch for batches in self.bound.values() for batch in batches]
-        return self.missed + sum(map(self.size, waiting))
+        return waiting + [batch for batches in self.bound.values() for batch in batches]
+
+    def _leased(self) -> list[Batch]:
+        """Batches that were leased, also before the run was resumed, and are not used up."""
+        return [*self.times, *(batch for batch in self.earlier if batch not in self.times)]
+
+    def _outstanding(self, without: Collection[Batch] = ()) -> dict[int, list[int]]:
+        """By opened epoch: its batches that are to be used, ascending.
+
+        What was never leased of an epoch is not among them, once all workers have gone on to later ones.
+        """
+        found: dict[int, list[int]] = {number: [] for number in self.epochs}
+        for number, opened in self.epochs.items():
+            if number >= self._left_behind():
+                found[number] += opened.queue
+                for share in opened.shares.values():
+                    found[number] += share
+        for batch in {*self._returning()}.difference(without):
+            found[batch.epoch].append(batch.index)
+        return {number: sorted(indices) for number, indices in found.items()}
+
+    def _is_over(self, number: int, outstanding: Mapping[int, list[int]]) -> bool:
+        """Whether that epoch is used up."""
+        opened = self.epochs.get(number)
+        return opened is not None and not outstanding[number] and (opened.whole or number < self._left_behind())
+
+    def _left_behind(self) -> int:
+        """The first epoch in which some worker may still ask. One that is left out may come back to its own."""
+        return min((dict.fromkeys(self.members, 0) | self.asked).values(), default=0)
+
+    def _returned(self, epoch: int) -> Batch | None:
+        """The first batch that has returned, of those that can be leased in this epoch."""
+        return next((batch for batch in self.pool if batch.epoch <= epoch), None)
 
     def _lease(self, worker: int, batch: Batch) -> Batch:
         self.held.setdefault(worker, {})[batch] = None
@@ -253,3 +386,15 @@ class Leases:
     def _use_up(self, batches: tuple[Batch, ...]) -> None:
         for batch in batches:
             self.times.pop(batch, None)
+            self.earlier.pop(batch, None)
+
+
+def _ranges(indices: Iterable[int]) -> list[list[int]]:
+    """Write ascending whole numbers as ranges: the first of each, and the one after its last."""
+    ranges: list[list[int]] = []
+    for index in indices:
+        if ranges and ranges[-1][1] == index:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([index, index + 1])
+    return ranges

@@ -17,10 +17,12 @@ class Standing:
     """How far one worker has come."""
 
     worker: int
+    incarnation: int = 0
+    """How often it has returned."""
     begun: bool = False
     """Whether its script may begin."""
     came: bool = False
-    """Whether its script has come to `prepare`."""
+    """Whether its script has come to `prepare`, in any incarnation."""
     stage: Stage = "starting"
     left: Left | None = None
     """How it left training."""
@@ -51,6 +53,7 @@ class Membership(Generic[One]):
 
     def __init__(self, members: Mapping[int, One]) -> None:
         self._members = members
+        self._trained = False
 
     # --- what happens -------------------------------------------------------------------------------
 
@@ -66,6 +69,7 @@ class Membership(Generic[One]):
     def trains(self, worker: int) -> None:
         """The worker takes part from now on."""
         self._members[worker].stage = "training"
+        self._trained = True
 
     def leaves(self, worker: int, how: Left) -> bool:
         """The worker takes no part any more. Return whether it did until now. How it left first is what counts."""
@@ -86,6 +90,14 @@ class Membership(Generic[One]):
         """The worker's process has ended."""
         self._members[worker].stage = "gone"
 
+    def returns(self, worker: int) -> int:
+        """A new process begins as this worker, which is gone. Return the number of its incarnation."""
+        one = self._members[worker]
+        assert one.stage == "gone", one.stage
+        one.incarnation += 1
+        one.begun, one.stage, one.left, one.failed = False, "starting", None, False
+        return one.incarnation
+
     def finish(self) -> None:
         """Count every worker that is here as finished: the run ends as it was asked to."""
         for one in self._members.values():
@@ -102,13 +114,16 @@ class Membership(Generic[One]):
         and the run goes on, the lowest of the others goes ahead.
         """
         starting = self._at("starting")
-        if any(one.begun for one in starting):
-            return []
-        return starting if any(one.came for one in self._members.values()) else starting[:1]
+        if any(one.came for one in self._members.values()):
+            return [one for one in starting if not one.begun]
+        return [] if any(one.begun for one in starting) else starting[:1]
 
     def gathered(self) -> list[One]:
-        """Return the workers that have come to `prepare`, once no other is still on its way; until then nobody."""
-        return [] if self._at("starting") else self._at("offered")
+        """Return the workers that have come to `prepare`, once no other is still on its way; until then nobody.
+
+        Once workers train, none is waited for: a worker that has returned joins as soon as it has come.
+        """
+        return [] if self._at("starting") and not self._trained else self._at("offered")
 
     def absent(self) -> list[int]:
         """Return the workers that do not train."""
@@ -133,7 +148,7 @@ class Membership(Generic[One]):
 
     @property
     def through(self) -> bool:
-        """Whether no worker trains, nor will any more."""
+        """Whether no worker trains, nor will any more. A worker that has returned will, on what the others left."""
         return not any(one.stage in ("starting", "offered", "training") for one in self._members.values())
 
     @property
