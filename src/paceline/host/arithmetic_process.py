@@ -23,6 +23,7 @@ from paceline.host.processes import fork_orphan
 from paceline.training.buffers import Policy
 from paceline.training.link import MakeStore
 from paceline.training.packing import packed, unpacked
+from paceline.training.parts import STATE
 from paceline.training.store import Committed, Store
 
 
@@ -97,7 +98,7 @@ def _commit(store: Store, order: messages.Commit) -> Committed:
 
 def _send_state(store: Store, worker: int, recorder: _Recorder) -> None:
     try:
-        descriptor = attachment(packed(store.state()))
+        descriptor = attachment(packed(store.state(), STATE))
     except ConfigError as error:
         recorder.send(messages.StateReady(worker, str(error)))
         return

@@ -18,7 +18,7 @@ from paceline.training.fixed import Fixed
 from paceline.training.holders.holder import Holder
 from paceline.training.joined import Joined
 from paceline.training.packing import packed, unpacked
-from paceline.training.parts import State, user_class
+from paceline.training.parts import STATE, State, user_class
 
 
 class Changes:
@@ -47,7 +47,8 @@ class Changes:
         state = self._joined.link.optimizer_state()
         if not self._stepped:
             self._state_shown = state
-        return unpacked(state)
+        numbered: State = unpacked(state)
+        return numbered
 
     def state_came(self) -> None:
         """The script has loaded a state into the optimizer. If that is what it was last shown, nothing has changed.
@@ -101,7 +102,7 @@ class Changes:
                     f"{entry.dtype} {list(entry.shape)} in prepare(); give the model its final form before it"
                 )
         try:
-            state = packed(self._numbered_state()) if self._state_loaded else b""
+            state = packed(self._numbered_state(), STATE) if self._state_loaded else b""
         except ConfigError as error:
             self._joined.refuse(str(error))
         digest = hashlib.sha256(state)
@@ -129,7 +130,7 @@ class Changes:
 
 def _packed_alike(state: State, packing: bytes) -> bool:
     try:
-        return packed(unpacked(packing)) == packed(state)
+        return packed(unpacked(packing), STATE) == packed(state, STATE)
     except ConfigError:  # a value that can't be passed on: the first step says so
         return False
 
