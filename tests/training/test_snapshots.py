@@ -385,6 +385,7 @@ def schedulers(optimizer: torch.optim.Optimizer) -> list[torch.optim.lr_schedule
 def test_each_of_torch_s_schedulers_can_be_kept(number: int) -> None:
     optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1, momentum=0.9)
     scheduler = schedulers(optimizer)[number]
+    optimizer.step()
     for step in range(3):
         scheduler.step(*([1.0 / (step + 1)] if number == 6 else []))
     state = scheduler.state_dict()

@@ -26,7 +26,7 @@ OTHERS: dict[str, type[Any]] = {"tuple": tuple, "set": set}
 
 
 def packed(tree: Tree, whole: str) -> bytes:
-    """Pack the tree. Raises ConfigError, which names the tree as `whole` does, for a value that can't be packed."""
+    """Pack the tree. See `check` for what it raises."""
     packing = _Packing(whole)
     header = packing.header(tree)
     return safetensors.torch.save(packing.tensors, header)
@@ -53,10 +53,15 @@ def load(file: Path) -> Tree:
         return _plain(json.loads(saved.metadata()["tree"]), tensors)
 
 
+def check(tree: Tree, whole: str) -> None:
+    """Raise ConfigError, which names the tree as `whole` does, for a value that can't be packed."""
+    _Packing(whole).header(tree)
+
+
 def packs(value: Tree) -> bool:
     """Whether the value can be packed."""
     try:
-        _Packing("").header(value)
+        check(value, "")
     except ConfigError:
         return False
     return True
