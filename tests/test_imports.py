@@ -117,7 +117,7 @@ def test_what_every_script_imports_loads_the_standard_library_and_nothing_else()
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    of_scripts = ["finish", "is_main", "log", "prepare", "worker", "workers"]
+    of_scripts = ["epochs", "finish", "is_main", "log", "prepare", "resumed", "worker", "workers"]
     of_programs = ["Comparison", "Run", "compare", "run", "simulate"]
     assert sorted(paceline.__all__) == sorted(["__version__", *of_scripts, *of_programs])
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)

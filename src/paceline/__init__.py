@@ -22,17 +22,19 @@ if TYPE_CHECKING:
     from paceline.programs.comparison import Comparison
     from paceline.programs.launching import compare, run
     from paceline.programs.recorded import Run
-    from paceline.training.prepare import finish, is_main, log, prepare, worker, workers
+    from paceline.training.prepare import epochs, finish, is_main, log, prepare, resumed, worker, workers
 
 __all__ = [
     "Comparison",
     "Run",
     "__version__",
     "compare",
+    "epochs",
     "finish",
     "is_main",
     "log",
     "prepare",
+    "resumed",
     "run",
     "simulate",
     "worker",

@@ -261,11 +261,9 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         'the parameter "weight" is torch.float64 [2, 4] now and was torch.float32 [2, 4] in prepare()',
     ),
     "an optimizer's state of a kind that can't be passed on": (
-        training(
-            "if step == 0: optimizer.load_state_dict({**optimizer.state_dict(), 'state': {0: {'history': [1, 2]}}})"
-        ),
+        training("if step == 0: optimizer.load_state_dict({**optimizer.state_dict(), 'state': {0: {'history': 1j}}})"),
         ("-n", "2"),
-        'the optimizer\'s state has "history", a list; only tensors and plain values can be passed',
+        'the optimizer\'s state has "history" in 0, a complex; only tensors, plain values, and lists',
     ),
     "no samples and no number of steps for a protocol that switches at a share of them": (
         "import torch, paceline\nmodel = torch.nn.Linear(1, 1)\n"

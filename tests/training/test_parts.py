@@ -14,7 +14,7 @@ from paceline.training import parts as parts_module
 from paceline.training import store as store_module
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed, unpacked
-from paceline.training.parts import ELEMENTWISE, NotFinite
+from paceline.training.parts import ELEMENTWISE, STATE, NotFinite
 from paceline.training.prepare import _state_bytes
 from paceline.training.store import Store, scalars_of
 
@@ -134,7 +134,7 @@ def test_the_state_put_together_is_the_optimizer_s_own_and_training_goes_on_from
     store = store_of(plain, optimizer)
     train(store, plain, optimizer, range(10), 1)
     numbers = {parameter: number for number, parameter in enumerate(plain)}
-    state = unpacked(packed(store.state()))
+    state = unpacked(packed(store.state(), STATE))
     assert state.keys() == {numbers[parameter] for parameter in optimizer.state}
     for parameter, expected in optimizer.state.items():
         mine = state[numbers[parameter]]

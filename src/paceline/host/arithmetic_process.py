@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -26,6 +27,8 @@ from paceline.host.processes import fork_orphan
 from paceline.training.buffers import Policy
 from paceline.training.link import MakeStore
 from paceline.training.packing import packed, unpacked
+from paceline.training.parts import STATE
+from paceline.training.snapshots import write_packed
 from paceline.training.store import Committed, Store
 
 
@@ -80,6 +83,15 @@ def _serve(store: Store, end: socket.socket) -> int:
                     tensors, distance = store.mean(order.sources, order.target, cast(Policy, order.buffers))
                     sha256 = store.record(tensors, Path(order.file))
                     recorder.send(messages.MeanRecorded(order.version, sha256, distance))
+                case messages.KeepState(slot=slot, file=file):
+                    keeping = store.begin_keeping()
+                    recorder.keep(file, partial(store.keep, keeping, slot, Path(file)))
+                case messages.KeepReplica(area=area, file=file):
+                    recorder.keep(file, partial(store.keep_replica, area, Path(file)))
+                case messages.KeepWorker(file=file):
+                    recorder.keep(file, partial(_keep_worker, Path(file), descriptors[0]))
+                case messages.Restore():
+                    recorder.send(_restored(store, order))
                 case messages.Quit():
                     recorder.close()
                     return 0
@@ -98,9 +110,27 @@ def _commit(store: Store, order: messages.Commit) -> Committed:
     return store.commit(order.source, order.target, order.pushed, threads=order.threads, look=order.look)
 
 
+def _keep_worker(file: Path, descriptor: int) -> str:
+    try:
+        return write_packed(file, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _restored(store: Store, order: messages.Restore) -> messages.Restored:
+    policy, areas = cast(Policy, order.buffers), dict(order.areas)
+    try:
+        beginning = store.restore(Path(order.file), order.slot, areas, policy)
+        if order.replicas:
+            store.restore_replicas({worker: Path(file) for worker, file in order.replicas}, areas)
+    except ConfigError as error:
+        return messages.Restored("", str(error))
+    return messages.Restored(beginning, None)
+
+
 def _send_state(store: Store, worker: int, recorder: _Recorder) -> None:
     try:
-        descriptor = attachment(packed(store.state()))
+        descriptor = attachment(packed(store.state(), STATE))
     except ConfigError as error:
         recorder.send(messages.StateReady(worker, str(error)))
         return
@@ -134,6 +164,19 @@ class _Recorder:
 
         self._work.put(write)
 
+    def keep(self, file: str, write: Callable[[], str]) -> None:
+        """Write a file of a snapshot. If it can't be written the run goes on, and has the snapshots before."""
+
+        def keep() -> None:
+            try:
+                self.send(messages.FileKept(file, write(), None))
+            except ConfigError as error:
+                self.send(messages.FileKept(file, "", str(error)))
+            except Exception as error:
+                self.send(messages.FileKept(file, "", f"{file} can't be written: {error}"))
+
+        self._work.put(keep)
+
     def send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         with self._sending:
             self._channel.send(message, descriptors)
@@ -143,6 +186,7 @@ class _Recorder:
         self._thread.join()
 
     def _run(self) -> None:
+        torch.set_num_threads(1)
         while (write := self._work.get()) is not None:
             write()
 

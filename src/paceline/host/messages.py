@@ -166,6 +166,17 @@ class Stepped(Message):
     """A parameter that is NaN or infinite now."""
 
 
+class Kept(Message):
+    """What the script keeps for that snapshot comes along, packed. Nothing comes if it can't be packed."""
+
+    descriptors: ClassVar[int] = 1
+
+    snapshot: Count
+    step: Count
+    """The last of the worker's steps that is in it."""
+    error: str | None
+
+
 class Logged(Message):
     """Scalars of a step."""
 
@@ -216,6 +227,7 @@ FromWorker = (
     | Adopted
     | FinishWanted
     | Stepped
+    | Kept
     | Logged
     | Remarked
     | ScriptEnded
@@ -245,10 +257,22 @@ class ForkStore(Message):
     """Whether the store steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions."""
 
 
-class Begin(Message):
-    """All workers are here. The region's descriptor comes along, and where workers average, that of a socket for it."""
+class Resumed(msgspec.Struct, array_like=True):
+    """Where a worker goes on, in a run that goes on from a snapshot. See `training.link.Resumed`."""
 
-    descriptors: ClassVar[int] = 2
+    epoch: int
+    buffers: int
+    kept: bool
+    """Whether a descriptor of what its script kept comes along."""
+
+
+class Begin(Message):
+    """All workers are here. The region's descriptor comes along, and where workers average, that of a socket for it.
+
+    In a run that goes on from a snapshot, so does that of what this worker's script kept, as the last one.
+    """
+
+    descriptors: ClassVar[int] = 3
 
     slots: int
     areas: int
@@ -256,6 +280,10 @@ class Begin(Message):
     """What shows parameters to the script."""
     pushes: Pushes
     """What goes into this worker's push areas."""
+    place: int = 0
+    """Where the parameters lie that it begins with: a slot, or an area if it owns a replica."""
+    resumed: Resumed | None = None
+    """What it goes on with, in a run that goes on from a snapshot."""
 
 
 class Compute(Message):
@@ -275,6 +303,13 @@ class Step(Message):
     source: int
     target: int
     gradients: int | None
+
+
+class Keep(Message):
+    """Pack what the script keeps, as it is after that step, for that snapshot. See `training.link.Keep`."""
+
+    snapshot: int
+    step: int
 
 
 class Stop(Message):
@@ -349,6 +384,7 @@ ToWorker = (
     | Begin
     | Compute
     | Step
+    | Keep
     | Stop
     | Leased
     | EpochOver
@@ -450,11 +486,48 @@ class SendState(Message):
     worker: int
 
 
+class KeepState(Message):
+    """Write the newest version, which is in that slot, and the optimizer's state to a file. Commits may follow at once.
+
+    There is no slot where workers own replicas.
+    """
+
+    slot: int | None
+    file: str
+
+
+class KeepReplica(Message):
+    """Write the replica in that area to a file. The area is kept until then."""
+
+    area: int
+    file: str
+
+
+class KeepWorker(Message):
+    """Write what a worker has packed, whose descriptor comes along, to a file."""
+
+    descriptors: ClassVar[int] = 1
+
+    file: str
+
+
+class Restore(Message):
+    """Go on from a version in that file, before the first commit. See `training.store.Store.restore`."""
+
+    file: str
+    slot: int | None
+    areas: list[tuple[int, int]]
+    """(worker, area) of each worker's buffers, or of its replica."""
+    replicas: list[tuple[int, str]]
+    """(worker, file) of each replica that there is."""
+    buffers: str
+
+
 class Quit(Message):
     """End the process."""
 
 
-ToStore = Commit | Record | RecordMean | Adopt | SendState | Quit
+ToStore = Commit | Record | RecordMean | Adopt | SendState | KeepState | KeepReplica | KeepWorker | Restore | Quit
 
 
 class StoreReady(Message):
@@ -501,10 +574,27 @@ class MeanRecorded(Message):
     """Root mean square of the replicas' Euclidean distances from it."""
 
 
+class FileKept(Message):
+    """That file of a snapshot is on disk, or can't be written."""
+
+    file: str
+    sha256: str
+    """Empty if it can't be written."""
+    error: str | None
+
+
+class Restored(Message):
+    """What training goes on with lies in its places, or the files are of another model."""
+
+    beginning: str
+    """Its checksum."""
+    refused: str | None
+
+
 class StoreFailed(Message):
     """The store cannot go on."""
 
     error: str
 
 
-FromStore = StoreReady | Committed | StateReady | Recorded | MeanRecorded | StoreFailed
+FromStore = StoreReady | Committed | StateReady | Recorded | MeanRecorded | FileKept | Restored | StoreFailed

@@ -29,6 +29,8 @@ class Turns:
         """Whether it has finished a step."""
         self._steps: set[int] = set()
         """Steps that its replica is to make."""
+        self._keeps: set[int] = set()
+        """Snapshots that it is to say for what its script keeps."""
         self._draws: set[tuple[int, int]] = set()
         """(epoch, block) whose order it is to tell."""
         self._adoption: type[messages.Message] | None = messages.AdoptionWanted
@@ -47,6 +49,8 @@ class Turns:
                 self._computes = None if self._declined else (step, version)
             case messages.Step(step=step):
                 self._steps.add(step)
+            case messages.Keep(snapshot=snapshot):
+                self._keeps.add(snapshot)
             case messages.OrderWanted(epoch=epoch, block=block):
                 self._draws.add((epoch, block))
             case messages.ForkStore():
@@ -80,6 +84,8 @@ class Turns:
                 return _taken(self._draws, (epoch, block))
             case messages.Stepped(step=step):
                 return _taken(self._steps, step)
+            case messages.Kept(snapshot=snapshot):
+                return _taken(self._keeps, snapshot)
             case messages.Declined():
                 self._computes, self._declined = None, True
             case messages.Offered():

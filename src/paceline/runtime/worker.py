@@ -45,9 +45,10 @@ from paceline.runtime.own_parser import ended_by_parser
 from paceline.runtime.saves import guard
 from paceline.runtime.settings import Settings
 from paceline.training import prepare
-from paceline.training.link import Evaluate, Finished, Go, Offer, Started, Step
+from paceline.training.link import Evaluate, Finished, Go, Keep, Offer, Resumed, Started, Step
 from paceline.training.orders import BLOCK, Orders
 from paceline.training.seeding import seed_script
+from paceline.training.snapshots import unpack
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
@@ -135,6 +136,8 @@ class WorkerLink:
         """Messages that another thread has received, and that are not taken yet."""
         self._ends_at_once = False
         """Whether the script is to be left, and has not been."""
+        self._keeps = 0
+        """What the script has yet to keep. It is not left before."""
         self._leasing = threading.Lock()
         self.forked = False
         """Whether the script has forked this process: it takes no part in the run, and may not speak for it."""
@@ -203,6 +206,10 @@ class WorkerLink:
                         raise ConfigError(message) from error
                 case messages.Begin() as begin:
                     self._began = time.monotonic()
+                    resumed = None
+                    if begin.resumed is not None:
+                        kept = unpack(attached(descriptors.pop())) if begin.resumed.kept else None
+                        resumed = Resumed(epoch=begin.resumed.epoch, buffers=begin.resumed.buffers, kept=kept)
                     self._descriptors = descriptors[1:]
                     self._expect(RELEASES)
                     return Started(
@@ -211,6 +218,8 @@ class WorkerLink:
                         areas=begin.areas,
                         holder=begin.holder,
                         pushes=begin.pushes,
+                        place=begin.place,
+                        resumed=resumed,
                     )
                 case messages.Stop(interrupted=True):
                     self._stopped = self._interrupted = True
@@ -223,6 +232,7 @@ class WorkerLink:
         if self._interrupted and threading.get_ident() == self._thread:
             self._interrupted = False
             raise Interrupted
+        self._leave_if_told()
 
     def refuse(self, message: str) -> None:
         """See `training.link.Link`."""
@@ -270,11 +280,13 @@ class WorkerLink:
             )
         )
 
-    def released(self) -> Go | Step | None:
+    def released(self) -> Go | Step | Keep | None:
         """See `training.link.Link`."""
-        message = self._await(*RELEASES)
+        message = self._await(*RELEASES, keeps=True)
         if message is None:
             return None
+        if isinstance(message, messages.Keep):
+            return self._to_keep(message)
         if isinstance(message, messages.Step):
             return Step(step=message.step, source=message.source, target=message.target, gradients=message.gradients)
         return Go(
@@ -289,6 +301,24 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._expect(RELEASES)
         self._channel.send(messages.Stepped(step, not_finite))
+
+    def heard_to_keep(self) -> list[Keep]:
+        """See `training.link.Link`."""
+        with self._turn:
+            self._hear(0.0)
+            heard = [message for message, _ in self._answers if isinstance(message, messages.Keep)]
+            self._answers = [one for one in self._answers if not isinstance(one[0], messages.Keep)]
+        return [self._to_keep(message) for message in heard]
+
+    def kept(self, order: Keep, step: int, packing: bytes | ConfigError) -> None:
+        """See `training.link.Link`."""
+        self._keeps -= 1
+        if isinstance(packing, ConfigError):
+            self._channel.send(messages.Kept(order.snapshot, step, str(packing)))
+            return
+        descriptor = attachment(packing)
+        self._channel.send(messages.Kept(order.snapshot, step, None), (descriptor,))
+        os.close(descriptor)
 
     def begin_to_average(self, groups: GroupAverage) -> None:
         """See `training.link.Link`."""
@@ -364,7 +394,9 @@ class WorkerLink:
 
     def finish(self) -> Path | None:
         """See `training.link.Link`."""
-        message = self._ask(messages.FinishWanted(), messages.FinalRecorded, even_stopped=True)
+        self._expect((messages.FinalRecorded,))
+        self._channel.send(messages.FinishWanted())
+        message = self._await_or_keep(messages.FinalRecorded)
         return None if message.file is None else Path(message.file)
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
@@ -378,9 +410,10 @@ class WorkerLink:
     def serve_until_exit(self) -> None:
         """The script has ended: evaluate recorded versions if asked to, until told to exit."""
         self._thread = 0  # no thread is left that could leave its script
+        prepare.keep([])
         self._channel.send(messages.ScriptEnded())
         while True:
-            match self._await(messages.Evaluate, messages.Exit, even_stopped=True):
+            match self._await_or_keep(messages.Evaluate, messages.Exit):
                 case messages.Evaluate(version=version, file=file):
                     assert self._evaluate is not None
                     if self._evaluation_threads is not None:
@@ -414,21 +447,39 @@ class WorkerLink:
             if kinds not in self._awaited:
                 self._awaited.append(kinds)
 
-    def _await(self, *kinds: type[messages.Message], even_stopped: bool = False) -> Any:
-        """Return the next message of these kinds; None once the run is stopped, unless it is answered even then."""
+    def _await(self, *kinds: type[messages.Message], even_stopped: bool = False, keeps: bool = False) -> Any:
+        """Return the next message of these kinds; None once the run is stopped, unless it is answered even then.
+
+        `keeps`: return an order to keep something as well, and stopped or not.
+        """
         self._expect(kinds)
         with self._turn:
-            while even_stopped or not self._stopped:
+            while True:
                 for answer in self._answers:
-                    if isinstance(answer[0], kinds):
+                    message = answer[0]
+                    if keeps and isinstance(message, messages.Keep):
+                        self._answers.remove(answer)
+                        return message
+                    if isinstance(message, kinds) and (even_stopped or not self._stopped):
                         self._answers.remove(answer)
                         self._awaited.remove(kinds)
                         if threading.get_ident() == self._thread:
                             self._descriptors = answer[1]
-                        return answer[0]
+                        return message
+                if self._stopped and not even_stopped:
+                    return None
                 self._hear()
                 self._leave_if_told()
-        return None
+
+    def _await_or_keep(self, *kinds: type[messages.Message]) -> Any:
+        """Wait for a message of these kinds. No step is made meanwhile, so what the script keeps is packed at once."""
+        while isinstance(message := self._await(*kinds, even_stopped=True, keeps=True), messages.Keep):
+            prepare.keep([self._to_keep(message)])
+        return message
+
+    def _to_keep(self, message: messages.Keep) -> Keep:
+        self._keeps += 1
+        return Keep(snapshot=message.snapshot, step=message.step)
 
     def _hear(self, most: float | None = None) -> None:
         """Wait for a message to any thread here, so many seconds at most. Call this with `_turn`."""
@@ -450,13 +501,13 @@ class WorkerLink:
             self._stopped = True
             self._interrupted = message.interrupted
             self._ends_at_once = message.at_once
-        elif any(isinstance(message, kinds) for kinds in self._awaited):
+        elif isinstance(message, messages.Keep) or any(isinstance(message, kinds) for kinds in self._awaited):
             self._answers.append(received)
         elif not self._stopped:
             raise RunFailed(f"worker {self.worker} was sent {type(message).__name__} out of turn")
 
     def _leave_if_told(self) -> None:
-        if self._ends_at_once and threading.get_ident() == self._thread:
+        if self._ends_at_once and not self._keeps and threading.get_ident() == self._thread:
             self._ends_at_once = False
             raise SystemExit(0)  # loops without batches would make the script print confusing things
 

@@ -18,16 +18,18 @@ from paceline.training.fixed import Fixed
 from paceline.training.holders.holder import Holder
 from paceline.training.joined import Joined
 from paceline.training.packing import packed, unpacked
-from paceline.training.parts import State, user_class
+from paceline.training.parts import STATE, State, user_class
 
 
 class Changes:
     """Sees to what the script has changed, whenever it steps. Knows where the optimizer's state is."""
 
-    def __init__(self, joined: Joined, holder: Holder, fixed: Fixed) -> None:
+    def __init__(self, joined: Joined, holder: Holder, fixed: Fixed, resumed: bool) -> None:
+        """`resumed`: whether the run goes on from a snapshot, so that nothing can be adopted."""
         self._joined = joined
         self._holder = holder
         self._fixed = fixed
+        self._resumed = resumed
         self._state_loaded = False
         """Whether the script has given the optimizer another state, which is not adopted yet."""
         self._state_shown: bytes | None = None
@@ -47,7 +49,8 @@ class Changes:
         state = self._joined.link.optimizer_state()
         if not self._stepped:
             self._state_shown = state
-        return unpacked(state)
+        numbered: State = unpacked(state)
+        return numbered
 
     def state_came(self) -> None:
         """The script has loaded a state into the optimizer. If that is what it was last shown, nothing has changed.
@@ -55,16 +58,32 @@ class Changes:
         Wrappers of optimizers (Accelerate's, so transformers' Trainer too) load back what they were shown. Another
         worker may have trained meanwhile, so each may be shown another state, and the store has a newer one.
         """
-        if self._state_shown is not None and _packed_alike(self._numbered_state(), self._state_shown):
+        if self._state_shown is not None and _packed_alike(self._joined.optimizer_state(), self._state_shown):
             self._state_loaded = False
             self._joined.optimizer.state.clear()
         else:
             self._state_loaded = True
 
+    def discard(self, place: int) -> None:
+        """The run goes on from a snapshot, which is in that place: what the script has changed by now is gone."""
+        if self._holder.changed():
+            self._holder.adopt()
+            self._holder.show(place)
+        self._fixed.discard()
+        self._state_loaded = False
+        self._leave_state_to_store()
+
     def see_to(self) -> None:
         """The script steps. Adopt what it changed before its first step, and refuse what it changed since."""
         changed = [*self._holder.changed(), *self._fixed.changed()]
         if not self._stepped and (changed or self._state_loaded):
+            if self._resumed:
+                what = f'the parameter "{changed[0]}"' if changed else STATE
+                self._joined.refuse(
+                    f"the script changed {what} before its first step, "
+                    "and the run goes on from a snapshot; change what training begins with only where "
+                    "paceline.resumed() is false"
+                )
             self._have_adopted()
         elif changed:
             self._joined.refuse(
@@ -101,7 +120,7 @@ class Changes:
                     f"{entry.dtype} {list(entry.shape)} in prepare(); give the model its final form before it"
                 )
         try:
-            state = packed(self._numbered_state()) if self._state_loaded else b""
+            state = packed(self._joined.optimizer_state(), STATE) if self._state_loaded else b""
         except ConfigError as error:
             self._joined.refuse(str(error))
         digest = hashlib.sha256(state)
@@ -121,15 +140,10 @@ class Changes:
         if not self._holder.keeps_state:
             self._joined.optimizer.state.clear()
 
-    def _numbered_state(self) -> State:
-        """The state in the script's own optimizer object, by the parameter's number."""
-        numbers = {parameter: number for number, parameter in enumerate(self._joined.parameters)}
-        return {numbers[parameter]: state for parameter, state in self._joined.optimizer.state.items()}
-
 
 def _packed_alike(state: State, packing: bytes) -> bool:
     try:
-        return packed(unpacked(packing)) == packed(state)
+        return packed(unpacked(packing), STATE) == packed(state, STATE)
     except ConfigError:  # a value that can't be passed on: the first step says so
         return False
 

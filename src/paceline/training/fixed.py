@@ -35,6 +35,11 @@ class Fixed:
                 self.buffers[name].copy_(value)
         self._show(adopted=False)
 
+    def discard(self) -> None:
+        """Show the parameters as they were offered, whatever the script has made of them."""
+        self._window.place_again()
+        self._show(adopted=False)
+
     def changed(self) -> list[str]:
         """The names of parameters that the script has written into."""
         return [*self._window.changed(), *self._copies.changed()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.training.layout import Places, PushArea
 from paceline.training.link import Link
+from paceline.training.parts import State, own
+from paceline.training.snapshots import OfWorker
+from paceline.training.store import own_attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,23 @@ class Joined:
             buffers = dict(self.model.named_buffers())  # afresh: a forward may put new tensors in their places
             for name, view in area.buffers.items():
                 view.copy_(buffers[name])
+
+    def optimizer_state(self) -> State:
+        """The state in the script's own optimizer object, by the parameter's number."""
+        numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
+        return {numbers[parameter]: state for parameter, state in self.optimizer.state.items()}
+
+    def optimizer_kept(self) -> OfWorker:
+        """A copy of what the optimizer has that steps here."""
+        state = {n: {key: own(value) for key, value in s.items()} for n, s in self.optimizer_state().items()}
+        return OfWorker(state=state, attributes=own_attributes(self.optimizer))
+
+    def load_optimizer(self, there: OfWorker) -> None:
+        """Have the optimizer go on from what a worker kept of it."""
+        self.optimizer.state = defaultdict(
+            dict, {self.parameters[number]: dict(values) for number, values in (there.state or {}).items()}
+        )
+        vars(self.optimizer).update(there.attributes)
 
     def refuse(self, message: str) -> NoReturn:
         """End the run with this line."""

@@ -13,10 +13,12 @@ from torch.utils.data import DataLoader
 
 from paceline.core.leases import Batch
 from paceline.core.machine import HolderKind, Pushes
+from paceline.errors import ConfigError
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
 from paceline.training.layout import Layout
 from paceline.training.orders import Orders
+from paceline.training.snapshots import OfWorker
 from paceline.training.store import Scalars, Store
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
@@ -58,6 +60,18 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where a worker goes on, in a run that goes on from a snapshot."""
+
+    epoch: int
+    """The first epoch that has batches left. Those before it are used up."""
+    buffers: int
+    """The push area that has the worker's buffers."""
+    kept: OfWorker | None
+    """What the script of this worker, or of another one, kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """The memory that training goes on in."""
 
@@ -69,6 +83,10 @@ class Started:
     """What shows parameters to the script."""
     pushes: Pushes
     """What goes into this worker's push areas."""
+    place: int = 0
+    """Where the parameters lie that it begins with. See `holders.holder.Holder`."""
+    resumed: Resumed | None = None
+    """None unless the run goes on from a snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +136,14 @@ class Step:
     """The area with the mean gradients to step with; None: the script's own gradients."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Pack what the script keeps, for that snapshot, as it is after that step and before anything of the next."""
+
+    snapshot: int
+    step: int
+
+
 class Baseline(Protocol):
     """What takes the place of a run where a script is trained otherwise, to compare it with runs."""
 
@@ -158,7 +184,10 @@ class Link(Protocol):
         """Offer the model, and wait for all workers. Raises ConfigError if they cannot train together."""
 
     def raise_if_interrupted(self) -> None:
-        """Raise the run's Ctrl-C as a KeyboardInterrupt, once, and only in the thread that called `prepare`."""
+        """Raise the run's Ctrl-C as a KeyboardInterrupt, once, and only in the thread that called `prepare`.
+
+        Leave the script if the run has said so, and something was to be kept first.
+        """
 
     def refuse(self, message: str) -> None:
         """Tell the run that the script asks for something that cannot be done. The run ends with this line."""
@@ -175,8 +204,17 @@ class Link(Protocol):
     def pushed(self, finished: Finished) -> None:
         """Announce a step's gradient."""
 
-    def released(self) -> Go | Step | None:
-        """Wait for the order to go on, or to step the replica first; None when nothing is left to do."""
+    def released(self) -> Go | Step | Keep | None:
+        """Wait for the order to go on, or for what is to be done first; None when nothing is left to do."""
+
+    def heard_to_keep(self) -> list[Keep]:
+        """The orders to keep something that have come by now."""
+
+    def kept(self, order: Keep, step: int, packing: bytes | ConfigError) -> None:
+        """What was to be kept, after that step, or why it can't be."""
+
+    def remark(self, line: str) -> None:
+        """Have the user told what this worker does."""
 
     def stepped(self, step: int, not_finite: str | None) -> None:
         """The replica has made that step. `not_finite` names a parameter that is NaN or infinite after it."""

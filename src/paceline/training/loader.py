@@ -17,6 +17,8 @@ from paceline.training.orders import Orders
 from paceline.training.seeding import seed_fetch, seed_stream
 from paceline.training.session import Session
 
+STREAM_BEGINS_ANEW = "begins its stream anew, as every worker does: an IterableDataset can't be wound forward"
+
 
 def checked(loader: Any) -> DataLoader[Any]:
     """The loader, if its batches can be leased or it is a stream. Raises ConfigError if not."""
@@ -67,6 +69,17 @@ class _Paced:
         """A pickle is a plain loader, too."""
         return copy.copy, (self._loader,)
 
+    def _skip_past(self) -> None:
+        """Go to the epoch that the script goes on in, if it has asked Paceline for that."""
+        goes_on_in, self._session.goes_on_in = self._session.goes_on_in, None
+        if goes_on_in is not None:
+            self._epoch, self._trained = goes_on_in - 1, goes_on_in
+
+    def _is_past(self) -> bool:
+        """Whether the present epoch was used up before the run went on."""
+        session = self._session
+        return session.resumed is not None and session.steps == 0 and self._epoch < session.resumed.epoch
+
     def _tell_if_over(self) -> None:
         """Have the user told of a loop that begins after the last epoch, as it gets no batches."""
         session = self._session
@@ -91,11 +104,17 @@ class PacedLoader(_Paced):
 
     def __iter__(self) -> Iterator[Any]:
         self._tell_if_over()
+        self._skip_past()
         loop = self._loop = self._begun()
         steps = self._session.steps
-        inner = iter(self._paced)
+        if self._is_past():
+            self._session.past_loop()
+            inner: Iterator[Any] = iter(())  # without starting processes for it
+        else:
+            inner = iter(self._paced)
         try:
             while True:
+                self._session.come_by()
                 if self._loop is not loop:
                     self._go_on_with(loop)
                 asked = time.monotonic()
@@ -176,15 +195,23 @@ class PacedStream(_Paced):
     ask `paceline.worker()`. What it draws differs from worker to worker, and from epoch to epoch.
     """
 
+    _begun = False
+    """Whether an epoch has begun."""
+
     def __iter__(self) -> Iterator[Any]:
         self._tell_if_over()
+        self._skip_past()
         session = self._session
+        if session.resumed is not None and not self._begun and session.link.worker == 0:
+            session.link.remark(STREAM_BEGINS_ANEW)
+        self._begun = True
         self._epoch += 1
         steps = session.steps
         seed_stream(session.link.seed, session.link.worker, self._epoch)
         inner = iter(self._loader)
         asked = time.monotonic()
         for data in inner:
+            session.come_by()
             if session.go is None:
                 return
             session.handed_out(None, time.monotonic() - asked)

@@ -12,7 +12,7 @@ import inspect
 import math
 import mmap
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -45,6 +45,10 @@ PASSING_ON = ELEMENTWISE - {torch.optim.Rprop}
 
 State = dict[int, dict[str, Any]]
 """An optimizer's state by the parameter's number: tensors and other values."""
+PartState = list[tuple["Span", dict[str, Any]]]
+"""The state of each parameter's share of a part."""
+STATE = "the optimizer's state"
+"""What a message calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +175,10 @@ class Part:
         ]
         self._become(pieces, {span.number: state for span, state in self.state()})
 
-    def state(self) -> list[tuple[Span, dict[str, Any]]]:
-        """The optimizer's state of each parameter's share."""
+    def state(self) -> PartState:
+        """A copy of the optimizer's state of each parameter's share."""
         return [
-            (span, {key: _own(_of(value, piece, span)) for key, value in state.items()})
+            (span, {key: own(_of(value, piece, span)) for key, value in state.items()})
             for piece, parameter in zip(self.pieces, self.parameters, strict=True)
             if (state := self.optimizer.state.get(parameter))
             for span in piece.spans
@@ -182,14 +186,18 @@ class Part:
 
     def load(self, state: State, layout: Layout) -> None:
         """Take this state, of whole parameters."""
-        if self.merged:
+        if not all(_alike(piece, state, layout) for piece in self.pieces):
             self.split()
-        shares: State = {}
+        pieces: State = {}
         for piece in self.pieces:
-            (span,) = piece.spans
-            whole, values = layout.moving[span.number], state.get(span.number, {})
-            shares[span.number] = {key: _share(value, whole, piece.entry, span) for key, value in values.items()}
-        self._become(self.pieces, shares)
+            shares = [
+                {key: _share(value, layout.moving[span.number], piece.entry, span) for key, value in values.items()}
+                for span in piece.spans
+                if (values := state.get(span.number, {}))
+            ]
+            if shares:
+                pieces[piece.spans[0].number] = shares[0] if len(piece.spans) == 1 else _merged(piece, shares)
+        self._become(self.pieces, pieces)
 
     def _become(self, pieces: list[Piece], state: State) -> None:
         self._views.clear()
@@ -288,19 +296,18 @@ def detached(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return twin
 
 
-def state_of(parts: list[list[Part]], layout: Layout) -> State:
-    """The optimizer's state, put together from its parts."""
-    shares: dict[int, list[tuple[Span, dict[str, Any]]]] = {}
-    every = [part for share in parts for part in share]
-    for part in every:
-        for span, state in part.state():
-            shares.setdefault(span.number, []).append((span, state))
-    if every and type(every[0].optimizer) not in ELEMENTWISE:  # whole parameters
+def state_of(states: Iterable[PartState], layout: Layout, sliced: bool) -> State:
+    """Put the optimizer's state together from its parts'. `sliced`: whether parts have slices of parameters."""
+    shares: dict[int, PartState] = {}
+    for state in states:
+        for share in state:
+            shares.setdefault(share[0].number, []).append(share)
+    if not sliced:
         return {number: shares[number][0][1] for number in sorted(shares)}
-    return {number: _joined(shares[number], layout.moving[number]) for number in sorted(shares)}
+    return {number: _joined(shares.pop(number), layout.moving[number]) for number in sorted(shares)}
 
 
-def _joined(shares: list[tuple[Span, dict[str, Any]]], whole: Entry) -> dict[str, Any]:
+def _joined(shares: PartState, whole: Entry) -> dict[str, Any]:
     """Join the states of a parameter's slices: flat, as its elements lie in memory."""
     shares = sorted(shares, key=lambda share: share[0].in_parameter)
     joined = {}
@@ -314,10 +321,42 @@ def _joined(shares: list[tuple[Span, dict[str, Any]]], whole: Entry) -> dict[str
 def _share(value: Any, whole: Entry, piece: Entry, span: Span) -> Any:
     """A piece's part of a value of a whole parameter's state."""
     if not isinstance(value, Tensor) or value.shape != whole.shape or piece.shape == whole.shape:
-        return _own(value)
+        return own(value)
     ordered = torch.empty_strided(whole.shape, whole.stride, dtype=value.dtype).copy_(value)
     flat = ordered.as_strided((whole.count,), (1,))
     return flat[span.in_parameter : span.in_parameter + span.count].clone()
+
+
+def _alike(piece: Piece, state: State, layout: Layout) -> bool:
+    """Whether a run's parameters have the same history, so that one state does for them all."""
+    if len(piece.spans) == 1:
+        return True
+    wholes = [layout.moving[span.number].shape for span in piece.spans]
+    states = [state.get(span.number, {}) for span in piece.spans]
+    if () in wholes or any(one.keys() != states[0].keys() for one in states):  # a scalar's count is like its moments
+        return False
+    return all(
+        all(isinstance(one[key], Tensor) and one[key].shape == whole for one, whole in zip(states, wholes, strict=True))
+        or all(_same(one[key], states[0][key]) for one in states)
+        for key in states[0]
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _merged(piece: Piece, shares: list[dict[str, Any]]) -> dict[str, Any]:
+    """Join the states of a run's parameters. See `_alike`."""
+    merged = dict(shares[0])
+    for key, value in merged.items():
+        if isinstance(value, Tensor) and value.dim():
+            merged[key] = torch.zeros(piece.entry.shape, dtype=value.dtype)
+            for span, share in zip(piece.spans, shares, strict=True):
+                merged[key][span.in_piece : span.in_piece + span.count] = share[key]
+    return merged
 
 
 def _bits(entry: Entry, memory: memoryview, start: int) -> Tensor:
@@ -336,8 +375,8 @@ def _of(value: Any, piece: Piece, span: Span) -> Any:
     return value[span.in_piece : span.in_piece + span.count]
 
 
-def _own(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.copy(value)
+def own(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 def finite(tensor: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -18,8 +19,9 @@ from paceline.training.alone import unjoined
 from paceline.training.buffers import POLICIES
 from paceline.training.evaluating import metric_names, metrics_of
 from paceline.training.frameworks import TRAINERS_OPTIMIZER, where_prepare_goes
+from paceline.training.kept import Kept, check_kept
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Baseline, Evaluate, Link, Measure, Offer
+from paceline.training.link import Baseline, Evaluate, Keep, Link, Measure, Offer
 from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples
 from paceline.training.names import check_name
 from paceline.training.optimizer import pace
@@ -74,6 +76,7 @@ def prepare(
     evaluate: Evaluate | None = None,
     buffers: str | None = None,
     shards: str | None = None,
+    keep: Mapping[str, Any] | None = None,
 ) -> tuple[M, O]: ...
 
 
@@ -87,6 +90,7 @@ def prepare(
     evaluate: Evaluate | None = None,
     buffers: str | None = None,
     shards: str | None = None,
+    keep: Mapping[str, Any] | None = None,
 ) -> tuple[M, O, L]: ...
 
 
@@ -99,6 +103,7 @@ def prepare(
     evaluate: Evaluate | None = None,
     buffers: str | None = None,
     shards: str | None = None,
+    keep: Mapping[str, Any] | None = None,
 ) -> tuple[Any, ...]:
     """Join the run: the one line that a training script needs. In a script that runs alone it changes nothing.
 
@@ -116,6 +121,9 @@ def prepare(
             worker 0 also calls it once before training, to learn the metrics' names.
         buffers: which buffers a version has: `mean` (default), `leader` or `local`.
         shards: how batches are shared out: `dynamic` (default) or `static`.
+        keep: what else is to be saved with each snapshot, by name, so that a run can go on from it:
+            `keep={"scheduler": scheduler, "ema": ema}`. Anything with `state_dict` and `load_state_dict` can be kept.
+            Each worker's is saved, and `prepare` loads it in the worker's script when the run goes on.
 
     Returns:
         (model, optimizer, loader), or (model, optimizer) without a loader.
@@ -134,6 +142,7 @@ def prepare(
                 "optimizer with groups for its parts"
             )
         _check(model, optimizer, epochs, buffers, shards)
+        check_kept(keep or {}, model, optimizer)
         checked_loader = None if loader is None else checked(loader)
     except ConfigError as error:
         refuse(str(error))
@@ -147,6 +156,11 @@ def prepare(
             print(line, file=sys.stderr)
         return (model, optimizer) if loader is None else (model, optimizer, loader)
 
+    try:
+        kept = Kept(keep or {}, optimizer)
+    except ConfigError as error:
+        refuse(str(error))
+        raise
     layout = Layout.of(model, optimizer)
     workers, epochs = link.workers, link.epochs or epochs
     leased = checked_loader is not None and not isinstance(checked_loader.dataset, IterableDataset)
@@ -176,7 +190,7 @@ def prepare(
             measure=_measure(model, evaluate, link.seed),
         )
     )
-    session = _Process.session = Session(link, model, optimizer, layout)
+    session = _Process.session = Session(link, model, optimizer, layout, kept)
     session.loads, session.epochs = leased, epochs
     pace(optimizer, session)
     hook_state_dict(model, _newest_version)
@@ -184,6 +198,30 @@ def prepare(
     if checked_loader is None:
         return model, optimizer
     return model, optimizer, PacedLoader(checked_loader, session) if leased else PacedStream(checked_loader, session)
+
+
+def epochs(number: int) -> Iterator[int]:
+    """Count epochs, as `range(number)` does, in `for epoch in paceline.epochs(number):`.
+
+    In a run that goes on from a snapshot, begin with the epoch that it goes on in. `--epochs` wins over `number`.
+    In a script that runs alone this is `range(number)`.
+    """
+    session = _Process.session
+    if session is None:
+        yield from range(number)
+        return
+    number = session.link.epochs or number
+    for epoch in range(session.goes_on(number), number):
+        session.come_by()
+        yield epoch
+
+
+def resumed() -> bool:
+    """Return whether the run goes on from a snapshot. Call this after `prepare`; alone it is false.
+
+    Then parameters, buffers and kept objects are as they were saved. What the script loads or changes is discarded.
+    """
+    return _Process.session is not None and _Process.session.resumed is not None
 
 
 def finish() -> None:
@@ -194,6 +232,7 @@ def finish() -> None:
     session = _Process.session
     if session is None:
         return
+    session.come_by()
     session.done_computing()
     file = session.link.finish()
     if file is not None:
@@ -209,6 +248,17 @@ def _install(held: dict[str, Tensor], file: Path) -> None:
     with torch.no_grad(), safe_open(file, framework="pt") as recorded:
         for name in recorded.keys() & held.keys():  # further names of a tied parameter are not in both
             held[name].copy_(recorded.get_tensor(name))
+
+
+def keep(orders: Sequence[Keep]) -> None:
+    """Pack what the script keeps: for these orders, and for those that the script has left open.
+
+    The runtime calls this while the script waits in `finish`, and after its end.
+    """
+    session = _Process.session
+    if session is not None:
+        session.keep(orders)
+        session.come_by()
 
 
 def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:

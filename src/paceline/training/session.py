@@ -5,23 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.leases import Batch
+from paceline.errors import ConfigError
 from paceline.fabric.memory import keep_freed_memory
 from paceline.training.changes import Changes
 from paceline.training.checksums import checksum
 from paceline.training.fixed import Fixed
 from paceline.training.holders.choice import holder_of
 from paceline.training.joined import Joined
+from paceline.training.kept import Kept, begins_anew, past_epochs
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Finished, Go, Link, Started, Step
+from paceline.training.link import Finished, Go, Keep, Link, Resumed, Started, Step
 from paceline.training.loop import Loop
 from paceline.training.seeding import seed_step
+from paceline.training.snapshots import OfWorker
 from paceline.training.store import Scalars, scalars_of, unfit_rate
 
 
@@ -31,11 +34,26 @@ class Session:
     The holder shows the parameters, and makes of the gradients what is pushed.
     """
 
-    def __init__(self, link: Link, model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
+    def __init__(
+        self, link: Link, model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, kept: Kept
+    ) -> None:
         self.link = link
         self.model = model
         self.optimizer = optimizer
         self.layout = layout
+        self.kept = kept
+        self.resumed: Resumed | None = None
+        """What the run goes on with; None if it began here."""
+        self.past_loops = 0
+        """Loops of epochs that are used up."""
+        self.goes_on_in: int | None = None
+        """The epoch that the script's next loop is of, if the script has asked for it."""
+        self._keeps: list[tuple[Keep, OfWorker | None]] = []
+        """What is to be kept as the script next comes here, and what the optimizer had when that was ordered."""
+        self._took_up = True
+        """Whether the script has got what the run goes on with, and no longer can change it."""
+        self._last = 0
+        """The last step that this worker has finished."""
         self.go: Go | None = None
         """The step that is being computed; None when nothing is left to do."""
         self.live = True
@@ -68,10 +86,13 @@ class Session:
             link=self.link, places=places, model=self.model, optimizer=self.optimizer, parameters=self.parameters
         )
         self.holder = holder_of(started.holder, started.pushes, joined)
-        self.holder.show(0)
+        self._place = started.place
+        self.holder.show(started.place)
         self.fixed = Fixed(places, self.model)
         self.fixed.begin()
-        self.changes = Changes(joined, self.holder, self.fixed)
+        self.resumed, self._took_up = started.resumed, started.resumed is None
+        self.changes = Changes(joined, self.holder, self.fixed, resumed=started.resumed is not None)
+        self._take_up(kept=True)
         keep_freed_memory()  # from here on, so that the memory of the script's own parameters goes back
         for number, parameter in enumerate(self.parameters):
             if parameter.requires_grad:
@@ -80,6 +101,7 @@ class Session:
 
     def step(self) -> None:
         """Push this step's gradient, wait for the next release, install its version."""
+        self.come_by()
         if self.go is None:
             return
         step = self.go.step
@@ -91,7 +113,10 @@ class Session:
         self.changes.see_to()
         gradient = self._first_gradient() if not self.steps else None
         self.steps += 1
+        if self.holder.keeps_state:  # the step changes what is to be kept
+            self.keep(self.link.heard_to_keep())
         self.holder.step()
+        self._last = step
         scalars = scalars_of(self.optimizer)
         if scalars != self.sent and (why := unfit_rate(scalars)):
             self.refuse(why)
@@ -103,7 +128,7 @@ class Session:
                 version=self.go.version,
                 batches=batches if self.loads else None,
                 skipped=tuple(self.skipped),
-                scalars=scalars if scalars != self.sent else None,
+                scalars=scalars if scalars != self.sent or (self.resumed and self.steps == 1) else None,
                 began=self._began,
                 compute=computed - self._began - self._fetching,
                 push=pushed - computed,
@@ -120,10 +145,52 @@ class Session:
         self.backward_seen = False
         self._await_release(pushed)
 
+    def keep(self, orders: Sequence[Keep]) -> None:
+        """Pack what the script keeps once the script comes by. What its optimizer has is packed at once.
+
+        A script calls its scheduler after the step in which the order is read. If it is a step further already, it has
+        not called the scheduler for that step, and all is packed at once.
+        """
+        for order in orders:
+            keeps = self.holder.keeps_state
+            self._keeps.append((order, self._joined.optimizer_kept() if keeps else None))
+        if any(order.step < self._last for order, _ in self._keeps):
+            self._send_kept()
+
+    def come_by(self) -> None:
+        """The script begins something new in its own thread: what it has to keep is as it is after the last step."""
+        if self._keeps and self.here:
+            self._send_kept()
+        if self.go is None and self.here:
+            self.link.raise_if_interrupted()
+
+    def past_loop(self) -> None:
+        """The script loops over an epoch that was used up before the run went on."""
+        if self.resumed is not None and self.here:
+            self.past_loops += 1
+            if self.past_loops == 1 and self.link.worker == 0:
+                self.link.remark(past_epochs(self.resumed.epoch, self.kept.schedulers_left_out()))
+
+    def goes_on(self, epochs: int) -> int:
+        """The script asks for the epoch that it begins with, of so many."""
+        if self.epochs is None:
+            self.epochs = epochs
+        if self.resumed is None or self.steps:
+            return 0
+        left_out = self.kept.schedulers_left_out()
+        if left_out and self.resumed.epoch and self.link.worker == 0:
+            self.link.remark(begins_anew(self.resumed.epoch, left_out))
+        self.goes_on_in = self.resumed.epoch
+        return self.resumed.epoch
+
     def handed_out(self, batch: Batch | None, seconds: float) -> None:
         """The loader hands a batch to the script, after fetching it for `seconds`. None: the batch is not leased."""
         if self.go is None:
             return
+        if self.here and not self._took_up:
+            self._took_up = True
+            self.changes.discard(self._place)
+            self._take_up(kept=self.past_loops > 0)  # per-epoch code has run in past loops
         if not self.here:  # the script fetches ahead: the next step counts what it has fetched by then
             if batch is not None:
                 self.fetched.append(batch)
@@ -208,9 +275,10 @@ class Session:
         if self.go is None:
             self.holder.let_go()
             self.holder.hold_newest()
-            self.link.raise_if_interrupted()
+            if not self._keeps:  # else once the script comes by
+                self.link.raise_if_interrupted()
             return
-        if self.steps or self.go.slot:  # the first version is shown already
+        if self.steps or self.go.slot != self._place:  # the first version is shown already
             self.holder.install(self.go.slot, self.go.ahead)
         self.holder.use(self.go.area)
         self._released_at = self._began = time.monotonic()
@@ -224,13 +292,44 @@ class Session:
             match self.link.released():
                 case Step() as order:
                     self.link.stepped(order.step, self.holder.step_replica(order))
+                case Keep() as order:
+                    self.keep([order])
                 case go:
                     return go
+
+    def _send_kept(self) -> None:
+        keeps, self._keeps = self._keeps, []
+        for order, optimizer in keeps:
+            self.link.kept(order, self._last, self.kept.packing(optimizer))
+
+    @torch.no_grad()
+    def _take_up(self, kept: bool) -> None:
+        """In a run that goes on from a snapshot: give the script its buffers, and its optimizer's state.
+
+        `kept`: its kept objects, too.
+        """
+        if self.resumed is None:
+            return
+        buffers = self._joined.places.push_area(self.resumed.buffers).buffers
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(buffers[name])
+        there = self.resumed.kept
+        if there is None:
+            return
+        if self.holder.keeps_state:
+            self._joined.load_optimizer(there)
+        if kept:
+            try:
+                self.kept.load(there)
+            except ConfigError as error:
+                self.refuse(str(error))
 
     def _hook(self, number: int) -> Callable[[Tensor], None]:
         """Return the function that autograd calls when this parameter has its gradient."""
 
         def take(_: Tensor) -> None:
+            if self._keeps and self.here:
+                self._send_kept()
             self.backward_seen = True
             self.untouched.clear()
             if self.go is not None:

@@ -6,9 +6,8 @@ optimizer, of whatever class, without a byte of it being sent.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +19,27 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from paceline.errors import ConfigError
 from paceline.training.averages import Averages
 from paceline.training.buffers import Policy, merged
 from paceline.training.checksums import checksum
+from paceline.training.keeping import Keeping
 from paceline.training.layout import Places, parameters_sha256
-from paceline.training.parts import NotFinite, Part, State, parts_of, state_of
+from paceline.training.packing import packs
+from paceline.training.parts import (
+    ELEMENTWISE,
+    NotFinite,
+    Part,
+    PartState,
+    State,
+    own,
+    parts_of,
+    state_of,
+    user_class,
+)
+from paceline.training.plain import OURS
 from paceline.training.pushed import Pushed
+from paceline.training.snapshots import OfReplica, OfStore, put, read, to_disk, write
 
 Scalars = list[dict[str, Any]]
 """For each parameter group, its hyperparameters that are plain values (learning rate, momentum, …)."""
@@ -58,6 +72,7 @@ class Store:
         self.layout = layout = places.layout
         self.memory = places.region.memory
         self.halves = parts_of(layout, optimizer)
+        self._sliced = type(optimizer) in ELEMENTWISE
         numbers = {parameter: n for n, parameter in enumerate(_parameters(optimizer))}
         if optimizer.state:
             self.load({numbers[parameter]: state for parameter, state in optimizer.state.items()})
@@ -69,6 +84,8 @@ class Store:
         """The hyperparameters that the script had when a worker last told of them."""
         self.adopted = False
         """Whether the fixed part is the adopted one."""
+        self._keepings: list[Keeping] = []
+        """States of the optimizer that are being copied, as of an earlier version."""
         self._averages: Averages | None = None
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
         self._large = layout.slot_bytes > WORTH_TWO_THREADS * 4
@@ -157,12 +174,97 @@ class Store:
 
     def state(self) -> State:
         """The optimizer's state, by the parameter's number in the optimizer's order."""
-        return state_of(self.halves, self.layout)
+        return self._whole(part.state() for part in self._parts())
 
     def load(self, state: State) -> None:
         """Replace the optimizer's state."""
         for part in self._parts():
             part.load(state, self.layout)
+
+    def begin_keeping(self) -> Keeping:
+        """Keep what the newest version has, besides its parameters, for `keep`. Commits may go on meanwhile."""
+        parts = self._parts()
+        groups: list[dict[str, Any]] = [{} for _ in self._told]
+        for part in parts:
+            for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
+                groups[number] = groups[number] or packable(group)
+        attributes = own_attributes(parts[0].optimizer) if parts else {}
+        keeping = Keeping(parts, groups=groups, attributes=attributes, told=self._told, buffers=dict(self.buffers))
+        self._keepings.append(keeping)
+        return keeping
+
+    def keep(self, keeping: Keeping, slot: int | None, file: Path) -> str:
+        """Write a version and what was kept of it to the file, while commits go on. Return the file's SHA-256.
+
+        The caller keeps its slot from being written. There is none where workers own replicas.
+        """
+        try:
+            state = self._whole(keeping.states())
+        finally:
+            self._keepings.remove(keeping)
+        parameters = {} if slot is None else dict(zip(self.names, self.places.slot(slot), strict=True))
+        part = OfStore(
+            parameters=parameters,
+            fixed=self.places.fixed(self.adopted),
+            buffers=keeping.buffers,
+            state=state,
+            groups=keeping.groups,
+            attributes=keeping.attributes,
+            told=keeping.told,
+        )
+        return write(file, part)
+
+    def keep_replica(self, area: int, file: Path) -> str:
+        """Write the replica in that area to the file. Return the file's SHA-256."""
+        push = self.pushes[area]
+        parameters = dict(zip(self.names, push.gradients, strict=True))
+        return write(file, OfReplica(parameters=parameters, buffers=push.buffers))
+
+    @torch.no_grad()
+    def restore(self, file: Path, slot: int | None, areas: dict[int, int], policy: Policy) -> str:
+        """Go on from a version that `keep` wrote: put it into that slot, and buffers into each worker's push area.
+
+        A worker that the file lacks gets the buffers that a recorded version would have. Where workers own replicas
+        there is no slot, and `restore_replicas` brings the buffers. Return the checksum of what training begins with.
+        Raises ConfigError if the file is of another model or optimizer.
+        """
+        there = read(OfStore, file)
+        if len(there.groups) != len(self._told):
+            raise ConfigError(
+                f"the snapshot is of another optimizer: it has {len(there.groups)} parameter groups, and the script's "
+                f"has {len(self._told)}"
+            )
+        put(there.fixed, self.places.fixed())
+        if slot is not None:
+            self.prepare_slot(slot)
+            put(there.parameters, dict(zip(self.names, self.places.slot(slot), strict=True)))
+            copies = [there.buffers[worker] for worker in sorted(there.buffers)]
+            others = merged(copies, policy) if copies else there.fixed
+            for worker, area in areas.items():
+                put(there.buffers.get(worker, others), self.pushes[area].buffers)
+        self.load(there.state)
+        for part in self._parts():
+            for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
+                group.update({key: own(value) for key, value in there.groups[number].items()})
+            part.optimizer.__dict__.update(there.attributes)
+        self.buffers, self._told, self.adopted = there.buffers, there.told, False
+        return checksum([*([] if slot is None else self.places.slot(slot)), *self.places.fixed().values()])
+
+    @torch.no_grad()
+    def restore_replicas(self, files: dict[int, Path], areas: dict[int, int]) -> None:
+        """Put each worker's replica, which `keep_replica` wrote, into its area. A worker without one gets their mean.
+
+        Raises ConfigError if a file is of another model.
+        """
+        there = {worker: read(OfReplica, files[worker]) for worker in sorted(files)}
+        for worker, area in areas.items():
+            push = self.pushes[area]
+            self.places.region.populate(push.start, push.stop)
+            one = there.get(worker)
+            parameters = one.parameters if one else merged([each.parameters for each in there.values()], "mean")
+            buffers = one.buffers if one else merged([each.buffers for each in there.values()], "mean")
+            put(parameters, dict(zip(self.names, push.gradients, strict=True)))
+            put(buffers, push.buffers)
 
     def tensors(self, slot: int, workers: list[int], policy: Policy) -> dict[str, Tensor]:
         """The version in that slot under the script's own names, with the buffers of these workers.
@@ -198,9 +300,9 @@ class Store:
         whole = {name: value.contiguous() for name, value in saved.items()}
         save_file(whole, unfinished, {ORDER: json.dumps(self.layout.names)})
         unfinished.chmod(file.parent.stat().st_mode & 0o666)  # as all files of the run; safetensors makes it private
-        _to_disk(unfinished)
+        to_disk(unfinished)
         unfinished.rename(file)
-        _to_disk(file.parent)  # else the new name may be lost
+        to_disk(file.parent)  # else the new name may be lost
         return parameters_sha256(tensors[name] for name in self.layout.names)
 
     @torch.no_grad()
@@ -208,12 +310,18 @@ class Store:
         self, source: int, target: int, pushed: list[Pushed], whole: bool, look: bool, parts: list[Part]
     ) -> tuple[NotFinite | None, int]:
         found, checksum = None, 0
+        keepings = tuple(self._keepings)
         for part in parts:
+            for keeping in keepings:
+                keeping.take(part)
             part.commit(self.memory, source, target, pushed, whole)
             checksum += part.checksum(self.memory, target)
             if look and found is None:
                 found = part.find_not_finite(self.memory, pushed, self.names)
         return found, checksum
+
+    def _whole(self, states: Iterable[PartState]) -> State:
+        return state_of(states, self.layout, sliced=self._sliced)
 
     def _parts(self) -> list[Part]:
         return [part for half in self.halves for part in half]
@@ -223,18 +331,6 @@ class Store:
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, initializer=_one_thread_each)
         return self._helper
-
-
-def _to_disk(path: Path) -> None:
-    """Wait until the file's bytes, or the folder's names, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # this file system can't sync
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _one_thread_each() -> None:
@@ -256,6 +352,19 @@ def scalars_of(optimizer: torch.optim.Optimizer) -> Scalars:
         {key: plain for key, value in group.items() if key != "params" and (plain := _plain(value)) is not _NOT_PLAIN}
         for group in optimizer.param_groups
     ]
+
+
+def packable(group: dict[str, Any]) -> dict[str, Any]:
+    """Copy what a parameter group has besides its parameters, as far as a snapshot can keep it."""
+    return {key: own(value) for key, value in group.items() if key != "params" and packs(value)}
+
+
+def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Copy what an optimizer of the user's own class has in addition to torch's, as far as a snapshot can keep it."""
+    if user_class(optimizer).__module__.startswith("torch."):
+        return {}
+    ours = (*vars(torch.optim.SGD([torch.zeros(1)])), *OURS, "step", "_opt_called")
+    return {name: own(value) for name, value in vars(optimizer).items() if name not in ours and packs(value)}
 
 
 def unfit_rate(scalars: Scalars) -> str:

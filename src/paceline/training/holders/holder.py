@@ -18,10 +18,10 @@ from paceline.training.link import Step
 class Holder(ABC):
     """Shows parameters to the script, and makes of its gradients what the protocol asks for.
 
-    It begins with `show(0)`: the first version is in place 0. A place is a slot of the store; for a replica, an area.
-    In a step `take` is called with each gradient, and `step` once they are all there. Then come `step_replica`, if the
-    worker owns a replica, and `install` and `use` for the next step. After the last step come `let_go` and
-    `hold_newest`.
+    It begins with `show`: the first version is in place 0, unless the run goes on from a snapshot. A place is a slot of
+    the store; for a replica, an area. In a step `take` is called with each gradient, and `step` once they are all
+    there. Then come `step_replica`, if the worker owns a replica, and `install` and `use` for the next step. After the
+    last step come `let_go` and `hold_newest`.
     """
 
     keeps_state: ClassVar[bool]

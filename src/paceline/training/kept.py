@@ -1,0 +1,124 @@
+"""What a script keeps: packed for snapshots, and loaded again in a run that goes on from one."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.errors import ConfigError
+from paceline.training.packing import check
+from paceline.training.snapshots import OfWorker, pack
+from paceline.training.store import packable
+
+KEEP = 'prepare(..., keep={"scheduler": ...})'
+
+
+def check_kept(keep: Any, model: Any, optimizer: Any) -> None:
+    """Raise ConfigError, in one line, for what can't be kept."""
+    if not isinstance(keep, Mapping):
+        raise ConfigError(f'prepare() got a {type(keep).__name__} as keep; it must be a dict, {{"name": object, ...}}')
+    for name, kept in keep.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(
+                f'prepare() got keep={{{name!r}: ...}}; a name must be an identifier, such as "scheduler"'
+            )
+        if kept is model or kept is optimizer:
+            raise ConfigError(f'prepare() got keep={{"{name}": ...}} with what it keeps in any case; leave that out')
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(kept, method, None)):
+                raise ConfigError(
+                    f'prepare() got keep={{"{name}": ...}}, a {type(kept).__name__}, which has no {method}(); a kept '
+                    "object must have state_dict() and load_state_dict()"
+                )
+
+
+class Kept:
+    """A script's kept objects, by name, and its optimizer's hyperparameters."""
+
+    def __init__(self, objects: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        """Raises ConfigError for an object whose state can't be packed."""
+        self._objects = dict(objects)
+        self._optimizer = optimizer
+        for name, kept in self._objects.items():
+            check(kept.state_dict(), f'the kept object "{name}"')  # rather than fail at the first snapshot
+
+    def packing(self, steps: OfWorker | None) -> bytes | ConfigError:
+        """All of it as it is now, with what the optimizer had; a ConfigError, which names it, for what can't be packed.
+
+        `steps`: the optimizer's own, where the worker steps it.
+        """
+        state, attributes = (steps.state, steps.attributes) if steps else (None, {})
+        groups = [packable(group) for group in self._optimizer.param_groups]
+        try:
+            kept = {name: kept.state_dict() for name, kept in self._objects.items()}
+            return pack(OfWorker(kept=kept, groups=groups, state=state, attributes=attributes))
+        except ConfigError as error:
+            return error
+        except Exception as error:  # the script's own code
+            return ConfigError(f"what the script keeps can't be had: {type(error).__name__}: {error}")
+
+    def load(self, there: OfWorker) -> None:
+        """Give the objects the states that they had. Raises ConfigError, which names it, for one that can't be loaded.
+
+        The hyperparameters come back with the scheduler that has made them, if that is kept. Without one the script's
+        own code says what they are.
+        """
+        if there.kept.keys() != self._objects.keys():
+            raise ConfigError(
+                f"the script keeps {_listed(self._objects)}, and the snapshot has {_listed(there.kept)}; keep the same "
+                "to go on"
+            )
+        for name, kept in self._objects.items():
+            try:
+                kept.load_state_dict(copy.deepcopy(there.kept[name]))  # it may be loaded once more
+            except Exception as error:
+                said = " ".join(str(error).split())
+                raise ConfigError(
+                    f'the kept object "{name}" can\'t be loaded from the snapshot: {type(error).__name__}: {said}'
+                ) from error
+        if any(getattr(kept, "optimizer", None) is self._optimizer for kept in self._objects.values()):
+            for group, values in zip(self._optimizer.param_groups, there.groups, strict=True):
+                for key, value in values.items():
+                    if isinstance(group.get(key), torch.Tensor):
+                        group[key].copy_(value)  # the scheduler may write into the same one
+                    else:
+                        group[key] = value
+
+    def schedulers_left_out(self) -> list[str]:
+        """The classes of the optimizer's learning-rate schedulers that aren't kept."""
+        of_optimizer = [
+            one
+            for one in gc.get_objects()
+            if issubclass(type(one), LRScheduler) and getattr(one, "optimizer", None) is self._optimizer
+        ]
+        kept = [*self._objects.values()]
+        inner = [scheduler for one in (*of_optimizer, *kept) for scheduler in getattr(one, "_schedulers", ())]
+        known = {id(one) for one in (*kept, *inner)}  # SequentialLR has its own ones
+        return sorted(type(one).__name__ for one in of_optimizer if id(one) not in known)
+
+
+def past_epochs(epoch: int, left_out: Sequence[str]) -> str:
+    """What worker 0 does whose script counts its epochs itself, in a run that goes on in this epoch."""
+    past = "its loop over epoch 0 is" if epoch == 1 else f"its loops over epochs 0 to {epoch - 1} are"
+    steps = f"; the optimizer's {left_out[0]} is not in {KEEP}, so it has no steps of their batches" if left_out else ""
+    return (
+        f"goes on in epoch {epoch}, as every worker does: {past} empty, and what it does once an epoch is done again "
+        f"(`for epoch in paceline.epochs(N)` begins at epoch {epoch}){steps}"
+    )
+
+
+def begins_anew(epoch: int, left_out: Sequence[str]) -> str:
+    """What worker 0 does with schedulers that aren't kept, in a run that goes on in this epoch."""
+    return (
+        f"goes on in epoch {epoch}, as every worker does, and the optimizer's {left_out[0]} begins anew: it is not in "
+        f"{KEEP}"
+    )
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(f'"{name}"' for name in names) or "nothing"

@@ -1,0 +1,131 @@
+"""The files of a snapshot that have tensors: what is in each, how it is written and read.
+
+`store.safetensors`      what the store has: the version's parameters, the fixed part, buffers, the optimizer's state
+`replica-W.safetensors`  a worker's replica, where workers own replicas
+`worker-W.safetensors`   what a worker's script keeps
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.training.packing import Tree, load, packed, save, unpacked
+from paceline.training.parts import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfStore:
+    """What the store has of a version."""
+
+    parameters: dict[str, Tensor]
+    """Those of the version. None where workers own replicas."""
+    fixed: dict[str, Tensor]
+    """See `training.layout`."""
+    buffers: dict[int, dict[str, Tensor]]
+    """By worker, as of its last update in the version."""
+    state: State
+    """The optimizer's."""
+    groups: list[dict[str, Tree]]
+    """What the optimizer's parameter groups have besides parameters."""
+    attributes: dict[str, Tree]
+    """What an optimizer of the user's own class has in addition to groups and state."""
+    told: list[dict[str, Any]]
+    """The hyperparameters that the script had when a worker last told of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfReplica:
+    """A worker's replica."""
+
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfWorker:
+    """What a worker's script keeps, and what its optimizer has."""
+
+    kept: dict[str, Tree] = field(default_factory=dict)
+    """Each kept object's `state_dict()`, by its name."""
+    groups: list[dict[str, Tree]] = field(default_factory=list)
+    """As in `OfStore`, as the script has them."""
+    state: State | None = None
+    """The optimizer's, where the worker steps it."""
+    attributes: dict[str, Tree] = field(default_factory=dict)
+    """As in `OfStore`, where the worker steps the optimizer."""
+
+
+Kind = TypeVar("Kind", OfStore, OfReplica, OfWorker)
+
+
+def pack(part: OfWorker) -> bytes:
+    """Pack it. Raises ConfigError for what can't be packed."""
+    return packed(_tree(part), "the worker")
+
+
+def unpack(data: bytes) -> OfWorker:
+    """Unpack what `pack` has packed."""
+    return OfWorker(**unpacked(data))
+
+
+def write(file: Path, part: OfStore | OfReplica) -> str:
+    """Write it. On return it is on disk. Return the file's SHA-256. Raises ConfigError for what can't be packed."""
+    save(_tree(part), "the store", file)
+    return _finished(file)
+
+
+def write_packed(file: Path, descriptor: int) -> str:
+    """Write what a worker has packed, which is behind the descriptor. See `write`."""
+    with open(descriptor, "rb", closefd=False) as packing, open(file, "wb") as out:
+        packing.seek(0)
+        shutil.copyfileobj(packing, out, 1 << 20)
+    return _finished(file)
+
+
+def read(kind: type[Kind], file: Path) -> Kind:
+    """Read what `write` has written."""
+    return kind(**load(file))
+
+
+def to_disk(path: Path) -> None:
+    """Wait until the file's bytes, or the folder's names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # this file system can't sync
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def put(values: dict[str, Tensor], places: dict[str, Tensor]) -> None:
+    """Copy the values into the places of the same names. Raises ConfigError if names or forms differ."""
+    for name, place in places.items():
+        value = values.get(name)
+        if value is None or (value.dtype, value.shape) != (place.dtype, place.shape):
+            there = "is not there" if value is None else f"is {value.dtype} {list(value.shape)} there"
+            raise ConfigError(
+                f'the snapshot is of another model: "{name}", {place.dtype} {list(place.shape)} here, {there}'
+            )
+        place.copy_(value)
+
+
+def _tree(part: OfStore | OfReplica | OfWorker) -> Tree:
+    return {name: getattr(part, name) for name in part.__dataclass_fields__}
+
+
+def _finished(file: Path) -> str:
+    file.chmod(file.parent.stat().st_mode & 0o666)  # as all files of the run; safetensors makes it private
+    to_disk(file)
+    with file.open("rb") as written:
+        return hashlib.file_digest(written, "sha256").hexdigest()
