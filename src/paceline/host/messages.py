@@ -510,3 +510,29 @@ class StoreFailed(Message):
 
 
 FromStore = StoreReady | Committed | StateReady | Recorded | MeanRecorded | StoreFailed
+
+
+# the launcher to the zygote, and back
+
+
+class Fork(Message):
+    """Fork a process with the descriptors that come along. It is to be this worker's."""
+
+    descriptors: ClassVar[int] = 3
+
+    worker: Count
+
+
+class Forked(Message):
+    """The process is there, as a child of the launcher."""
+
+    process: int
+
+
+class NotForked(Message):
+    """The machine can't start a process. The text says so."""
+
+    error: str
+
+
+FromZygote = Forked | NotForked
