@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,42 +17,42 @@ from paceline.fabric.unix import Channel, pair
 from paceline.host import messages
 from paceline.host.loop import Loop
 from paceline.host.output import Output
-from paceline.host.processes import exit_phrase, fork_child
+from paceline.host.processes import exit_phrase
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
+from paceline.host.zygote import Zygote
 from support.events import LONG
+from support.rooms import OFFER
 
 Body = Callable[[Channel], int]
 """What a worker's process does. Returns its exit code."""
 
 
 class Company:
-    """Workers whose processes do what a test says, and what is heard of them. `first` is told before all else."""
+    """Workers whose processes do what a test says, and what is heard of them.
 
-    def __init__(self, folder: Path, *bodies: Body, first: messages.Message | None) -> None:
+    `first` is told before all else. Workers in `late` are left to the test to start.
+    """
+
+    def __init__(self, folder: Path, *bodies: Body, first: messages.Message | None, late: tuple[int, ...]) -> None:
+        self.folder = folder
+        self.zygote = Zygote(partial(become, bodies))
         self.loop = Loop()
         self.output = Output(shown_on=sys.stdout, prefix=True)
         self.heard: list[tuple[int, object]] = []
-        self.workers = Workers(self.loop, self.output)
-        for worker, body in enumerate(bodies):
-            self.workers.add(self._fork(worker, body, folder))
-            if first is not None:
-                self.workers.send(worker, first)
+        self.workers = Workers(self.loop, self.output, self._fork)
+        for worker in range(len(bodies)):
+            if worker not in late:
+                self.workers.start(worker)
+                if first is not None:
+                    self.workers.send(worker, first)
         self.workers.open(lambda worker, message, _: self.heard.append((worker, message)), self._gone)
 
-    def _fork(self, worker: int, body: Body, folder: Path) -> Process:
+    def _fork(self, worker: int) -> Process:
         ours, theirs = pair()
         printed, output = os.pipe()
         os.set_blocking(printed, False)
-
-        def run() -> int:
-            ours.close()
-            for other in self.workers.processes:
-                other.forget()
-            os.dup2(output, 1)
-            return body(Channel(theirs, messages.ToWorker, "the coordinator"))
-
-        process = fork_child(run)
+        process = self.zygote.fork(worker, (theirs.fileno(), output))
         theirs.close()
         os.close(output)
         return Process(
@@ -58,7 +60,7 @@ class Company:
             process=process,
             watch=os.pidfd_open(process),
             channel=Channel(ours, messages.FromWorker, f"worker {worker}"),
-            log=folder / f"worker-{worker}.log",
+            log=self.folder / f"worker-{worker}.log",
             printed=printed,
             turns=Turns(stored=True),
         )
@@ -81,16 +83,23 @@ class Company:
     def close(self) -> None:
         self.workers.end_all()
         self.workers.await_all()
+        self.zygote.end()
         self.output.close()
         self.loop.close()
 
 
+def become(bodies: tuple[Body, ...], worker: int, descriptors: list[int]) -> int:
+    end, output = descriptors
+    os.dup2(output, 1)
+    return bodies[worker](Channel(socket.socket(fileno=end), messages.ToWorker, "the coordinator"))
+
+
 @pytest.fixture
-def company(tmp_path: Path) -> Iterator[Callable[..., Company]]:
+def company(adopting: None, tmp_path: Path) -> Iterator[Callable[..., Company]]:
     made: list[Company] = []
 
-    def make(*bodies: Body, first: messages.Message | None = None) -> Company:
-        made.append(Company(tmp_path, *bodies, first=first))
+    def make(*bodies: Body, first: messages.Message | None = None, late: tuple[int, ...] = ()) -> Company:
+        made.append(Company(tmp_path, *bodies, first=first, late=late))
         return made[-1]
 
     yield make
@@ -198,3 +207,43 @@ def test_a_process_that_has_ended_is_ended_no_more(
     made.workers.give_up(0, "it is too late")
     made.workers.end_all()
     assert killed == []
+
+
+def test_a_worker_can_be_started_while_others_are_listened_to(company: Callable[..., Company]) -> None:
+    made = company(waits, answers, late=(1,))
+    made.workers.start(1)
+    made.workers.send(1, messages.Leased(2, 5))
+    made.workers.end(0)
+    heard = made.until_all_have_gone()
+    assert [what for worker, what in heard if worker == 1] == [messages.GivenBack([(2, 5)]), "exit code 0"]
+    assert made.workers.numbers == [0, 1]
+
+
+def test_a_worker_that_has_gone_can_be_started_again_and_again_and_may_say_all_that_it_may_at_first(
+    company: Callable[..., Company],
+) -> None:
+    """It offers a model, which a process may do once. What it had open is closed each time."""
+    made = company(says(OFFER, code=7))
+    assert made.until_all_have_gone() == [(0, OFFER), (0, "exit code 7")]
+    before = set(os.listdir("/proc/self/fd"))
+    for times in (2, 3):
+        made.workers.start(0)
+        assert made.until_all_have_gone() == [(0, OFFER), (0, "exit code 7")] * times
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert made.workers.numbers == [0]
+
+
+def test_what_a_worker_prints_that_is_started_again_is_appended_to_its_log(company: Callable[..., Company]) -> None:
+    made = company(prints_and_ends)
+    made.until_all_have_gone()
+    made.workers.start(0)
+    made.until_all_have_gone()
+    assert made.workers.processes[0].log.read_text() == "a word\n" * 20
+
+
+def test_a_worker_that_is_here_is_not_started_again(company: Callable[..., Company]) -> None:
+    made = company(waits)
+    with pytest.raises(AssertionError, match="worker 0 is here"):
+        made.workers.start(0)
+    made.workers.end(0)
+    assert made.until_all_have_gone() == [(0, "killed by SIGKILL")]

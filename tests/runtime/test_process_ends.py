@@ -14,6 +14,7 @@ import pytest
 
 from paceline.host.processes import children, end_adopted, end_group
 from support.launch import Launch
+from support.processes import zygote_of
 from support.runs import ended
 from support.scripts import ENDLESS, training
 
@@ -167,6 +168,75 @@ def test_a_process_that_a_thread_has_forked_ends_with_its_parent_too(launch: Lau
     process.wait(60)
     launch.assert_nothing_left()
     process.communicate()
+
+
+def test_a_run_goes_on_with_the_workers_that_it_has_when_its_zygote_is_killed(launch: Launch) -> None:
+    inside = """
+        if step == 2:
+            tell("waits", me)
+            while not os.path.exists(sys.argv[1]):
+                time.sleep(0.01)
+    """
+    killed = launch.tmp_path / "killed"
+    process = launch.start(training(inside), "-n", "2", "-p", "bsp", args=(str(killed),))
+    for worker in range(2):
+        launch.events.wait_for("waits", worker)
+    os.kill(zygote_of(process.pid), signal.SIGKILL)
+    killed.touch()
+    run = ended(process).completed()
+    assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "finished"]
+    assert "died" not in run.err
+
+
+def test_a_run_whose_zygote_is_killed_before_it_has_all_workers_fails_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(training())
+    program = """
+        import os, signal
+        from paceline.host.workers import Workers
+        from support.processes import zygote_of
+        start = Workers.start
+        def kill_first(workers, worker):
+            if worker == 1:
+                os.kill(zygote_of(os.getpid()), signal.SIGKILL)
+            start(workers, worker)
+        Workers.start = kill_first
+        from paceline.cli.main import main
+        raise SystemExit(main())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), "run", "-n", "2", "-p", "asp", "--out", "run", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3
+    assert "Traceback" not in done.stdout + done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["outcome"] == "failed"
+    assert summary["error"].startswith("worker 1 can't be started: the process that workers are forked from (")
+
+
+HELD = """
+if step == 0:
+    for number in sorted(map(int, os.listdir("/proc/self/fd"))):
+        try:
+            print(number, os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:
+            pass
+"""
+
+
+def test_workers_hold_nothing_of_each_other_and_nothing_of_the_ledger(launch: Launch) -> None:
+    """The second worker is forked when the launcher has the first one's channel, and the ledger."""
+    run = launch.run(training(HELD), "-n", "2", "-p", "asp", "--tee", "none", fresh=True).completed()
+    held = [dict(line.split(" ", 1) for line in run.log(worker).splitlines()) for worker in range(2)]
+    assert not [what for one in held for what in one.values() if "ledger" in what]
+    sockets = [[what for what in one.values() if what.startswith("socket:")] for one in held]
+    assert len(sockets[0]) == len(sockets[1]) == 1, f"a worker's own channel, and no other: {held}"
+    assert sockets[0] != sockets[1]
 
 
 def test_a_run_that_its_terminal_hangs_up_on_ends_as_an_interrupted_one(launch: Launch) -> None:

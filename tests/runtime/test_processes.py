@@ -24,6 +24,7 @@ import paceline
 from support.events import LONG, await_stop, said
 from support.launch import Launch
 from support.leftovers import Traces
+from support.processes import children, zygote_of
 from support.runs import Launcher, Run, ended
 from support.scripts import ENDLESS, training
 
@@ -58,10 +59,6 @@ def scenario(tmp_path: Path, text: str) -> str:
 
 def reasons(run: Run) -> list[str]:
     return [row["left"]["reason"] for row in run.summary["per_worker"]]
-
-
-def children(process: int) -> set[int]:
-    return {int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()}
 
 
 def await_end(process: int, within: float = LONG) -> None:
@@ -294,7 +291,7 @@ def test_the_death_of_the_store_fails_the_run_and_says_what_is_whole(launch: Lau
     script = training("if step in (0, 20): tell('step', step, me, os.getpid())", **ENDLESS)
     process = launch.start(script, "-n", "2", "-p", "asp")
     workers = {int(launch.events.wait_for("step", 20, worker)[3]) for worker in range(2)}
-    (store,) = children(process.pid) - workers
+    (store,) = {*children(process.pid)} - workers - {zygote_of(process.pid)}
     os.kill(store, signal.SIGKILL)
     run = ended(process)
     assert run.code == 3
@@ -412,7 +409,8 @@ def test_when_the_launcher_is_killed_so_is_everything_else(launch: Launch) -> No
     for worker in range(2):
         launch.events.wait_for("trains", worker)
     (traces,) = launch.traces
-    assert len(traces.processes()) == 1 + 1 + 2 * (1 + 2 + 1)  # launcher, store, and for each worker what it started
+    here = 1 + 1 + 1 + 2 * (1 + 2 + 1)  # launcher, zygote, store, and for each worker what it started
+    assert len(traces.processes()) == here
     process.kill()
     assert process.wait(LONG) == -signal.SIGKILL
     launch.assert_nothing_left()

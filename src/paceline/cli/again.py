@@ -64,9 +64,7 @@ def recorded(path: Path, flag: str = "--config") -> dict[str, Any]:
     known = (*FLAGS, "shards", *OTHERS)
     missing = next((key for key in ("paceline", "protocol", "workers") if key not in config), None)
     if missing is not None:
-        raise ConfigError(
-            f"{flag} {file}: it is no run's configuration, as it has no {missing}; name a run's {CONFIG}"
-        )
+        raise ConfigError(f"{flag} {file}: it is no run's configuration, as it has no {missing}; name a run's {CONFIG}")
     if config["paceline"] != __version__:
         raise ConfigError(
             f"{flag} {file}: it was written by Paceline {config['paceline']}, and this is {__version__}; give "

@@ -103,7 +103,7 @@ class Leases:
         rounds go through all that is outstanding as one stream, so none is short where epochs meet.
         """
         leases = Leases(dealing, sorted(workers))
-        leases.settled, leases.skipped, leases.missed = plain["settled"], plain["skipped"], plain["missed"]
+        leases.skipped, leases.missed = plain["skipped"], plain["missed"]
         leases.earlier = {Batch(*pair): None for pair in plain["leased"]}
         leases.epochs = {number: Epoch([], [], 0, True) for number in plain["over"]}
         as_before = not plain["scattered"] and (plain["dealing"], plain["company"]) == (dealing, leases.company)
@@ -125,21 +125,23 @@ class Leases:
                 opened.shares.setdefault(worker, deque()).append(index)
         return leases
 
-    def plain(self, in_replicas: Collection[tuple[int, int]] = ()) -> dict[str, Any]:
+    def plain(self, in_replicas: Collection[tuple[int, int]] = (), unskipped: Collection[Batch] = ()) -> dict[str, Any]:
         """Return what a resumed run needs of this book, as plain data that JSON can hold.
 
         `in_replicas`: (worker, step) of updates that are in one worker's replica, and bound for that reason. The
-        snapshot has a copy of that replica, so they count as settled.
+        snapshot has a copy of that replica, so they count as settled. `unskipped`: batches that were skipped before
+        steps that are not in the snapshot, so they are dealt again.
         """
         kept = {batch: None for key in in_replicas for batch in self.bound.get(key, ())}
         outstanding = self._outstanding(without=kept)
+        for batch in unskipped:
+            outstanding[batch.epoch] = sorted([*outstanding[batch.epoch], batch.index])
         over = [number for number in sorted(self.epochs) if self._is_over(number, outstanding)]
         return {
             "dealing": self.dealing,
             "company": list(self.company),
             "scattered": self.scattered,
-            "settled": self.settled + sum(map(self.size, kept)),
-            "skipped": self.skipped,
+            "skipped": self.skipped - sum(map(self.size, unskipped)),
             "missed": self.missed,
             "dealt": self.dealt,
             "over": over,

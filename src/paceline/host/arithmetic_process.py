@@ -24,6 +24,7 @@ from paceline.fabric.memory import Region, keep_freed_memory
 from paceline.fabric.unix import Channel, attached, attachment
 from paceline.host import messages
 from paceline.host.processes import fork_orphan
+from paceline.records.snapshots import seal
 from paceline.training.buffers import Policy
 from paceline.training.link import MakeStore
 from paceline.training.packing import packed, unpacked
@@ -90,6 +91,8 @@ def _serve(store: Store, end: socket.socket) -> int:
                     recorder.keep(file, partial(store.keep_replica, area, Path(file)))
                 case messages.KeepWorker(file=file):
                     recorder.keep(file, partial(_keep_worker, Path(file), descriptors[0]))
+                case messages.Seal():
+                    recorder.seal(order)
                 case messages.Restore():
                     recorder.send(_restored(store, order))
                 case messages.Quit():
@@ -176,6 +179,18 @@ class _Recorder:
                 self.send(messages.FileKept(file, "", f"{file} can't be written: {error}"))
 
         self._work.put(keep)
+
+    def seal(self, order: messages.Seal) -> None:
+        """Make a snapshot whole. What was to be written before is on disk by then."""
+
+        def write() -> None:
+            try:
+                seal(Path(order.folder), order.state, map(Path, order.old))
+                self.send(messages.Sealed(None))
+            except OSError as error:
+                self.send(messages.Sealed(f"{order.folder} can't be written: {error.strerror}"))
+
+        self._work.put(write)
 
     def send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         with self._sending:

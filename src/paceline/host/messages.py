@@ -511,6 +511,17 @@ class KeepWorker(Message):
     file: str
 
 
+class Seal(Message):
+    """All other files of the snapshot in that folder are there: write its last one, and give the folder its name.
+
+    Remove these older ones then.
+    """
+
+    folder: str
+    state: bytes
+    old: list[str]
+
+
 class Restore(Message):
     """Go on from a version in that file, before the first commit. See `training.store.Store.restore`."""
 
@@ -527,7 +538,9 @@ class Quit(Message):
     """End the process."""
 
 
-ToStore = Commit | Record | RecordMean | Adopt | SendState | KeepState | KeepReplica | KeepWorker | Restore | Quit
+ToStore = (
+    Commit | Record | RecordMean | Adopt | SendState | KeepState | KeepReplica | KeepWorker | Seal | Restore | Quit
+)
 
 
 class StoreReady(Message):
@@ -591,10 +604,42 @@ class Restored(Message):
     refused: str | None
 
 
+class Sealed(Message):
+    """The snapshot is whole, and on disk; or it can't be."""
+
+    error: str | None
+
+
 class StoreFailed(Message):
     """The store cannot go on."""
 
     error: str
 
 
-FromStore = StoreReady | Committed | StateReady | Recorded | MeanRecorded | FileKept | Restored | StoreFailed
+FromStore = StoreReady | Committed | StateReady | Recorded | MeanRecorded | FileKept | Sealed | Restored | StoreFailed
+
+
+# the launcher to the zygote, and back
+
+
+class Fork(Message):
+    """Fork a process with the descriptors that come along. It is to be this worker's."""
+
+    descriptors: ClassVar[int] = 3
+
+    worker: Count
+
+
+class Forked(Message):
+    """The process is there, as a child of the launcher."""
+
+    process: int
+
+
+class NotForked(Message):
+    """The machine can't start a process. The text says so."""
+
+    error: str
+
+
+FromZygote = Forked | NotForked

@@ -9,6 +9,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -26,9 +27,11 @@ SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
 
 
 class NoProcess(RunFailed):
-    """The machine lets no further process be forked. The message says why, and what the limit is."""
+    """No further process can be forked. The message says why."""
 
-    def __init__(self, error: OSError) -> None:
+    @classmethod
+    def because(cls, error: OSError) -> NoProcess:
+        """Return what to raise where the machine lets none be forked. The message says what the limits are, too."""
         most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
         limits = [f"{available_bytes():,} bytes of memory are available"]
         if most != resource.RLIM_INFINITY:
@@ -36,7 +39,7 @@ class NoProcess(RunFailed):
         with contextlib.suppress(OSError, ValueError):
             group, most = pids_of_group()
             limits.append(f"this control group has {group:,} of {most:,} processes")
-        super().__init__(f"no further process can be started: {error.strerror}; {', '.join(limits)}")
+        return cls(f"no further process can be started: {error.strerror}; {', '.join(limits)}")
 
 
 def pids_of_group() -> tuple[int, int]:
@@ -95,7 +98,7 @@ def fork_child(body: Callable[[], int]) -> int:
     try:
         child = os.fork()
     except OSError as error:
-        raise NoProcess(error) from error
+        raise NoProcess.because(error) from error
     if not child:
         _run_child(parent, body)
     with contextlib.suppress(PermissionError, ProcessLookupError):  # the child did so itself, or has ended
@@ -203,20 +206,21 @@ def _die_at_end(watch: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fork_orphan(body: Callable[[], int], parent: int) -> None:
+def fork_orphan(body: Callable[[], int], parent: int) -> int:
     """Fork a process whose parent is to be `parent`, an ancestor that adopts orphans. It dies with that ancestor.
 
-    Raises NoProcess if the machine has none to give.
+    Returns its id, once it has that parent and leads a process group of its own. Raises NoProcess if the machine has
+    none to give.
     """
     global _orphaning
-    passed, told = os.pipe()
+    ours, theirs = socket.socketpair()
     _orphaning = True
     try:
         between = os.fork()
     except OSError as error:
-        os.close(told)
-        os.close(passed)
-        raise NoProcess(error) from error
+        ours.close()
+        theirs.close()
+        raise NoProcess.because(error) from error
     finally:
         _orphaning = False  # of who was forked, too: it forks nothing but the orphan, which has a parent to die with
     if not between:
@@ -226,21 +230,24 @@ def fork_orphan(body: Callable[[], int], parent: int) -> None:
         except OSError as error:
             os._exit(error.errno or errno.EAGAIN)
         if child:
+            os.setpgid(child, child)
+            theirs.send(b"%d" % child)
             os._exit(0)
         _orphaning = False
-        os.close(told)
-        adopted = os.read(passed, 1)  # sent when the process in between is gone; nothing if the sender is
-        os.close(passed)
+        ours.close()
+        adopted = theirs.recv(1)  # sent when the process in between is gone; nothing if the sender is
+        theirs.close()
         if not adopted:
             os._exit(1)
         _run_child(parent, body)
-    code = os.waitstatus_to_exitcode(os.waitpid(between, 0)[1])
-    if not code:
-        os.write(told, b"!")
-    os.close(told)
-    os.close(passed)
-    if code:
-        raise NoProcess(OSError(abs(code), os.strerror(abs(code))))
+    theirs.close()
+    with ours:
+        code = os.waitstatus_to_exitcode(os.waitpid(between, 0)[1])
+        if code:
+            raise NoProcess.because(OSError(abs(code), os.strerror(abs(code))))
+        child = int(ours.recv(32))
+        ours.send(b"!")
+    return child
 
 
 def _run_child(parent: int, body: Callable[[], int]) -> NoReturn:

@@ -13,7 +13,7 @@ from paceline.host.commits import NEWEST, Commits
 from paceline.host.contract import News, Resumption
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
-from paceline.host.steps import Steps, replica_of
+from paceline.host.steps import Steps
 from paceline.records.snapshots import STORE, replica_file, worker_file
 
 

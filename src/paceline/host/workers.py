@@ -41,22 +41,21 @@ class Process:
     here: bool = True
     """Whether it has not ended. Its number may be another process's after that."""
 
-    def forget(self) -> None:
-        """Close what a process forked later inherits of this one: else the launcher's end would not show there."""
-        self.channel.close()
-        os.close(self.watch)
-        if self.printed is not None:
-            os.close(self.printed)
+
+Fork = Callable[[int], Process]
+"""Forks this worker's process. Raises NoProcess."""
 
 
 class Workers:
     """Listens to the workers' processes, tells them what others want said, and ends them on order."""
 
-    def __init__(self, loop: Loop, output: Output) -> None:
-        """`output` takes what they print."""
+    def __init__(self, loop: Loop, output: Output, fork: Fork) -> None:
+        """`output` takes what they print, `fork` begins their processes."""
         self._processes: dict[int, Process] = {}
         self._loop = loop
         self._output = output
+        self._fork = fork
+        self._listens = False
         self._hear: Hear = _unheard
         self._gone: Callable[[int, int], None] = _unheard
 
@@ -70,20 +69,23 @@ class Workers:
         """The workers, ascending."""
         return list(self._processes)
 
-    def add(self, process: Process) -> None:
-        """The next worker's process is forked. It can be told something before it is listened to: to stop, say."""
-        self._processes[process.worker] = process
-        full = partial(self.give_up, process.worker, "it has stopped reading")
-        process.outbox = Outbox(process.channel, self._loop, full)
+    def start(self, worker: int) -> None:
+        """Fork the worker's process, at any time: the first, or one after the last has gone. Raises NoProcess.
+
+        It can be told something before it is listened to: to stop, say.
+        """
+        last = self._processes.get(worker)
+        assert last is None or not last.here, f"worker {worker} is here"
+        one = self._processes[worker] = self._fork(worker)
+        one.outbox = Outbox(one.channel, self._loop, partial(self.give_up, worker, "it has stopped reading"))
+        if self._listens:
+            self._listen(one)
 
     def open(self, hear: Hear, gone: Callable[[int, int], None]) -> None:
         """Listen to all of them. `gone(worker, status)` is called when a process has ended, as waitpid returned it."""
-        self._hear, self._gone = hear, gone
+        self._hear, self._gone, self._listens = hear, gone, True
         for one in self._processes.values():
-            self._loop.watch(one.channel, lambda one=one: self._receive(one))  # type: ignore[misc]
-            self._loop.watch(one.watch, lambda one=one: self._ended(one))  # type: ignore[misc]
-            if one.printed is not None:
-                self._loop.watch(one.printed, lambda one=one: self._pass_on(one))  # type: ignore[misc]
+            self._listen(one)
 
     def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Tell the worker, now or when it reads. The descriptors may be closed at once."""
@@ -124,6 +126,12 @@ class Workers:
         for one in self._processes.values():
             if one.here:
                 os.waitpid(one.process, 0)
+
+    def _listen(self, one: Process) -> None:
+        self._loop.watch(one.channel, lambda: self._receive(one))
+        self._loop.watch(one.watch, lambda: self._ended(one))
+        if one.printed is not None:
+            self._loop.watch(one.printed, lambda: self._pass_on(one))
 
     def _receive(self, one: Process) -> None:
         try:

@@ -58,9 +58,7 @@ def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now:
             f"{name}: it is a run of {one.name}, whose state {other.name} can't go on with; {KEPT_BY[one.holder]}"
         )
     if workers != now and one.holder != "window":
-        raise ConfigError(
-            f"{name}: it has {workers} workers, and under {one.name} {KEPT_BY[one.holder]}; leave -n out"
-        )
+        raise ConfigError(f"{name}: it has {workers} workers, and under {one.name} {KEPT_BY[one.holder]}; leave -n out")
 
 
 KEPT_BY = {

@@ -12,7 +12,7 @@ FOLDER = "tensorboard"
 
 
 class Board:
-    """Writes scalars. Make it after the workers are forked, as a thread writes each of its files."""
+    """Writes scalars. Make it after the zygote is forked, as a thread writes each of its files."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -18,7 +18,7 @@ from paceline.runtime.waits import WaitReports
 
 
 class Display:
-    """Looks at the run from time to time, and shows what it sees. Make it after the workers are forked."""
+    """Looks at the run from time to time, and shows what it sees. Make it after the zygote is forked."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ LONGEST = 1 << 28  # bytes of notes that are read
 def notes() -> int:
     """A file without a name, for all workers of a run. Returns its descriptor.
 
-    A process that inherits the descriptor by a fork writes where the others have written last.
+    A process that is handed the descriptor, or inherits it by a fork, writes where the others have written last.
     """
     return os.memfd_create("paceline-folders")
 

@@ -1,4 +1,4 @@
-"""What every worker needs is imported once, before they are forked."""
+"""What every worker needs is imported once, before the zygote is forked."""
 
 from __future__ import annotations
 

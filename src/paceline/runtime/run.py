@@ -1,4 +1,4 @@
-"""One run, from the empty folder to the summary: forks the workers, coordinates, leaves no process behind."""
+"""One run, from the empty folder to the summary: starts the workers, coordinates, leaves no process behind."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from paceline.host.processes import (
     asking_to_end,
     children,
     end_adopted,
-    fork_child,
 )
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
+from paceline.host.zygote import Zygote
 from paceline.records import summary as summaries
 from paceline.records.cut import cut
 from paceline.records.journal import Journal
@@ -78,6 +78,11 @@ class Interrupts:
         """A descriptor that is readable when a signal has come."""
         return self._read.fileno()
 
+    def let_go(self) -> None:
+        """In a process that was forked: signals to the launcher are not its business."""
+        self._read.close()
+        self._write.close()
+
     def take(self) -> int:
         """How many signals have come since this was last asked."""
         with suppress(BlockingIOError):
@@ -114,8 +119,8 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
     coordinator = None
     try:
         try:
-            with _journal(settings) as journal:
-                coordinator = _coordinate(settings, interrupts, journal, direct)
+            with _zygote(settings, interrupts) as zygote, _journal(settings) as journal:
+                coordinator = _coordinate(settings, interrupts, zygote, journal, direct)
                 journal.ended(coordinator.rooms.ending.outcome, coordinator.rooms.ending.error)
         except RunFailed as error:  # the ledger lacks something, and the summary must say so
             if coordinator is None:
@@ -163,6 +168,24 @@ def undo(folder: Path, made: list[Path]) -> None:
 
 
 @contextmanager
+def _zygote(settings: Settings, interrupts: Interrupts) -> Iterator[Zygote]:
+    from paceline.runtime.worker import work
+
+    launcher = os.getpid()
+
+    def become(worker: int, descriptors: list[int]) -> int:
+        interrupts.let_go()
+        end, output, folders = descriptors
+        return work(worker, settings, socket.socket(fileno=end), output, folders, launcher)
+
+    zygote = Zygote(become)
+    try:
+        yield zygote
+    finally:
+        zygote.end()
+
+
+@contextmanager
 def _journal(settings: Settings) -> Iterator[Journal]:
     path, resumed = settings.folder / LEDGER, settings.resumed
     tally = None
@@ -176,7 +199,9 @@ def _journal(settings: Settings) -> Iterator[Journal]:
         ledger.close()
 
 
-def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, direct: Direct | None) -> Coordinator:
+def _coordinate(
+    settings: Settings, interrupts: Interrupts, zygote: Zygote, journal: Journal, direct: Direct | None
+) -> Coordinator:
     strangers = children()
     adopt_orphans()
     output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
@@ -184,16 +209,15 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
     loop = Loop()
     output.after = loop.after
     _write_config(settings, None, journal)
-    workers = Workers(loop, output)
     folders = notes()
+    workers = Workers(loop, output, lambda worker: _fork(worker, settings, zygote, folders))
     rooms, failure = None, ""
     try:
         for worker in range(settings.workers):
             if interrupts.pending or failure:  # forking hundreds takes a while
                 break
             try:
-                with journal.ledger.still():
-                    workers.add(_fork(worker, settings, workers.processes, folders, journal.ledger))
+                workers.start(worker)
             except NoProcess as error:
                 failure = f"worker {worker} can't be started: {error}"
 
@@ -239,9 +263,7 @@ def _coordinate(settings: Settings, interrupts: Interrupts, journal: Journal, di
         loop.close()
 
 
-def _fork(worker: int, settings: Settings, before: list[Process], folders: int, ledger: Ledger) -> Process:
-    from paceline.runtime.worker import work
-
+def _fork(worker: int, settings: Settings, zygote: Zygote, folders: int) -> Process:
     ours, theirs = pair()
     log = settings.folder / f"worker-{worker}.log"
     printed = None
@@ -250,22 +272,16 @@ def _fork(worker: int, settings: Settings, before: list[Process], folders: int, 
         os.set_blocking(printed, False)
     else:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, MODE)
-    launcher = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
-
-    def body() -> int:
+    try:
+        process = zygote.fork(worker, (theirs.fileno(), output, folders))
+    except NoProcess:
         ours.close()
-        ledger.let_go_of_lock()  # a launcher that is killed may end some moments before its workers
-        for other in before:
-            other.forget()
         if printed is not None:
             os.close(printed)
-        return work(worker, settings, theirs, output, folders, launcher)
-
-    process = fork_child(body)
-    theirs.close()
-    os.close(output)
+        raise
+    finally:
+        theirs.close()
+        os.close(output)
     channel = Channel(ours, messages.FromWorker, f"worker {worker}")
     watch = os.pidfd_open(process)
     turns = Turns(stored=settings.choice.spec.versions == "stored")

@@ -1,0 +1,184 @@
+"""What is forked from the zygote is the launcher's child, has what it is handed, and is forked at any time."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.host import zygote as zygotes
+from paceline.host.processes import NoProcess, adopt_orphans, exit_phrase, fork_child
+from paceline.host.zygote import Become, Zygote
+from support.events import LONG, await_stop
+
+
+@pytest.fixture
+def forked(adopting: None) -> Iterator[Callable[[Become], Zygote]]:
+    """Makes a zygote, which ends with the test."""
+    made: list[Zygote] = []
+
+    def make(become: Become) -> Zygote:
+        made.append(Zygote(become))
+        return made[-1]
+
+    yield make
+    for zygote in made:
+        zygote.end()
+
+
+def how_it_ended(process: int) -> str:
+    return exit_phrase(os.waitpid(process, 0)[1])
+
+
+def exits_with(worker: int, _: list[int]) -> int:
+    return worker
+
+
+def waits(worker: int, _: list[int]) -> int:
+    signal.pause()
+    return 0
+
+
+def held() -> Counter[str]:
+    """What this process has open: files, and sockets and pipes by their numbers."""
+    found = Counter[str]()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found[os.readlink(f"/proc/self/fd/{number}")] += 1
+        except FileNotFoundError:  # what the list was read from
+            continue
+    return found
+
+
+def tells_what_it_has(worker: int, descriptors: list[int]) -> int:
+    has = {"held": held(), "inherited": [os.get_inheritable(descriptor) for descriptor in descriptors]}
+    os.write(descriptors[0], json.dumps(has).encode())
+    return 0
+
+
+def test_what_is_forked_is_a_child_of_this_process_and_leads_a_group(forked: Callable[[Become], Zygote]) -> None:
+    zygote = forked(waits)
+    process = zygote.fork(0, ())
+    assert os.getpgid(process) == process
+    os.kill(process, signal.SIGKILL)
+    assert how_it_ended(process) == "killed by SIGKILL"
+
+
+def test_each_is_told_which_worker_it_is_and_ends_with_its_own_exit_code(forked: Callable[[Become], Zygote]) -> None:
+    zygote = forked(exits_with)
+    processes = [zygote.fork(worker, ()) for worker in (3, 0, 7)]
+    assert [how_it_ended(process) for process in processes] == ["exit code 3", "exit code 0", "exit code 7"]
+
+
+def test_a_launcher_with_threads_forks_too_and_the_process_has_one(forked: Callable[[Become], Zygote]) -> None:
+    zygote = forked(lambda *_: len(os.listdir("/proc/self/task")))
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        assert how_it_ended(zygote.fork(0, ())) == "exit code 1"
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_process_has_what_was_open_before_the_zygote_and_what_it_is_handed_and_nothing_else(
+    forked: Callable[[Become], Zygote], tmp_path: Path
+) -> None:
+    """Neither what the launcher has opened since, nor what others were handed, nor the zygote's own channel."""
+    before = held()
+    zygote = forked(tells_what_it_has)
+    with (tmp_path / "ledger").open("w"):
+        for worker in range(3):
+            heard, tells = os.pipe()
+            other, others = os.pipe()
+            handed = Counter(os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in (tells, others))
+            process = zygote.fork(worker, (tells, others))
+            os.close(tells)
+            os.close(others)
+            with open(heard) as answer:
+                has = json.load(answer)
+            os.close(other)
+            assert Counter(has["held"]) == before + handed
+            assert has["inherited"] == [False, False], "programs that it starts would have them"
+            assert how_it_ended(process) == "exit code 0"
+
+
+def test_a_killed_zygote_leaves_its_processes_alone_and_forks_no_more(forked: Callable[[Become], Zygote]) -> None:
+    zygote = forked(waits)
+    process = zygote.fork(0, ())
+    os.kill(zygote.process, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(NoProcess, match=rf"^the process that workers are forked from \({zygote.process}\) has "):
+            zygote.fork(1, ())
+    os.kill(process, 0)
+    os.kill(process, signal.SIGTERM)
+    assert how_it_ended(process) == "killed by SIGTERM"
+
+
+def test_a_stopped_zygote_is_not_waited_for_without_end(
+    forked: Callable[[Become], Zygote], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygotes, "PATIENCE", 0.01)
+    zygote = forked(exits_with)
+    os.kill(zygote.process, signal.SIGSTOP)
+    await_stop(zygote.process)
+    with pytest.raises(NoProcess, match=r"did not answer$"):
+        zygote.fork(0, ())
+
+
+def test_a_process_that_the_machine_refuses_is_told_and_the_next_one_is_forked(
+    forked: Callable[[Become], Zygote], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, fork, before = tmp_path / "full", os.fork, held()
+
+    def limited() -> int:
+        if full.exists():
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    zygote = forked(tells_what_it_has)
+    full.touch()
+    for _ in range(2):
+        with pytest.raises(NoProcess, match=r"^no further process can be started: Resource temporarily unavailable; "):
+            zygote.fork(0, ())
+    full.unlink()
+    heard, tells = os.pipe()
+    handed = Counter([os.readlink(f"/proc/self/fd/{tells}")])
+    process = zygote.fork(0, (tells,))
+    os.close(tells)
+    with open(heard) as answer:
+        assert Counter(json.load(answer)["held"]) == before + handed, "a fork that failed has left something open"
+    assert how_it_ended(process) == "exit code 0"
+
+
+def test_a_launcher_that_is_killed_takes_the_zygote_and_all_that_it_has_forked_along() -> None:
+    heard, tells = os.pipe()
+
+    def launcher() -> int:
+        adopt_orphans()
+        zygote = Zygote(waits)
+        os.write(tells, json.dumps([zygote.process, zygote.fork(0, ()), zygote.fork(1, ())]).encode() + b"\n")
+        signal.pause()
+        return 0
+
+    process = fork_child(launcher)
+    os.close(tells)
+    with open(heard) as said:
+        watches = [os.pidfd_open(number) for number in json.loads(said.readline())]
+        os.kill(process, signal.SIGKILL)
+        assert how_it_ended(process) == "killed by SIGKILL"
+        for watch in watches:
+            poll = select.poll()
+            poll.register(watch, select.POLLIN)
+            assert poll.poll(LONG * 1000)
+            os.close(watch)
