@@ -16,6 +16,7 @@ import numpy
 import safetensors.torch
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file  # by its name: in a worker the module's is guarded for scripts
 from torch import Tensor
 
 from paceline.errors import ConfigError
@@ -43,7 +44,7 @@ def save(tree: Tree, whole: str, file: Path) -> None:
     """Write the tree to that file. See `packed`."""
     packing = _Packing(whole)
     header = packing.header(tree)
-    safetensors.torch.save_file(packing.tensors, file, header)
+    save_file(packing.tensors, file, header)
 
 
 def load(file: Path) -> Tree:
