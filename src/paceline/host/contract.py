@@ -104,11 +104,11 @@ class Host(Protocol):
         these workers' replicas as they are now.
         """
 
-    def keep(self, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
+    def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
         """Have what there is now written into that folder: `News.kept` tells of each file. Return the files' names.
 
         That is the version, which may be ordered and not made yet, or these workers' replicas. What workers pack for
-        the snapshot is written, too.
+        the snapshot of this number is written, too.
         """
 
     def seal(self, state: bytes, old: Sequence[str]) -> None:

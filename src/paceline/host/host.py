@@ -231,9 +231,9 @@ class LocalHost:
         """See `contract.Host`."""
         self._recorder.record(version, workers, file, buffers)
 
-    def keep(self, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
+    def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
         """See `contract.Host`."""
-        return self.snapshots.keep(folder, version, workers)
+        return self.snapshots.keep(snapshot, folder, version, workers)
 
     def seal(self, state: bytes, old: Sequence[str]) -> None:
         """See `contract.Host`."""
@@ -304,8 +304,8 @@ class LocalHost:
                 self.arithmetic.want_state(worker)
             case messages.Adopted():
                 self._adopt(worker, descriptors)
-            case messages.Kept(error=error):
-                self.snapshots.packed(worker, error, descriptors)
+            case messages.Kept():
+                self.snapshots.packed(worker, message, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         self._news.heard(worker, message)

@@ -36,14 +36,16 @@ class Snapshots:
         self._news = news
         self._folder: Path | None = None
         """Where the present snapshot is written."""
+        self._number = 0
+        """The number of that snapshot, or of the last one."""
         self._packed: dict[int, int] = {}
-        """By worker: the descriptor of what it has packed, as long as there is no folder."""
+        """By worker: the descriptor of what it has packed for the next snapshot."""
 
     # --- keeping ------------------------------------------------------------------------------------
 
-    def keep(self, folder: str, version: int, workers: Sequence[int]) -> list[str]:
+    def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> list[str]:
         """See `contract.Host`."""
-        self._folder = Path(folder)
+        self._number, self._folder = snapshot, Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         owners = self._steps.workers
         files = [STORE]
@@ -62,13 +64,13 @@ class Snapshots:
         self._packed.clear()
         return files
 
-    def packed(self, worker: int, error: str | None, descriptors: Sequence[int]) -> None:
+    def packed(self, worker: int, message: messages.Kept, descriptors: Sequence[int]) -> None:
         """The worker has packed its part of a snapshot, or can't."""
-        if error is not None:
-            self._news.unkept(error)
-        elif self._folder is None:
+        if message.error is not None or not descriptors:
+            self._news.unkept(message.error or f"worker {worker} has packed nothing")
+        elif message.snapshot > self._number:
             self._packed[worker] = os.dup(descriptors[0])
-        else:
+        elif message.snapshot == self._number and self._folder is not None:
             self._keep_packed(worker, descriptors[0])
 
     def kept(self, message: messages.FileKept) -> bool:

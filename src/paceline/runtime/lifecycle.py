@@ -135,7 +135,8 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
         with closing(connect(settings.folder / LEDGER)) as ledger:
             recorded = dict(ledger.execute("SELECT version, sha256 FROM versions"))
             rooms.snapshots.stays = {fact for (fact,) in ledger.execute("SELECT snapshot FROM segments")}
-        rooms.resume(state, recorded)
+            expected = ledger.execute("SELECT expected FROM epochs ORDER BY rowid LIMIT 1").fetchone()
+        rooms.resume(state, recorded, expected[0] if expected else None)
     rooms.clock.begin(0.0 if state is None else state.at)
     steps: Mapping[int, int] = {} if state is None else state.next_steps
     began = TrainingBegan(

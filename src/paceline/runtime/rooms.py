@@ -139,13 +139,15 @@ class Rooms:
             self.data.told(fact.worker, fact.step)
         self.versions.tell(fact)
 
-    def resume(self, state: State, recorded: dict[int, str]) -> None:
-        """The run goes on from there, and has these versions on disk, each with the hash of its parameters."""
+    def resume(self, state: State, recorded: dict[int, str], epoch_samples: int | None) -> None:
+        """The run goes on from there. It has these versions on disk, each with the hash of its parameters.
+
+        `epoch_samples`: samples in its first epoch, if an epoch was opened, and they are counted.
+        """
         self.applied.resumed(state.steps, state.samples)
         self.recordings.resumed(state.version, state.at, state.samples, recorded)
-        opened = self.data.leases.epochs
-        if opened and (samples := sum(opened[min(opened)].sizes)):
-            self._epoch_opened(samples)
+        if epoch_samples is not None:
+            self._epoch_opened(epoch_samples)
         self.snapshots.resumed(state)
 
     def give_up(self, member: Member, why: str) -> None:

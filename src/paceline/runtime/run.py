@@ -11,10 +11,12 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tomli_w
 
 from paceline.cluster.scenario_file import to_plain
@@ -115,7 +117,8 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
     if interrupts.take():
         raise KeyboardInterrupt
     made = make_folder(settings.folder) if settings.resumed is None else []
-    keep = settings.resumed is not None
+    if keep := settings.resumed is not None:
+        settings = _cut(settings)
     coordinator = None
     try:
         try:
@@ -143,6 +146,15 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
         if not keep:
             undo(settings.folder, made)
         raise
+
+
+def _cut(settings: Settings) -> Settings:
+    """Cut the run's ledger at the snapshot that the run goes on from. Return the settings with the time of the cut."""
+    assert settings.resumed is not None
+    state = settings.resumed.state
+    at = cut(settings.folder, state.fact, state.version).at
+    state = msgspec.structs.replace(state, at=at)
+    return replace(settings, resumed=replace(settings.resumed, state=state))
 
 
 def make_folder(folder: Path) -> list[Path]:
@@ -187,12 +199,10 @@ def _zygote(settings: Settings, interrupts: Interrupts) -> Iterator[Zygote]:
 
 @contextmanager
 def _journal(settings: Settings) -> Iterator[Journal]:
-    path, resumed = settings.folder / LEDGER, settings.resumed
-    tally = None
-    if resumed is not None:
-        cut(settings.folder, resumed.state.fact, resumed.state.version)
-        tally = tally_of(path)
-    ledger = Ledger(path, resume=resumed is not None)
+    path = settings.folder / LEDGER
+    resumes = settings.resumed is not None
+    tally = tally_of(path) if resumes else None
+    ledger = Ledger(path, resume=resumes)
     try:
         yield Journal(ledger, tally)
     finally:

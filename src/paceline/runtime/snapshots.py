@@ -32,8 +32,11 @@ class _Draft:
 
     state: State
     folder: Path
+    number: int
     awaited: set[str]
     """The files that it lacks."""
+    packing: set[int]
+    """Workers that have not packed their parts."""
     files: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of each that is there."""
 
@@ -78,12 +81,10 @@ class Snapshots:
         """The newest version that was ordered."""
         self._wanted = False
         """Whether a snapshot is due at the end of this fact's orders."""
-        self._number = 0
-        """How many times workers were told to pack."""
-        self._asked: dict[int, None] = {}
-        """Workers that were told to pack for the next snapshot."""
-        self._packing: dict[int, None] = {}
-        """Those of them that have not said that they have."""
+        self._number = 1
+        """The number of the next snapshot."""
+        self._asked: dict[int, bool] = {}
+        """Workers that were told to pack their parts of it, and whether they have."""
         self._draft: _Draft | None = None
         self._newest = 0
         """The fact of the newest whole snapshot."""
@@ -111,23 +112,21 @@ class Snapshots:
     def ordered(self, version: int) -> None:
         """A version was ordered, of the store or of a replica."""
         self._version = version
-        if self._due.reached(self._applied.samples) and self._draft is None and not self._packing:
+        if self._due.reached(self._applied.samples) and self._draft is None:
             self._wanted = True
 
     def before_release(self) -> None:
         """A worker is about to go on. If a snapshot is due, the workers pack their parts of it first."""
-        if self._wanted and not self._asked:
+        if self._wanted:
             self.ask(member for member in self._members.values() if member.trains)
 
     def ask(self, members: Iterable[Member]) -> None:
         """Tell these workers to pack their parts of the next snapshot, as their scripts are now."""
-        if not self._takes or self._draft is not None:
-            return
-        self._number += 1
         for member in members:
-            if member.worker in self._next_steps:
-                self._asked[member.worker] = self._packing[member.worker] = None
-                self._send(member, messages.Keep(self._number, self._next_steps[member.worker] - 1))
+            worker = member.worker
+            if self._takes and worker in self._next_steps and worker not in self._asked:
+                self._asked[worker] = False
+                self._send(member, messages.Keep(self._number, self._next_steps[worker] - 1))
 
     def go_on(self) -> None:
         """The orders of a fact are carried out: take the snapshot if it is due."""
@@ -141,23 +140,27 @@ class Snapshots:
         if not self._takes or not self._next_steps:
             return False
         if self._draft is None and self._newest < self._ledger.facts:
-            self.ask(member for member in members if member.worker not in self._asked)
+            self.ask(members)
             self._take()
         return self._draft is not None
 
     # --- what comes in ------------------------------------------------------------------------------
 
-    def packed(self, worker: int) -> None:
-        """The worker has packed its part."""
-        self._packing.pop(worker, None)
+    def packed(self, worker: int, number: int) -> None:
+        """The worker has packed its part of that snapshot."""
+        if number == self._number:
+            self._asked[worker] = True
+        elif self._draft is not None:
+            self._draft.packing.discard(worker)
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended. If it has not packed its part, the snapshot does without."""
-        if worker in self._packing:
-            del self._packing[worker], self._asked[worker]
-            if self._draft is not None:
-                self._draft.awaited.discard(worker_file(worker))
-                self._seal_if_there()
+        if not self._asked.get(worker, True):
+            del self._asked[worker]
+        if self._draft is not None and worker in self._draft.packing:
+            self._draft.packing.discard(worker)
+            self._draft.awaited.discard(worker_file(worker))
+            self._seal_if_there()
 
     def written(self, file: str, sha256: str) -> None:
         """That file of the snapshot is on disk."""
@@ -198,9 +201,10 @@ class Snapshots:
         )
         self._ledger.mark()
         folder = draft_of(folder_of(self._run, fact))
-        files = self._host.keep(str(folder.absolute()), self._version, sorted(means))
-        self._draft = _Draft(state, folder, {*files, *map(worker_file, self._asked)})
-        self._asked.clear()
+        files = self._host.keep(self._number, str(folder.absolute()), self._version, sorted(means))
+        packing = {worker for worker, has in self._asked.items() if not has}
+        self._draft = _Draft(state, folder, self._number, {*files, *map(worker_file, self._asked)}, packing)
+        self._number, self._asked = self._number + 1, {}
 
     def _seal_if_there(self) -> None:
         draft = self._draft
