@@ -412,8 +412,6 @@ def test_a_protocol_with_other_parameters_decides_otherwise(tmp_path: Path) -> N
     assert (found.table, found.row, found.rule) == ("run", "protocol", broken.SAME_CONFIG)
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("bound = 2", "bound = 1"))
-    assert wrong(folder).rule == broken.SEGMENTS
-    edited(folder, "UPDATE segments SET protocol = (SELECT value FROM run WHERE key = 'protocol')")
     assert wrong(folder).rule == broken.SAME_REASONS  # it says how far a worker may lead, before any has to wait
 
 

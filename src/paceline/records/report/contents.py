@@ -27,7 +27,6 @@ from paceline.records.timeline import (
     Course,
     Lane,
     Notes,
-    Resumed,
     Stay,
     Step,
     Switch,
@@ -146,11 +145,6 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         "family": run.choice.spec.family,
         "simulated": run.simulated,
         "unended": run.unended,
-        "resumed": [
-            f"interrupted, and resumed {segment.at:.3g} s into it from version {segment.version}: "
-            f"{segment.undone} were undone, and are not shown"
-            for segment in run.segments[1:]
-        ],
         "began": curves.began,
         "ended": curves.ended,
         "summary": {key: value for key, value in summary.items() if key not in ("evaluations", "consensus")},
@@ -330,7 +324,7 @@ def drawn(timeline: Timeline, waited: Waited, shown: Collection[int]) -> Content
         [number, clock(one.began), clock(one.ended), list(one.members), one.outcome]
         for number, one in sorted(groups.items())
     ]
-    return _whole(clock, timeline.ended, 1, lanes, averages, timeline.switches, timeline.resumed)
+    return _whole(clock, timeline.ended, 1, lanes, averages, timeline.switches)
 
 
 def thinned(ledger: sqlite3.Connection, course: Course, each: int, shown: Collection[int]) -> Contents:
@@ -342,17 +336,11 @@ def thinned(ledger: sqlite3.Connection, course: Course, each: int, shown: Collec
         if worker in shown:
             blocks = _blocks(stays[worker], cut(stays[worker], its), moved, each, clock)
             lanes.append({"worker": worker, "stays": _stays(stays[worker], clock), **blocks})
-    return _whole(clock, course.latest, each, lanes, [], course.switches, course.resumed)
+    return _whole(clock, course.latest, each, lanes, [], course.switches)
 
 
 def _whole(
-    clock: _Clock,
-    ended: float,
-    each: int,
-    lanes: list[Contents],
-    groups: list[Any],
-    switches: Iterable[Switch],
-    resumed: Iterable[Resumed],
+    clock: _Clock, ended: float, each: int, lanes: list[Contents], groups: list[Any], switches: Iterable[Switch]
 ) -> Contents:
     return {
         "tick": clock.tick,
@@ -361,7 +349,6 @@ def _whole(
         "lanes": lanes,
         "groups": groups,
         "switches": [[clock(switch.since), clock(switch.at), switch.to] for switch in switches],
-        "resumed": [[clock(one.at), one.version] for one in resumed],
     }
 
 
