@@ -194,6 +194,14 @@ class TestOrders:
             two.host.tell(ReduceFailed(group=0, lost=(1,), at=0.0))
         assert len(two.facts) == 1
 
+    def test_a_declined_step_needs_no_place(self, training: Callable[..., Company]) -> None:
+        """Its worker may be released again, under a protocol that was switched to."""
+        one = training(1, unapplied=1)
+        for step in range(2):
+            one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
+            one.crew.hear(0, messages.Declined())
+        assert len(one.told) == 2
+
 
 class TestLeaving:
     """Whenever a worker goes, nothing is kept for it once the machine has been told."""
@@ -212,6 +220,7 @@ class TestLeaving:
             two.host.left(1)
             two.crew.hear(1, messages.SnapshotWanted(hold=False))  # its script may go on with the model
             two.host.gone(1)
+        assert two.host.updates(1).coming == ()
         told = len(two.told)
         for step in range(4):
             two.carry_out(DropUpdate(worker=1, step=step, samples="return"))
@@ -221,8 +230,7 @@ class TestLeaving:
         two.carry_out(StartPull(worker=1, version=0))
         assert two.claims_of(1) == []
         assert two.claims() == [("newest version",)]
-        assert [worker for worker, _ in two.told[told:]] == []
-        assert two.host.updates(1).coming == ()
+        assert two.told[told:] == []
 
     @pytest.mark.parametrize("point", range(len(REPLICATED) + 1))
     def test_a_worker_with_a_replica_that_goes_at_any_point_leaves_its_replica_only(
@@ -419,12 +427,18 @@ class TestAverages:
         two.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
         averagers.average(0)
         two.host.adopt(0)
+        _, told = two.told[-1]
+        assert isinstance(told, messages.AdoptInto)
         two.crew.hear(0, messages.Adopted())
         averagers.average(1)
         assert two.facts == [ReduceFinished(group=0, at=0.0)]
         two.host.tell(two.facts[0])
         assert means(two) == []
         assert sorted(two.claims()) == [("replica", 0), ("replica", 1)]
+        two.carry_out(StepReplica(worker=1, step=0, version=2))
+        _, step = two.told[-1]
+        assert isinstance(step, messages.Step)
+        assert step.source == told.slot
 
     def test_a_mean_of_gradients_is_kept_until_every_member_was_told_to_step_with_it_or_has_left(
         self, training: Callable[..., Company]

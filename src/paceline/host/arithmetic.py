@@ -147,7 +147,7 @@ class Arithmetic:
             case messages.StoreFailed(error=error):
                 self.lose(f"the parameter store failed: {error.strip()}")
                 return True
-        return self.process is not None and self._hear(message, descriptors)
+        return self._hear(message, descriptors)
 
     def _ended(self) -> None:
         self.lose("the parameter store's process died; the files in versions/ are whole")
