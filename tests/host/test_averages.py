@@ -18,6 +18,7 @@ from paceline.fabric.unix import Channel
 from paceline.host import messages
 from paceline.protocols import registry
 from support.companies import Company, company
+from support.seeds import each_seed
 
 
 class Averagers:
@@ -341,7 +342,7 @@ def test_what_an_averager_is_told_while_it_does_not_read_reaches_it_when_it_does
 
 
 @pytest.mark.parametrize("protocol", ["ad-psgd", "ripples", "all-reduce"])
-@pytest.mark.parametrize("seed", range(8))
+@each_seed(range(8))
 def test_replicas_always_find_a_place_and_none_is_written_that_anybody_reads(protocol: str, seed: int) -> None:
     """Machines of the protocols, over a host whose workers and averagers come at random; one mean is recorded."""
     chance, workers, machine = random.Random(f"{protocol}/{seed}"), 4, choose(protocol, registry()).machine()

@@ -12,6 +12,7 @@ from paceline.core.facts import Fact, TrainingBegan
 from paceline.core.orders import Order
 from paceline.core.state import restored, to_plain
 from paceline.protocols import registry
+from support.seeds import each_seed
 from support.tables import joined, left
 from support.walk import World, history, wander
 
@@ -37,7 +38,7 @@ def changes(world: World) -> list[list[Fact]]:
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-@pytest.mark.parametrize("seed", range(3))
+@each_seed(range(3))
 def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int) -> None:
     """The world fails for whoever is stuck then, and for what is lost or applied twice."""
     world = World.of(choice, workers=3, steps=4)
@@ -54,7 +55,7 @@ def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-@pytest.mark.parametrize("seed", range(10))
+@each_seed(range(10))
 def test_a_machine_restored_at_every_point_gives_the_same_orders_for_the_same_reasons(
     choice: Choice, seed: int
 ) -> None:
