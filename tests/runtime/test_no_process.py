@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from paceline.host import processes
 from paceline.host.processes import NoProcess, fork_child, fork_orphan
 from support.launch import Launch
-from support.leftovers import Traces
-from support.runs import run
 from support.scripts import training
 
 FULL = "no further process can be started: Resource temporarily unavailable; "
@@ -67,23 +64,21 @@ def test_a_store_that_cannot_be_forked_fails_the_run_with_3_and_a_summary(launch
     assert "Traceback" not in ended.out + ended.err
 
 
-def test_workers_that_cannot_be_forked_fail_the_run_with_3_and_a_summary_and_leave_nothing(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import errno, os\n"
-        "real, calls = os.fork, []\n"
-        "def fork():\n"
-        "    calls.append(1)\n"
-        "    if len(calls) > 2:\n"
-        "        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n"
-        "    return real()\n"
-        "os.fork = fork\n"
-    )
-    traces = Traces(tmp_path / "temporary")
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**traces.environment, "PYTHONPATH": path}
-    ended = run(training(), "-n", "4", tmp_path=tmp_path, env=env, fresh=True)
+FORKS_TWICE = """
+import errno, os
+real, calls = os.fork, []
+def fork():
+    calls.append(1)
+    if len(calls) > 2:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return real()
+os.fork = fork
+"""
+
+
+def test_workers_that_cannot_be_forked_fail_the_run_with_3_and_a_summary_and_leave_nothing(launch: Launch) -> None:
+    ended = launch.run(training(), "-n", "4", first=FORKS_TWICE)
     assert ended.code == 3
     assert ended.summary["outcome"] == "failed"
     assert ended.summary["error"].startswith(f"worker 2 can't be started: {FULL}")
     assert "Traceback" not in ended.out + ended.err
-    traces.assert_nothing_left()

@@ -80,15 +80,17 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 120,
     fresh: bool = False,
+    first: str = "",
 ) -> Run:
     """`paceline run FLAGS SCRIPT ARGS`, in a session of its own, to its end; the folder is below `tmp_path`.
 
     `script` is a file, or a script's text, which is dedented and written to one. `env` is added to the
     environment. After `timeout` seconds the launcher is killed and the test fails with what was printed. `fresh` if it
     is to be a `python -m paceline` from its first instruction on; else it is forked where torch is imported already
-    (see `support.nursery`).
+    (see `support.nursery`). `first` is Python that a forked launcher executes before anything else: limits, for
+    example, or what it is to lack.
     """
-    started = start(script, *flags, args=args, tmp_path=tmp_path, env=env, fresh=fresh)
+    started = start(script, *flags, args=args, tmp_path=tmp_path, env=env, fresh=fresh, first=first)
     return ended(started, timeout)
 
 
@@ -99,6 +101,7 @@ def start(
     tmp_path: Path,
     env: Mapping[str, str] | None = None,
     fresh: bool = False,
+    first: str = "",
 ) -> Launcher:
     """The same, not waited for: the launcher's process. Its `folder` attribute is the run's folder."""
     number = next(_NUMBERS)
@@ -112,6 +115,7 @@ def start(
     arguments = ["run", *quiet, "--out", str(folder), *flags, str(file), *args]
     process: Launcher
     if fresh:
+        assert not first
         process = subprocess.Popen(
             [sys.executable, "-m", "paceline", *arguments],
             stdin=subprocess.DEVNULL,
@@ -123,7 +127,7 @@ def start(
             start_new_session=True,
         )
     else:
-        process = nursery.Process(arguments, env)
+        process = nursery.Process(arguments, env, first)
     process.folder = folder  # type: ignore[union-attr]
     return process
 
