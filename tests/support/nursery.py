@@ -243,7 +243,7 @@ def _overwrite(name: str, value: str) -> None:
 
 def _main() -> None:
     sys.path[0] = ""  # our neighbours are no modules of their own
-    import torch._dynamo  # noqa: F401
+    import torch  # noqa: F401  # but not its compiler, which takes a second and makes each fork slower; see `import_torch`
 
     import paceline.cli.main
     import paceline.cli.table
