@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ OUTSIDE = {"fcntl", "io", "mmap", "os", "pathlib", "select", "shutil", "socket",
 """Modules that open files, or what else the system has."""
 
 
+@cache
 def imports(file: Path) -> set[str]:
     """Full names of the modules that it imports, wherever in the file."""
     names: set[str] = set()

@@ -24,6 +24,7 @@ from paceline.runs import series
 from paceline.runs.tune import PROTOCOL
 from support.events import LONG
 from support.launch import Launch
+from support.nursery import Process
 from support.scripts import ENDLESS, training
 
 
@@ -511,8 +512,16 @@ def test_the_run_ends_with_the_search_even_if_that_is_killed(launch: Launch) -> 
     launch.assert_nothing_left()
 
 
-def test_a_search_with_real_runs_ends_with_a_point_of_the_grid(launch: Launch) -> None:
+def test_a_search_with_real_runs_ends_with_a_point_of_the_grid(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A straight line learns as well without BSP as with it, so the earliest switch is good enough."""
+
+    def make_run(arguments: Sequence[str], interrupts: Sequence[int]) -> int:
+        process = Process(["run", *arguments])
+        process.communicate(timeout=LONG)
+        return process.wait()
+
     script = training(
         before="""
         def evaluate(model):
@@ -521,15 +530,10 @@ def test_a_search_with_real_runs_ends_with_a_point_of_the_grid(launch: Launch) -
     )
     flags = ["--metric", "loss", "--lower-is-better", "--tolerance", "100", "--runs", "1", "--settings", "2", "--json"]
     (launch.tmp_path / "train.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", "tune", *flags, "--out", "search", "train.py"],
-        cwd=launch.tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=2 * LONG,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    monkeypatch.setattr(series, "make_run", make_run)
+    monkeypatch.chdir(launch.tmp_path)
+    assert main(["tune", *flags, "--out", "search", "train.py"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["result"]["switch_at"] == 0.25
     assert [trial["switch_at"] for trial in found["trials"]] == [1.0, 0.5, 0.25]
     for trial in found["trials"]:

@@ -13,6 +13,7 @@ import pytest
 
 from paceline.cluster.group_links import GroupLinks, assumed, ring_bytes
 from paceline.cluster.scenario import Network, Scenario
+from support.seeds import each_seed
 
 MEMORY, LINK, MIXED = 200.0, 50.0, 25.0
 """Bytes a second."""
@@ -252,7 +253,7 @@ def twin_ends(nodes: str, begun: Iterable[tuple[int, tuple[int, ...], int, int]]
     return ended
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each_seed(range(60))
 def test_any_averages_end_when_an_exact_twin_says_they_do_however_late_they_are_asked_for(seed: int) -> None:
     chance = random.Random(seed)
     nodes = "".join(chance.choice("abc") for _ in range(8))

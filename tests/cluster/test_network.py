@@ -13,6 +13,7 @@ import pytest
 
 from paceline.cluster.network import Direction, SharedLink, Transfer
 from paceline.cluster.scenario import Network
+from support.seeds import each_seed
 
 B = 100.0
 """Bytes a second of most links here."""
@@ -262,7 +263,7 @@ def test_a_cancel_before_what_has_happened_is_taken_as_now() -> None:
 # Ties
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each_seed(range(30))
 def test_equal_ones_that_begin_together_end_at_the_same_instant_in_the_order_of_their_beginning(seed: int) -> None:
     """Whatever else is on the way, comes, ends or is cancelled meanwhile."""
     chance = random.Random(seed)
@@ -404,8 +405,8 @@ def lived(of: SharedLink, chance: random.Random, events: int) -> tuple[list[Bega
 LINKS = [(100.0, 0.0, 1.0), (100.0, 0.0, 0.6), (125e6, 50e-6, 1.0), (3.7, 2.5, 0.35), (100.0, 0.5, 1.0)]
 
 
-@pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize(("bandwidth", "latency", "incast"), LINKS)
+@each_seed(range(60))
 def test_it_agrees_with_looking_at_every_flow_at_every_event(
     bandwidth: float, latency: float, incast: float, seed: int
 ) -> None:
@@ -417,8 +418,8 @@ def test_it_agrees_with_looking_at_every_flow_at_every_event(
     assert [transfer.ended for transfer in ended] == sorted(transfer.ended for transfer in ended)
 
 
-@pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize(("bandwidth", "latency", "incast"), LINKS)
+@each_seed(range(40))
 def test_what_was_delivered_is_the_goodput_over_the_busy_time(
     bandwidth: float, latency: float, incast: float, seed: int
 ) -> None:

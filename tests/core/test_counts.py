@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from paceline.core.counts import NAMED_UP_TO, Counts, Pace
 from paceline.core.state import from_plain, to_plain
+from support.seeds import each_seed
 
 
 def test_the_lead_is_the_distance_to_the_slowest() -> None:
@@ -62,7 +61,7 @@ def test_the_slowest_are_named_in_a_small_company_and_numbered_in_a_large_one() 
     assert counts.slowest() == f"the slowest of {NAMED_UP_TO + 1} workers (3 of them)"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_seed(range(20))
 def test_it_agrees_with_counting_everything_anew(seed: int) -> None:
     chance, counts, obvious = random.Random(seed), Counts(), {}
     for number in range(200):
@@ -129,7 +128,7 @@ def test_it_is_no_laggard_for_what_it_did_before_it_left_and_came_back() -> None
     assert pace.laggard() == 1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_seed(range(20))
 def test_the_laggard_is_the_one_that_a_look_at_everybody_finds(seed: int) -> None:
     chance, pace, gone = random.Random(seed), Pace(), [0]
     for moment in range(400):

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core.leases import Batch, Dealing, Leases
 from paceline.errors import ConfigError
+from support.seeds import each_seed
 
 DEALINGS: tuple[Dealing, ...] = ("queue", "rounds", "static")
 
@@ -107,7 +108,7 @@ def test_another_order_of_the_same_epoch_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("dealing", DEALINGS)
-@pytest.mark.parametrize("seed", range(40))
+@each_seed(range(40))
 def test_whatever_happens_every_leased_sample_is_settled_once_skipped_or_left_over(dealing: Dealing, seed: int) -> None:
     chance = random.Random(f"{dealing} {seed}")
     workers, epochs = chance.randrange(1, 5), chance.randrange(1, 4)
@@ -165,7 +166,7 @@ def test_a_look_puts_back_what_had_returned_from_another_worker_as_returned(deal
 
 
 @pytest.mark.parametrize("dealing", DEALINGS)
-@pytest.mark.parametrize("seed", range(40))
+@each_seed(range(40))
 def test_with_looks_what_was_leased_and_not_used_is_left_over(dealing: Dealing, seed: int) -> None:
     chance = random.Random(f"{dealing} {seed} looks")
     workers, epochs = chance.randrange(1, 4), chance.randrange(1, 4)

@@ -86,6 +86,7 @@ def test_the_tutorial_s_commands_print_what_it_shows(tmp_path: Path, monkeypatch
     """All but three that import torch anew. One epoch of other data: the figures are others, the words are the same."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sklearn").mkdir()
+    (tmp_path / "sklearn" / "__init__.py").touch()  # without it, the installed package would be imported
     (tmp_path / "sklearn" / "datasets.py").write_text(DIGITS)
     page = (DOCS / "tutorial.md").read_text()
     assert "EPOCHS = 8" in page

@@ -86,3 +86,17 @@ def test_three_workers_that_begin_together_make_the_same_folders_each_as_if_alon
     run = launch.run(training(before=before, epochs=1), "-n", "3", "--start", "together").completed()
     assert [run.log(worker) for worker in range(3)] == ["once\n"] * 3
     assert (launch.tmp_path / "by" / "levels").is_dir()
+
+
+def test_an_optimizer_whose_step_makes_a_folder_steps_in_the_store(launch: Launch) -> None:
+    """As imports in a step may do, of torch's compiler for example."""
+    before = f"""
+        class Own(torch.optim.SGD):
+            def step(self, closure=None):
+                os.makedirs({str(launch.tmp_path / "of-the-store")!r}, exist_ok=True)
+                return super().step(closure)
+
+        optimizer = Own(model.parameters(), lr=0.05)
+        """
+    launch.run(training(before=before, epochs=1), "-n", "2").completed()
+    assert (launch.tmp_path / "of-the-store").is_dir()

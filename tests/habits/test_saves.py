@@ -30,7 +30,7 @@ model = nn.Linear(4, 2)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 loader = DataLoader(TensorDataset(torch.randn(96, 4), torch.randn(96, 2)), batch_size=4, shuffle=True)
 model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=ROUNDS)
-path = f"{folder}/checkpoint.pt"
+path = f"{folder}/state.pt"
 wrong = []
 
 
@@ -50,7 +50,7 @@ for number in range(ROUNDS):
     ballast = torch.full((60_000,), mark)
     state = {"worker": me, "mark": mark, "ballast": ballast, "model": model.state_dict()}
     torch.save({**state, "optimizer": optimizer.state_dict()}, path)
-    look(torch.load(path), number, "checkpoint")
+    look(torch.load(path), number, "state")
     # as careful scripts do it, and as those that keep the best
     torch.save(state, f"{folder}/partial.tmp")
     os.replace(f"{folder}/partial.tmp", f"{folder}/last.pt")
@@ -86,7 +86,7 @@ torch.save({"worker": me}, os.devnull)
 print("wrong", json.dumps(wrong))
 """
 
-FILES = ["best.pt", "checkpoint.pt", "last.pt", "weights.safetensors"]
+FILES = ["best.pt", "last.pt", "state.pt", "weights.safetensors"]
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "ps-plus", "ad-psgd"])
@@ -106,7 +106,7 @@ def test_four_workers_that_save_to_one_path_each_read_what_they_saved_and_worker
     assert sorted(file.name for file in folder.iterdir()) == sorted(
         [*FILES, "given.pt", "round-4.pt", "round-5.pt", *opened]
     )
-    for name in ("best.pt", "checkpoint.pt", "last.pt"):
+    for name in ("best.pt", "last.pt", "state.pt"):
         found = torch.load(folder / name)
         assert (found["worker"], found["mark"]) == (0, 5)
     for worker in range(1, 4):

@@ -15,6 +15,7 @@ from paceline.errors import PeerLost
 from paceline.host import messages
 from paceline.protocols import registry
 from support.companies import Averagers, Company, averager, company
+from support.seeds import each_seed
 
 
 def replicas(company: Company) -> dict[int, int]:
@@ -297,7 +298,7 @@ def test_what_an_averager_is_told_while_it_does_not_read_reaches_it_when_it_does
 
 
 @pytest.mark.parametrize("protocol", ["ad-psgd", "ripples", "all-reduce"])
-@pytest.mark.parametrize("seed", range(8))
+@each_seed(range(8))
 def test_replicas_always_find_a_place_and_none_is_written_that_anybody_reads(protocol: str, seed: int) -> None:
     """Machines of the protocols, over a host whose workers and averagers come at random; one mean is recorded."""
     chance, workers, machine = random.Random(f"{protocol}/{seed}"), 4, choose(protocol, registry()).machine()

@@ -11,6 +11,7 @@ from paceline.core.orders import AdjustTraining, ApplyUpdate, Release, StartPull
 from paceline.host import messages
 from paceline.host.plan import BESIDE_READERS, CLAIMS
 from support.companies import Company, company
+from support.seeds import each_seed
 
 
 def finish(company: Company, worker: int, step: int) -> None:
@@ -156,7 +157,7 @@ def test_a_commit_waits_for_the_disk_when_more_versions_are_on_their_way_there_t
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
-@pytest.mark.parametrize("seed", range(10))
+@each_seed(range(10))
 def test_a_commit_never_waits_for_a_worker_and_never_writes_over_what_anybody_needs(workers: int, seed: int) -> None:
     """Random walks: workers are released, pull ahead, look and hold, as slowly as they like; one version is written."""
     chance = random.Random(f"{workers}/{seed}")

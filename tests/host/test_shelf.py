@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from paceline.core.items import Beginning, Former, Item, Mean, Replica, Version
 from paceline.host.shelf import Owner, Shelf
+from support.seeds import each_seed
 
 PLACES = range(4)
 ANNA, BERT = ("anna",), ("bert", 1)
@@ -104,7 +103,7 @@ def test_a_claim_that_is_left_names_its_owner() -> None:
     assert list(shelf.claims()) == [(ANNA, Version(3), 0), (BERT, Version(4), None)]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each_seed(range(30))
 def test_in_any_order_of_claims_an_item_is_there_exactly_as_long_as_somebody_claims_it(seed: int) -> None:
     chance = random.Random(seed)
     shelf, claims, made = Shelf(), dict[Owner, tuple[Item, ...]](), set[Item]()

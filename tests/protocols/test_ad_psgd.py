@@ -15,6 +15,7 @@ from paceline.core.orders import CopyReplica, Hold, Reduce, Release, StepReplica
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.protocols.ad_psgd import Config, Machine
+from support.seeds import each_seed
 from support.tables import (
     average,
     averaged,
@@ -357,7 +358,7 @@ def test_every_step_of_an_active_one_has_one_exchange(topology: str, workers: in
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("seed", range(20))
+@each_seed(range(20))
 def test_every_average_keeps_the_sum_of_the_replicas_and_every_gradient_is_applied_after_it(
     topology: str, seed: int
 ) -> None:
@@ -395,7 +396,7 @@ def test_every_average_keeps_the_sum_of_the_replicas_and_every_gradient_is_appli
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("seed", range(20))
+@each_seed(range(20))
 def test_no_two_groups_share_a_worker_and_each_joins_an_active_with_a_passive_one(topology: str, seed: int) -> None:
     chance = random.Random(seed)
     workers = chance.randrange(2, 9)

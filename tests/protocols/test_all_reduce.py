@@ -11,6 +11,7 @@ from paceline.core.facts import Fact
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
 from paceline.protocols import registry
 from paceline.protocols.all_reduce import Config, Machine
+from support.seeds import each_seed
 from support.tables import (
     REFUSED,
     arrived,
@@ -317,7 +318,7 @@ def test_many_who_are_awaited_are_counted_and_not_named() -> None:
     assert reasons(begun(10), ready(0, 0, 0)) == ["round 0 waits for 9 workers"]
 
 
-@pytest.mark.parametrize("seed", range(50))
+@each_seed(range(50))
 def test_it_makes_bsps_contributions_in_the_same_history(seed: int) -> None:
     """To the last bit, on the same versions; workers have more or less data, and may die computing."""
     chance = random.Random(seed)

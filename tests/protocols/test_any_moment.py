@@ -14,6 +14,7 @@ from paceline.core.orders import Order
 from paceline.core.state import restored, to_plain
 from paceline.protocols import registry
 from protocols.test_conformance import CHOICES as WITH_SETTINGS
+from support.seeds import each_seed
 from support.tables import joined, left
 from support.walk import World, history, wander
 
@@ -47,7 +48,7 @@ def changes(world: World) -> list[Story]:
 
 
 @pytest.mark.parametrize("choice", WITH_SETTINGS, ids=str)
-@pytest.mark.parametrize("seed", range(2))
+@each_seed(range(2))
 def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int) -> None:
     """The world fails for whoever is stuck then, and for what is lost or applied twice."""
     first = {} if seed == 0 else {0: 3, 2: 1}
@@ -66,7 +67,7 @@ def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-@pytest.mark.parametrize("seed", range(10))
+@each_seed(range(10))
 def test_a_machine_restored_at_every_point_gives_the_same_orders_for_the_same_reasons(
     choice: Choice, seed: int
 ) -> None:

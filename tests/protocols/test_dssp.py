@@ -19,6 +19,7 @@ from paceline.errors import ConfigError
 from paceline.protocols import dssp, registry
 from paceline.protocols.dssp import Config, Machine, controller
 from protocols.twins import Ssp
+from support.seeds import each_seed
 from support.tables import (
     REFUSED,
     apply_one,
@@ -106,7 +107,7 @@ def test_an_empty_range_leaves_no_choice() -> None:
     assert controller(10.0, 1.0, 9.0, 3.0, 0) == (0, 2.0)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_seed(range(20))
 def test_the_controller_agrees_with_looking_at_all_pairs(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(200):
@@ -430,7 +431,7 @@ def test_the_machine_answers_as_its_obvious_twin(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", LIVELY)
-@pytest.mark.parametrize("seed", range(5))
+@each_seed(range(5))
 def test_a_machine_restored_from_json_in_the_middle_of_a_grant_decides_the_same(text: str, seed: int) -> None:
     restored = choose(text, registry()).machine()
     for fact, orders in wander(lively(text, seed), random.Random(seed), 0.02):
@@ -518,7 +519,7 @@ def bursts(length: int, seed: int) -> Callable[[int, int], float]:
 
 
 @pytest.mark.parametrize("length", [4, 6])
-@pytest.mark.parametrize("seed", range(3))
+@each_seed(range(3))
 def test_where_bursts_of_slowness_alternate_it_does_more_than_ssp_at_lower_and_no_more_than_at_upper(
     length: int, seed: int
 ) -> None:

@@ -26,6 +26,7 @@ from paceline.core.state import to_plain
 from paceline.errors import ConfigError
 from paceline.protocols import registry, sync_switch
 from paceline.protocols.sync_switch import Machine, slow, unfit
+from support.seeds import each_seed
 from support.tables import (
     REFUSED,
     apply,
@@ -175,7 +176,7 @@ def test_at_the_ends_of_the_range_it_orders_what_the_one_protocol_orders(setting
             assert [order.why for order in got] == [order.why for order in orders]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_seed(range(20))
 def test_the_first_part_s_work_only_grows_and_bsp_is_never_stale(seed: int) -> None:
     chance = random.Random(seed)
     settings = "stragglers=greedy,window=2,consecutive=1,min_gap=0.0,switch_at=0.6"

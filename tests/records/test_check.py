@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +322,25 @@ def runs(statement: str, row: int | str | None = None) -> Edit:
     return edit
 
 
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Runs in which nothing is wrong yet, each made once; tests edit copies of them."""
+    slow_groups = Scenario(compute=0.05, jitter=0.2, network=Network(bandwidth=1e9, message=10_000_000, latency=0.01))
+
+    @cache
+    def made(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp("right") / "run"
+        if kind == "leases":
+            return leased(folder)
+        if kind == "network":
+            return simulated(folder, "asp", steps=100, scenario=slow_groups)
+        if kind == "ad-psgd":
+            return simulated(folder, kind, workers=8, steps=100, scenario=slow_groups)
+        return simulated(folder, kind, steps=100)
+
+    return made
+
+
 @pytest.mark.parametrize(
     ("protocol", "edit", "table", "rule"),
     [
@@ -385,17 +406,9 @@ def runs(statement: str, row: int | str | None = None) -> Edit:
     ],
 )
 def test_the_first_wrong_row_and_its_rule_are_named(
-    tmp_path: Path, protocol: str, edit: Edit, table: str, rule: str | None
+    tmp_path: Path, right: Callable[[str], Path], protocol: str, edit: Edit, table: str, rule: str | None
 ) -> None:
-    slow_groups = Scenario(compute=0.05, jitter=0.2, network=Network(bandwidth=1e9, message=10_000_000, latency=0.01))
-    if protocol == "leases":
-        folder = leased(tmp_path / "run")
-    elif protocol == "network":
-        folder = simulated(tmp_path / "run", "asp", steps=100, scenario=slow_groups)
-    elif protocol == "ad-psgd":
-        folder = simulated(tmp_path / "run", protocol, workers=8, steps=100, scenario=slow_groups)
-    else:
-        folder = simulated(tmp_path / "run", protocol, steps=100)
+    folder = shutil.copytree(right(protocol), tmp_path / "run")
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
         row = edit(database)
     found = wrong(folder)

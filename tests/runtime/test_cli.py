@@ -15,6 +15,7 @@ import torch
 import paceline
 from paceline.cli.main import COMMANDS, main
 from paceline.cli.run import say_whose
+from support import nursery
 from support.launch import Launch
 from support.rounding import apart
 from support.scripts import training
@@ -250,7 +251,7 @@ def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the
 
 
 def test_without_out_a_run_goes_to_a_folder_of_its_protocols_name_and_the_default_is_bsp(
-    launch: Launch, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Samples are null in a run whose script draws its own batches."""
     (tmp_path / "train.py").write_text(
@@ -261,9 +262,10 @@ def test_without_out_a_run_goes_to_a_folder_of_its_protocols_name_and_the_defaul
         "    model(torch.rand(4, 2)).sum().backward()\n"
         "    optimizer.step()\n"
     )
-    command = [sys.executable, "-m", "paceline", "run", "--tee", "none", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={**os.environ})
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    process = nursery.Process(["run", "--tee", "none", "train.py"])
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("bsp-20")
     summary = json.loads((folder / "summary.json").read_text())
@@ -271,7 +273,7 @@ def test_without_out_a_run_goes_to_a_folder_of_its_protocols_name_and_the_defaul
     assert (summary["steps"], summary["versions"]) == (6, 3)
     assert summary["samples"] is summary["samples_missed"] is summary["samples_per_second"] is None
     assert [row["samples"] for row in summary["per_worker"]] == [None, None]
-    assert str(folder.relative_to(tmp_path)) in done.stdout
+    assert str(folder.relative_to(tmp_path)) in out
 
 
 def test_epochs_on_the_command_line_say_when_nobody_needs_to_wait_for_a_worker_any_more(launch: Launch) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from paceline.host import processes
 from paceline.host.processes import NoProcess, fork_child, fork_orphan
 from support.launch import Launch
-from support.leftovers import Traces
-from support.runs import Run, run
+from support.runs import Run
 from support.scripts import training
 
 FULL = "no further process can be started: Resource temporarily unavailable; "
@@ -67,34 +65,26 @@ def test_a_store_that_cannot_be_forked_fails_the_run_with_3_and_a_summary(launch
     assert "Traceback" not in ended.out + ended.err
 
 
-def run_of_four(tmp_path: Path, forks: int) -> Run:
+FORKS_SO_OFTEN = """
+import errno, os
+real, calls = os.fork, []
+def fork():
+    calls.append(1)
+    if len(calls) > {forks}:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return real()
+os.fork = fork
+"""
+
+
+def run_of_four(launch: Launch, forks: int) -> Run:
     """A run of four workers where a process can fork so often, and what it forks as often less than it has itself."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import errno, os\n"
-        "real, calls = os.fork, []\n"
-        "def fork():\n"
-        "    calls.append(1)\n"
-        f"    if len(calls) > {forks}:\n"
-        "        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n"
-        "    return real()\n"
-        "os.fork = fork\n"
-    )
-    traces = Traces(tmp_path / "temporary")
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**traces.environment, "PYTHONPATH": path}
-    ended = run(training(), "-n", "4", tmp_path=tmp_path, env=env, fresh=True)
+    ended = launch.run(training(), "-n", "4", first=FORKS_SO_OFTEN.format(forks=forks))
     assert ended.code == 3
     assert "Traceback" not in ended.out + ended.err
-    traces.assert_nothing_left()
     return ended
 
 
-def test_workers_that_cannot_be_forked_fail_the_run_with_3_and_a_summary_and_leave_nothing(tmp_path: Path) -> None:
+def test_workers_that_cannot_be_forked_fail_the_run_with_3_and_a_summary_and_leave_nothing(launch: Launch) -> None:
     """The zygote is the first fork. Each worker takes one of the zygote's and one of the process in between."""
-    ended = run_of_four(tmp_path, forks=4)
-    assert ended.summary["outcome"] == "failed"
-    assert ended.summary["error"].startswith(f"worker 2 can't be started: {FULL}")
-
-
-def test_a_zygote_that_cannot_be_forked_fails_the_run_with_3_in_one_line(tmp_path: Path) -> None:
-    assert run_of_four(tmp_path, forks=0).err.startswith(f"paceline: {FULL}")
+    ended = run_of_four(launch, forks=4)

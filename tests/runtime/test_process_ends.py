@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -285,31 +284,22 @@ def test_what_the_store_had_not_written_whole_is_taken_away_and_all_files_have_o
                 open(os.path.join(sys.argv[1], "versions", name), "w").close()
         """
     )
-    before = os.umask(0o002)
-    try:
-        process = launch.start(
-            script, "-n", "2", "--out", str(launch.tmp_path / "out"), args=(str(launch.tmp_path / "out"),), fresh=True
-        )
-    finally:
-        os.umask(before)
-    ended(process).completed()
     folder = launch.tmp_path / "out"
+    umask = "import os; os.umask(0o002)"
+    launch.run(script, "-n", "2", "--out", str(folder), args=(str(folder),), first=umask).completed()
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert {f"{path.stat().st_mode & 0o777:o}" for path in files} == {"664"}
     assert {path.suffix for path in (folder / "versions").iterdir()} == {".safetensors"}
 
 
-def test_more_workers_than_open_files_allow_are_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(training())
-    command = 'ulimit -n 64; exec "$0" -m paceline run -n 32 --out run train.py'
-    done = subprocess.run(
-        ["bash", "-c", command, sys.executable], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2
-    refusal = done.stderr.splitlines()[-1]  # after the line that so many take turns on few cores
+def test_more_workers_than_open_files_allow_are_refused_in_one_line(launch: Launch) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    run = launch.run(training(), "-n", "32", first=limit)
+    assert run.code == 2
+    refusal = run.err.splitlines()[-1]  # after the line that so many take turns on few cores
     assert refusal.startswith("paceline: 32 workers take 240 open files, and 64 are allowed; raise that limit")
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
+    assert "Traceback" not in run.err
+    assert not run.folder.exists()
 
 
 def test_a_run_whose_folder_is_removed_meanwhile_fails_in_one_line(launch: Launch) -> None:
@@ -329,42 +319,21 @@ def test_a_run_whose_folder_is_removed_meanwhile_fails_in_one_line(launch: Launc
     assert "the recorded versions" not in run.out + run.err
 
 
-def test_an_error_in_the_coordinator_that_nobody_foresaw_is_a_failed_run_with_a_summary(tmp_path: Path) -> None:
+def test_an_error_in_the_coordinator_that_nobody_foresaw_is_a_failed_run_with_a_summary(launch: Launch) -> None:
     """Here its book of leases, which no worker has, lacks a method."""
-    (tmp_path / "train.py").write_text(training())
-    program = (
-        "from paceline.core.leases import Leases; del Leases.bind; "
-        "from paceline.cli.main import main; raise SystemExit(main())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "run", "-n", "2", "-p", "asp", "--out", "run", "train.py"],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 3
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["outcome"] == "failed"
-    assert summary["error"].startswith("an error in Paceline that should not be: AttributeError")
-    assert "Traceback" not in done.stdout + done.stderr
+    lacking = "from paceline.core.leases import Leases; del Leases.bind"
+    run = launch.run(training(), "-n", "2", "-p", "asp", first=lacking)
+    assert run.code == 3
+    assert run.summary["outcome"] == "failed"
+    assert run.summary["error"].startswith("an error in Paceline that should not be: AttributeError")
+    assert "Traceback" not in run.out + run.err
 
 
-def test_a_ledger_that_the_disk_has_no_room_for_fails_the_run_and_the_summary_says_so(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(training(epochs=10, samples=400))
-    command = 'ulimit -f 400; exec "$0" -m paceline run --quiet --record 0 -n 1 --out run train.py'
-    done = subprocess.run(
-        ["bash", "-c", command, sys.executable],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 3
-    assert "1000 steps" in done.stdout
-    assert "Traceback" not in done.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["outcome"] == "failed"
-    assert "the ledger cannot be written" in summary["error"]
+def test_a_ledger_that_the_disk_has_no_room_for_fails_the_run_and_the_summary_says_so(launch: Launch) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (400 * 1024, 400 * 1024))"
+    run = launch.run(training(epochs=10, samples=400), "-n", "1", "--record", "0", first=limit)
+    assert run.code == 3
+    assert "1000 steps" in run.out
+    assert "Traceback" not in run.err
+    assert run.summary["outcome"] == "failed"
+    assert "the ledger cannot be written" in run.summary["error"]

@@ -1,6 +1,6 @@
 """What a run imports before its script starts, and the exit code that it ends with.
 
-These launchers are fresh: one that is forked from the nursery has imported the compiler already.
+Some launchers are fresh. The nursery has not imported the compiler either, so that others can be forked from it.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ optimizer.step()
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
     folder = tmp_path_factory.mktemp("start-up")
-    fresh = partial(run, tmp_path=folder, fresh=True)
-    scripts = {"quiet": QUIET, "speaks": SPEAKS.format(word="compile")}
+    one = ("-n", "1", "-p", "asp", "--threads", "1")
+    speaks = SPEAKS.format(word="compile")
     calls = {
-        name: partial(fresh, script, "-n", "1", "-p", "asp", "--threads", "1", args=[str(folder / name)])
-        for name, script in scripts.items()
+        "quiet": partial(run, QUIET, *one, args=[str(folder / "quiet")], tmp_path=folder),
+        "speaks": partial(run, speaks, *one, args=[str(folder / "speaks")], tmp_path=folder, fresh=True),
+        "wrong": partial(run, "", "-p", "spp", tmp_path=folder, fresh=True),
+        "fails": partial(run, "print('no training here')", "-n", "1", tmp_path=folder),
     }
-    calls["wrong"] = partial(fresh, "", "-p", "spp")
-    calls["fails"] = partial(fresh, "print('no training here')", "-n", "1")
     with side_by_side(calls) as futures:
         yield futures
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -82,10 +83,21 @@ at_step = 200
 kill = true
 """
 
-WORKERS, PUSHES, FEWER = 4, 2000, 400
+WORKERS = 4
+PUSHES = {"whole": 600, "killed": 400, "longer": 2000}
+"""Of each worker, but for the one that is killed."""
 
 Ended = tuple[Run, dict[int, int]]
 """A run that is over, and how many pushes each worker must have made."""
+
+
+def fire(name: str, folder: Path, *flags: str) -> Run:
+    """The run of that name."""
+    pipes = [str(folder / f"{name}-{end}") for end in ("there", "back")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    flags = ("-n", str(WORKERS), "-p", "asp", "--threads", "1", "--tee", "none", *flags)
+    return run(SCRIPT, *flags, args=[str(PUSHES[name]), *pipes], tmp_path=folder)
 
 
 @pytest.fixture(scope="module")
@@ -93,24 +105,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
     folder = tmp_path_factory.mktemp("runs")
     scenario = folder / "kill.toml"
     scenario.write_text(KILL)
-    fire = partial(run, SCRIPT, "-n", str(WORKERS), "-p", "asp", "--threads", "1", "--tee", "none", tmp_path=folder)
-    pipes = [str(folder / name) for name in ("there", "back", "there-2", "back-2")]
-    for pipe in pipes:
-        os.mkfifo(pipe)
     calls = {
-        "whole": partial(fire, args=[str(PUSHES), *pipes[:2]]),
-        "killed": partial(fire, "--scenario", str(scenario), args=[str(FEWER), *pipes[2:]]),
+        "whole": partial(fire, "whole", folder),
+        "killed": partial(fire, "killed", folder, "--scenario", str(scenario)),
     }
     with side_by_side(calls) as futures:
         yield futures
 
 
-@pytest.fixture(scope="module", params=["whole", "killed"])
-def ended(request: pytest.FixtureRequest, runs: dict[str, Future[Run]]) -> Ended:
-    finished: Run = runs[request.param].result().completed()
-    if request.param == "whole":
-        return finished, dict.fromkeys(range(WORKERS), PUSHES)
-    return finished, {**dict.fromkeys(range(WORKERS), FEWER), 1: 200}
+@pytest.fixture(scope="module", params=["whole", "killed", pytest.param("longer", marks=pytest.mark.long)])
+def ended(
+    request: pytest.FixtureRequest, runs: dict[str, Future[Run]], tmp_path_factory: pytest.TempPathFactory
+) -> Ended:
+    name = request.param
+    finished = runs[name].result() if name in runs else fire(name, tmp_path_factory.mktemp(name))
+    pushes = dict.fromkeys(range(WORKERS), PUSHES[name])
+    return finished.completed(), pushes | ({1: 200} if name == "killed" else {})
 
 
 def test_no_pull_and_no_state_dict_ever_mixed_versions_or_went_back(ended: Ended) -> None:
@@ -185,7 +195,7 @@ def test_a_killed_worker_s_step_is_neither_pushed_nor_applied_and_the_others_do_
     assert of_worker_1[-1].reason == "died"
     assert not [order for _, orders in history for order in orders if isinstance(order, DropUpdate)]
     steps = {worker["worker"]: worker["steps"] for worker in killed.summary["per_worker"]}
-    assert steps == {0: FEWER, 1: 200, 2: FEWER, 3: FEWER}
+    assert steps == {**dict.fromkeys(range(WORKERS), PUSHES["killed"]), 1: 200}
 
 
 # --- without a loader -------------------------------------------------------------------------------

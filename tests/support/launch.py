@@ -19,16 +19,20 @@ class Launch:
         self.traces: list[Traces] = []
         self._numbers = count()
 
-    def start(self, script: str | Path, *flags: str, args: tuple[str, ...] = (), fresh: bool = False) -> Launcher:
+    def start(
+        self, script: str | Path, *flags: str, args: tuple[str, ...] = (), fresh: bool = False, first: str = ""
+    ) -> Launcher:
         """See `support.runs.start`."""
         traces = Traces(self.tmp_path / f"temporary_{next(self._numbers)}")
         self.traces.append(traces)
         env = traces.environment | self.events.environment
-        return start(script, *flags, args=args, tmp_path=self.tmp_path, env=env, fresh=fresh)
+        return start(script, *flags, args=args, tmp_path=self.tmp_path, env=env, fresh=fresh, first=first)
 
-    def run(self, script: str | Path, *flags: str, args: tuple[str, ...] = (), fresh: bool = False) -> Run:
+    def run(
+        self, script: str | Path, *flags: str, args: tuple[str, ...] = (), fresh: bool = False, first: str = ""
+    ) -> Run:
         """See `support.runs.run`."""
-        return ended(self.start(script, *flags, args=args, fresh=fresh))
+        return ended(self.start(script, *flags, args=args, fresh=fresh, first=first))
 
     def start_resumed(self, run: Path, *flags: str) -> Launcher:
         """See `support.runs.resume`."""

@@ -45,10 +45,10 @@ _starting = threading.Lock()
 class Process:
     """A launcher that a nursery has forked: of `subprocess.Popen[str]`, what tests use."""
 
-    def __init__(self, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
-        """`variables` are added to the environment of the test session."""
+    def __init__(self, arguments: Sequence[str], variables: Mapping[str, str] | None = None, first: str = "") -> None:
+        """`variables` are added to the environment of the test session. `first` is Python that it executes first."""
         environment = {**os.environ, **(variables or {})}
-        request = {"arguments": arguments, "environment": environment, "folder": os.getcwd()}
+        request = {"arguments": arguments, "environment": environment, "folder": os.getcwd(), "first": first}
         read_once = tuple(sorted((key, value) for key, value in environment.items() if key.startswith(READ_ONCE)))
         with _starting:
             nursery = _nursery(read_once)
@@ -226,6 +226,7 @@ def _become(request: dict[str, Any], out: int, err: int, run: int, mark: str) ->
     torch.seed()
     os.write(run, str(os.getpid()).encode())
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    exec(request["first"], {})
 
 
 def _overwrite(name: str, value: str) -> None:
@@ -242,7 +243,7 @@ def _overwrite(name: str, value: str) -> None:
 
 def _main() -> None:
     sys.path[0] = ""  # our neighbours are no modules of their own
-    import torch._dynamo  # noqa: F401
+    import torch  # noqa: F401  # but not its compiler, which takes a second and makes each fork slower; see `import_torch`
 
     import paceline.cli.main
     import paceline.cli.table

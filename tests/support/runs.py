@@ -80,15 +80,17 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 120,
     fresh: bool = False,
+    first: str = "",
 ) -> Run:
     """`paceline run FLAGS SCRIPT ARGS`, in a session of its own, to its end; the folder is below `tmp_path`.
 
     `script` is a file, or a script's text, which is dedented and written to one. `env` is added to the
     environment. After `timeout` seconds the launcher is killed and the test fails with what was printed. `fresh` if it
     is to be a `python -m paceline` from its first instruction on; else it is forked where torch is imported already
-    (see `support.nursery`).
+    (see `support.nursery`). `first` is Python that a forked launcher executes before anything else: limits, for
+    example, or what it is to lack.
     """
-    started = start(script, *flags, args=args, tmp_path=tmp_path, env=env, fresh=fresh)
+    started = start(script, *flags, args=args, tmp_path=tmp_path, env=env, fresh=fresh, first=first)
     return ended(started, timeout)
 
 
@@ -99,6 +101,7 @@ def start(
     tmp_path: Path,
     env: Mapping[str, str] | None = None,
     fresh: bool = False,
+    first: str = "",
 ) -> Launcher:
     """The same, not waited for: the launcher's process. Its `folder` attribute is the run's folder."""
     number = next(_NUMBERS)
@@ -120,6 +123,7 @@ def resume(run: Path, *flags: str, env: Mapping[str, str] | None = None, fresh: 
 def _started(arguments: list[str], folder: Path, env: Mapping[str, str] | None, fresh: bool) -> Launcher:
     process: Launcher
     if fresh:
+        assert not first
         process = subprocess.Popen(
             [sys.executable, "-m", "paceline", *arguments],
             stdin=subprocess.DEVNULL,
@@ -131,7 +135,7 @@ def _started(arguments: list[str], folder: Path, env: Mapping[str, str] | None, 
             start_new_session=True,
         )
     else:
-        process = nursery.Process(arguments, env)
+        process = nursery.Process(arguments, env, first)
     process.folder = folder  # type: ignore[union-attr]
     return process
 

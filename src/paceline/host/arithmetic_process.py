@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import posix
 import queue
 import socket
 import threading
@@ -214,3 +215,4 @@ def _let_go(end: socket.socket) -> None:
     kept = end.fileno()
     os.closerange(3, kept)
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    os.mkdir = posix.mkdir  # the worker's notes each folder in a file that is closed now
