@@ -16,6 +16,7 @@ from paceline.cluster.scenario import Scenario
 from paceline.cluster.scenario_file import to_plain
 from paceline.core.choice import Choice, check_fit
 from paceline.core.drive import drive
+from paceline.core.facts import TrainingBegan
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, NoLedger
@@ -57,6 +58,8 @@ class Simulation:
     """How many steps there is data for, in all; None: without end."""
     source: Path | None = None
     """The folder of the run that `costs` were read from."""
+    begins: TrainingBegan | None = None
+    """How a later segment of a run begins; None: a run is simulated from its beginning."""
 
     @classmethod
     def on(
@@ -214,6 +217,7 @@ def world_of(
         journal=journal,
         message=one.message,
         seed=one.seed,
+        begins=one.begins,
         progress=progress,
         stop=stop,
     )

@@ -219,34 +219,40 @@ class World:
         journal: Journal,
         message: int = 0,
         seed: int = 0,
+        begins: TrainingBegan | None = None,
         progress: Callable[[float, int, int], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
         """`message`: bytes of a push or pull, or of a replica, if the scenario's network does not say.
 
+        `begins`: how a later segment of a run begins; None: this is its first.
         `progress(now, steps, versions)` is called at every fact. So is `stop()`, which says whether to end there.
         """
-        self.now = 0.0
+        hosts = scenario.hosts(workers)
+        if begins is None:
+            members = tuple((worker, hosts[worker], 0) for worker in range(workers))
+            begins = TrainingBegan(members=members, version=0, at=0.0, work=training.work, seed=seed)
+        self.now = begins.at
         """Seconds since the run's start."""
         self.left: dict[int, str] = {}
         """By worker that isn't here: why."""
         self.interrupted = False
         """Whether `stop` ended the simulation."""
         self._scenario = scenario
-        self._hosts = scenario.hosts(workers)
+        self._hosts = hosts
         self._costs = costs
         self._training = training
         self._limit = limit
         self._journal = journal
         self._tally = journal.tally
-        self._seed = seed
+        self._begins = begins
         self._progress = progress
         self._stop = stop
         network = scenario.network
         self._link = SharedLink.of(network)
         self._group_links = GroupLinks.of(scenario, workers)
         self._message = network.message if network is not None and network.message is not None else message
-        self._workers = {worker: Worker(-1) for worker in range(workers)}
+        self._workers = {worker: Worker(step - 1) for worker, _, step in begins.members}
         self._used: dict[int, int] = {}
         """By worker that has left: its last step."""
         self._kills = {
@@ -280,10 +286,9 @@ class World:
 
         Raises RunFailed if the workers that are left wait, and nothing can happen any more.
         """
-        members = tuple((worker, self._hosts[worker], 0) for worker in self._workers)
-        yield TrainingBegan(members=members, version=0, at=0.0, work=self._training.work, seed=self._seed)
+        yield self._begins
         for event in self._scenario.events:
-            if isinstance(event, Kill) and event.at is not None:
+            if isinstance(event, Kill) and event.at is not None and event.at >= self._begins.at:
                 self._at(event.at, lambda event=event: self._die(event))  # type: ignore[misc]
         while not self._reached() and (fact := self._next()) is not None:
             yield fact
