@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Literal
 
 import pytest
 
 from paceline.core.choice import Choice, choose
-from paceline.core.facts import Fact, TrainingBegan
+from paceline.core.facts import TrainingBegan
 from paceline.core.orders import Order
 from paceline.core.state import restored, to_plain
 from paceline.protocols import registry
+from protocols.test_conformance import CHOICES as WITH_SETTINGS
 from support.tables import joined, left
 from support.walk import World, history, wander
 
@@ -27,26 +29,36 @@ TOLD = {
 """What only that family's histories hold."""
 
 
-def changes(world: World) -> list[list[Fact]]:
-    """Somebody comes; or one of those here leaves, for good or to come back at once."""
-    departures: list[list[Fact]] = [[left(worker, at=world.now)] for worker in world.here]
-    returns = [
-        [left(worker, at=world.now), joined(worker, step + 1, at=world.now)] for worker, step in world.here.items()
-    ]
-    return [[joined(NEWCOMER, at=world.now)], *departures, *returns]
+Story = list[tuple[Literal["leaves", "comes"], int]]
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-@pytest.mark.parametrize("seed", range(3))
+def changes(world: World) -> list[Story]:
+    """A worker comes; or one of those here leaves, for good, or to come back at once, or does that twice.
+
+    Or all leave, and one of them is back then, or a newcomer: the only worker.
+    """
+    here = list(world.here)
+    all_leave: Story = [("leaves", worker) for worker in here]
+    stories: list[Story] = [[("comes", NEWCOMER)], [*all_leave, ("comes", NEWCOMER)]]
+    for worker in here:
+        there_and_back: Story = [("leaves", worker), ("comes", worker)]
+        stories += [there_and_back[:1], there_and_back, 2 * there_and_back, [*all_leave, ("comes", worker)]]
+    return stories
+
+
+@pytest.mark.parametrize("choice", WITH_SETTINGS, ids=str)
+@pytest.mark.parametrize("seed", range(2))
 def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int) -> None:
     """The world fails for whoever is stuck then, and for what is lost or applied twice."""
-    world = World.of(choice, workers=3, steps=4)
+    first = {} if seed == 0 else {0: 3, 2: 1}
+    world = World.of(choice, workers=3, steps=4, version=2 * seed, first=first)
     for _ in wander(world, random.Random(seed)):
         for story in changes(world):
             changed = world.fork()
-            changed.departures = changed.joins = 1
-            for event in story:
-                changed.deliver(event)
+            changed.departures = changed.joins = len(story)
+            for what, worker in story:
+                number = changed.gone.get(worker, -1) + 1
+                changed.deliver(joined(worker, number, at=world.now) if what == "comes" else left(worker, at=world.now))
             changed.departures = changed.joins = 0
             for _ in wander(changed, random.Random(seed)):
                 pass

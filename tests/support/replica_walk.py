@@ -72,15 +72,14 @@ class ReplicaWorld(World):
         """Every fact that could come next but deaths and joins. Raises Broken if none can, and work remains."""
         at = self.now
         if not self.began:
-            members = tuple((worker, f"host{worker % 2}", 0) for worker in range(self.workers))
-            return [TrainingBegan(members=members, version=self.version, at=at, work=self.work)]
+            return [self.beginning("host0", "host1")]
         facts: list[Fact] = []
         for worker, task in self.tasks.items():
             if task.source is not None:
                 facts.append(ReplicaCopied(source=task.source, worker=worker, at=at))
             if task.phase != "released":
                 continue
-            if task.step < self.steps:
+            if not self.lacks_data(worker, task.step):
                 facts.append(
                     GradientReady(worker=worker, step=task.step, version=task.computed_on, samples=samples, at=at)
                 )
@@ -95,6 +94,15 @@ class ReplicaWorld(World):
         if not facts:
             self.expect_the_end()
         return facts
+
+    def resumed(self, steps: int) -> World:
+        following = World.resumed(self, steps)
+        assert isinstance(following, ReplicaWorld)
+        following.used = self.used
+        return following
+
+    def computes(self, worker: int) -> bool:
+        return self.tasks[worker].phase == "released"
 
     def membership(self) -> list[Fact]:
         """Every death and join that could come next, and every departure of one that has declined."""

@@ -103,11 +103,17 @@ def spec_of(machine: Machine) -> Spec:
 
 
 def began(
-    *workers: int, version: int = 0, steps: dict[int, int] | None = None, at: float = 0.0, work: int | None = 1000
+    *workers: int,
+    version: int = 0,
+    steps: dict[int, int] | None = None,
+    at: float = 0.0,
+    work: int | None = 1000,
+    done: int = 0,
+    memory: Any = None,
 ) -> TrainingBegan:
     """These workers begin; at step 0, if `steps` does not say otherwise."""
     members = tuple((worker, "host", (steps or {}).get(worker, 0)) for worker in workers)
-    return TrainingBegan(members=members, version=version, at=at, work=work)
+    return TrainingBegan(members=members, version=version, at=at, work=work, done=done, memory=memory)
 
 
 def joined(worker: int, step: int = 0, at: float = 0.0) -> WorkerJoined:

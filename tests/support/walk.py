@@ -7,6 +7,7 @@ small instance, `wander` through one random history of a larger one.
 
 from __future__ import annotations
 
+import json
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ class World:
     workers: int
     """How many begin."""
     steps: int
-    """Steps from this number on have no data left."""
+    """How many steps of each worker there is data for."""
     departures: int = 0
     """How many workers may still die."""
     joins: int = 0
@@ -95,6 +96,10 @@ class World:
     """Whether the end of a release's own pull is told."""
     version: int = 0
     work: int | None = None
+    first: dict[int, int] = field(default_factory=dict)
+    """The numbers of workers' first steps; else 0."""
+    done: int = 0
+    memory: Any = None
     began: bool = False
     jobs: dict[int, Job] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
@@ -151,14 +156,13 @@ class World:
         """Every fact that could come next but departures and joins. Raises Broken if none can, and work remains."""
         at = self.now
         if not self.began:
-            members = tuple((worker, "host", 0) for worker in range(self.workers))
-            return [TrainingBegan(members=members, version=self.version, at=at, work=self.work)]
+            return [self.beginning("host")]
         facts: list[Fact] = []
         for worker, job in self.jobs.items():
             if job.pulling is not None:
                 facts.append(ParametersTaken(worker=worker, version=job.pulling, at=at))
             if job.phase == "released":
-                if job.step >= self.steps:
+                if self.lacks_data(worker, job.step):
                     facts.append(StepDeclined(worker=worker, step=job.step, at=at))
                     # For lack of data it leaves only when its own pushes are through.
                     if job.pushing is None and job.kept is None:
@@ -174,6 +178,43 @@ class World:
         if not facts:
             self.expect_the_end()
         return facts
+
+    def beginning(self, *hosts: str) -> TrainingBegan:
+        """The first fact. Workers are on these hosts in turn."""
+        members = tuple(
+            (worker, hosts[worker % len(hosts)], self.first.get(worker, 0)) for worker in range(self.workers)
+        )
+        return TrainingBegan(
+            members=members, version=self.version, at=self.now, work=self.work, done=self.done, memory=self.memory
+        )
+
+    def lacks_data(self, worker: int, step: int) -> bool:
+        """Whether that step has no data left."""
+        return step >= self.steps + self.first.get(worker, 0)
+
+    def resumed(self, steps: int) -> World:
+        """The world of the run's next segment, which begins here: a fresh machine has the memory of this one.
+
+        All workers are there again, with data for so many steps more. A step that is not computed is made again.
+        """
+        memory = None if self.spec.memory is None else json.loads(json.dumps(self.spec.memory(self.machine)))
+        first = {worker: step + 1 for worker, step in self.gone.items()}
+        first |= {worker: step if self.computes(worker) else step + 1 for worker, step in self.here.items()}
+        following = World.of(
+            self.choice,
+            max(first) + 1,
+            steps,
+            work=self.work,
+            version=self.version,
+            first=first,
+            memory=memory,
+        )
+        following.now = self.now
+        return following
+
+    def computes(self, worker: int) -> bool:
+        """Whether the worker is at a step whose gradient is not there."""
+        return self.jobs[worker].phase == "released"
 
     def membership(self) -> list[Fact]:
         """Every departure and join that could come next."""
@@ -404,12 +445,14 @@ class World:
         job.pulling = version
 
 
-def walk(choice: Choice, workers: int, steps: int, departures: int = 0, joins: int = 0, pulls: bool = False) -> int:
+def walk(
+    choice: Choice, workers: int, steps: int, departures: int = 0, joins: int = 0, pulls: bool = False, **settings: Any
+) -> int:
     """Visit every reachable state, breadth first. Returns how many there are.
 
     A failure says which facts, in their order, lead to it: no shorter history does.
     """
-    start = World.of(choice, workers, steps, departures=departures, joins=joins, pulls=pulls)
+    start = World.of(choice, workers, steps, departures=departures, joins=joins, pulls=pulls, **settings)
     came_from: dict[Any, tuple[Any, Fact | None]] = {start.key(): (None, None)}
     queue = deque([(start, start.key())])
     while queue:
@@ -470,6 +513,8 @@ def history(choice: Choice, seed: int) -> History:
         joins=chance.randrange(4),
         version=chance.randrange(3),
         work=chance.randrange(60),
+        first={worker: chance.randrange(4) for worker in range(5)},
+        done=chance.randrange(30),
     )
     try:
         return list(wander(world, chance))

@@ -10,11 +10,15 @@ the averages of groups that it was in.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBegan:
-    """The machine starts, with these members at this version."""
+    """A fresh machine starts, with these members at this version. Nothing is outstanding.
+
+    A run that is resumed has several of these in its ledger. What follows each is a segment of the run.
+    """
 
     members: tuple[tuple[int, str, int], ...]
     """(worker, host, its next unused step number), in ascending order of worker."""
@@ -24,6 +28,10 @@ class TrainingBegan:
     """How much the whole run has to do: samples, or steps where samples are not counted; None if that is unknown."""
     seed: int = 0
     """Seeds a machine that draws lots."""
+    done: int = 0
+    """How much of `work` earlier segments have done."""
+    memory: Any = None
+    """What the machine of the segment before has said of itself by `Spec.memory`, as plain data; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,6 +84,10 @@ class Spec:
     can."""
     remark: Callable[[Any, Sequence[str]], str] | None = None
     """A note for the user at start-up on these hosts; empty if there is none."""
+    memory: Callable[[Any], Any] | None = None
+    """What a machine keeps for a machine that goes on in its place when the run is resumed: plain data, which JSON can
+    hold. `TrainingBegan` brings it. All else begins anew. None: nothing is kept, as of every protocol that can be a
+    part of another one."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Code of a `why` to its sentence, with {0}, {1}, … for the arguments."""
 

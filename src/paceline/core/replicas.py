@@ -6,7 +6,7 @@ All decentralized machines share this, as machines with a parameter server share
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.core.facts import (
     Fact,
@@ -69,8 +69,11 @@ class Replicas:
     A joiner first gets a copy of another worker's replica, and takes part from the copy's end on. The source is the
     worker whose replica has changed most often, of those that have data left, or of all if none has. It is in no group
     at work. While all are in one, the joiner waits. If the source dies, the joiner gets another worker's replica. If
-    there is no replica to copy and none will come, a joiner begins alone: with the parameters that it was started with,
-    as version 0.
+    there is no replica to copy and none will come, a joiner begins alone: with the newest mean that was recorded, as
+    version 0.
+
+    In a resumed run every replica is as the snapshot has it, as version 0. The snapshot holds a copy of each, so no
+    step of an earlier segment is in one replica alone.
     """
 
     seats: dict[int, Seat] = field(default_factory=dict)
@@ -89,6 +92,10 @@ class Replicas:
     """By joiner: the source of its copy, and the last step that only the source's replica had at that time, or -1."""
     used: dict[int, int] = field(default_factory=dict)
     """The last step number of each worker that left. Numbers only grow, also for a worker that comes back."""
+
+    def memory(self) -> dict[str, Any]:
+        """Return what every machine of replicas keeps for `Spec.memory`: group numbers are unique in the run."""
+        return {"groups": self.made}
 
     def observe(self, fact: Fact) -> Seat | None:
         """Check `fact`, note it, and return the seat that it is about, if it is about one.
@@ -199,6 +206,7 @@ class Replicas:
     def _begin(self, fact: TrainingBegan) -> None:
         check_beginning(fact, self.began)
         self.began = True
+        self.made = 0 if fact.memory is None else fact.memory["groups"]
         for worker, host, step in fact.members:
             self.seats[worker] = Seat(step=step - 1)
             self.hosts[worker] = host

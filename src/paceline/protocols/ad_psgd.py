@@ -24,6 +24,7 @@ Ours:
 - A joiner, also one that comes back, takes part as soon as it has a copy of another replica. It is passive if
   there are fewer passive workers than active ones, else active. The ring goes by the workers' numbers, and stays
   as open or closed as it began. As workers leave and join, it may fall into parts, which never average with each other.
+- A resumed run goes on with its draws, so that segments don't repeat each other's. Roles are given out anew.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ class Machine:
 
     def _follow(self, fact: Fact, seat: Seat | None, ended: list[int]) -> tuple[Order, ...]:
         match fact:
-            case TrainingBegan(members=members, seed=seed):
-                return self._begin([worker for worker, _, _ in members], seed)
+            case TrainingBegan(members=members, seed=seed, memory=memory):
+                self.lots.state = seed if memory is None else memory["draws"]
+                return self._begin([worker for worker, _, _ in members])
             case WorkerJoined(worker=worker):
                 return (*self._begin_alone(), *self.replicas.hold(worker))
             case ReplicaCopied(worker=worker, source=source):
@@ -118,8 +120,7 @@ class Machine:
         left, right = self.passives[place - 1], self.passives[place % len(self.passives)]
         return [left] if left == right else [left, right]
 
-    def _begin(self, workers: list[int], seed: int) -> tuple[Order, ...]:
-        self.lots = Lots(seed)
+    def _begin(self, workers: list[int]) -> tuple[Order, ...]:
         self.closed = len(workers) % 2 == 0
         self.actives = dict.fromkeys(workers[::2])
         self.passives = workers[1::2]
@@ -228,6 +229,7 @@ SPEC = Spec(
     machine=Machine,
     rounds=False,
     optimizer="worker",
+    memory=lambda machine: {**machine.replicas.memory(), "draws": machine.lots.state},
     invariants={
         "a replica that is being averaged is in one group that is at work": lambda machine: all(
             sum(worker in machine.replicas.still_here(group) for group in machine.replicas.groups)

@@ -15,6 +15,7 @@ A single worker averages nothing.
 
 Ours: a joiner copies the replica of a worker in the open round. The round waits for the copy and then for the joiner's
 gradient, so the joiner's replica is never behind. While gradients are averaged, a joiner waits for the next round.
+A resumed run counts its rounds on.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Machine:
 
     def _follow(self, fact: Fact, seat: Seat | None) -> tuple[Order, ...]:
         match fact:
-            case TrainingBegan(members=members):
+            case TrainingBegan(members=members, memory=memory):
+                self.round = 0 if memory is None else memory["round"]
                 return tuple(self._release(worker, ("began",)) for worker, _, _ in members)
             case WorkerJoined():
                 return ()
@@ -161,6 +163,7 @@ SPEC = Spec(
     rounds=True,
     averages="gradients",
     optimizer="worker",
+    memory=lambda machine: {**machine.replicas.memory(), "round": machine.round},
     invariants={
         "the replicas of all workers with data left have changed equally often": lambda machine: (
             len({seat.version for seat in machine.replicas.seats.values() if seat.phase not in ("declined", "parked")})

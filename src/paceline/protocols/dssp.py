@@ -28,6 +28,9 @@ is ours:
 Ours: of several slowest workers, the one that has not pushed for longest counts, then the lowest. A worker that ties
 with the fastest is the fastest. A worker that has pushed less than twice, or waits for such a one, is granted
 nothing. A worker that is held at the cap loses what is left of its grant.
+
+A resumed run counts leads and times anew: all its workers begin on the same version. Two pushes of each worker are all
+that a decision looks at, and those from before the break may be another machine's.
 """
 
 from __future__ import annotations

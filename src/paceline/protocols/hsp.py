@@ -26,6 +26,7 @@ Deviations: membership may change, as in bsp. One worker alone never computes ah
 Ours: `order` chooses among the workers whose gradient is ready, and waits for no other. A gradient of the next round
 that is ready early waits until that round is open. `stale=discard` drops a gradient whose transfer has not begun when
 the fresh version has come. With `stale=accumulate` a fresh gradient follows each stale one, and both are in the round.
+A resumed run measures anew. After one round it has all three durations, and older ones may be another machine's.
 """
 
 from __future__ import annotations

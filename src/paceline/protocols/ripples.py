@@ -37,6 +37,9 @@ that shares a member with it, even if its members are free. "conflict" counts th
 heads make one group, whatever `group_size` is. Where only one node is divided, a head would have no other to meet, and
 none is picked. Groups on a node are as equal in size as they can be. A group of one needs no averaging, but takes its
 turn: its worker goes on at once, and its next request is for the next group.
+
+A resumed run goes on with its draws, so that segments don't repeat each other's. Requests count anew: in the static
+schedule all workers have to begin with the same one. The filter finds a slow worker again within `threshold` requests.
 """
 
 from __future__ import annotations
@@ -266,8 +269,8 @@ class Machine:
 
     def _follow(self, fact: Fact, seat: Seat | None) -> tuple[Order, ...]:
         match fact:
-            case TrainingBegan(members=members, seed=seed):
-                self.lots.state = seed
+            case TrainingBegan(members=members, seed=seed, memory=memory):
+                self.lots.state = seed if memory is None else memory["draws"]
                 self._begin([(worker, host) for worker, host, _ in members])
                 return tuple(self.replicas.release(worker, ("began",)) for worker, _, _ in members)
             case WorkerJoined(worker=worker):
@@ -502,6 +505,7 @@ SPEC = Spec(
     machine=Machine,
     rounds=False,
     optimizer="worker",
+    memory=lambda machine: {**machine.replicas.memory(), "draws": machine.lots.state},
     misfit=misfit,
     remark=remark,
     invariants={

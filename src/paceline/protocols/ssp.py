@@ -7,7 +7,7 @@ with r = 0): after a push of p the server says OK iff t_p - min(t) <= s.
 
 Counter convention: lead = steps whose updates have arrived, minus the slowest live worker's. A worker is
 released while lead <= bound, so the lead seen at its next arrival can reach bound + 1. A joiner counts
-from the slowest live worker's number.
+from the slowest live worker's number. A resumed run counts leads anew, as all its workers begin on the same version.
 
 Deviations: the gate is at the push, not at the read, and the whole model is one row. That is DSSP's form,
 not the table interface of Ho et al. As there, bound=0 lets a worker be one step ahead of the slowest.

@@ -37,6 +37,9 @@ Ours:
   one nth to all of it in n equal stages over a quarter of the run's work, n as at the beginning. For 8 workers these
   are the authors' additive stages, of 2,000 of 64,000 steps. Whenever `first` comes back it has the script's momentum.
 - With `switch_at=1` and `greedy`, `first` goes on to the end of the data whenever there is no straggler.
+- A resumed run goes on in its phase; if that had begun to end, in the next one. Work counts on, and so does the ramp of
+  momentum, in nths of the workers that the run began with. What `first` has done stays done, also if the resumed run is
+  given more work. The part's machine begins anew, and so does the look-out for stragglers, with all workers.
 """
 
 from __future__ import annotations
@@ -77,6 +80,8 @@ from paceline.core.orders import (
 )
 from paceline.core.roster import NAMED_AT_MOST, Roster, Seat
 from paceline.errors import ProtocolViolation
+
+Which = Literal["first", "then"]
 
 RAMPS = 4
 """`momentum=ramp` takes one part in so many of the run's work."""
@@ -171,7 +176,7 @@ class Machine:
     config: Config
     first: Part
     then: Part
-    active: Literal["first", "then"] = "first"
+    active: Which = "first"
     """The part whose machine decides. The other part's machine is fresh."""
     version: int = 0
     work: int | None = None
@@ -199,7 +204,7 @@ class Machine:
     """Workers to which a version is on its way beside their step. A release's own pull ends before the gradient."""
     draining: float | None = None
     """While a phase ends: the time of the fact that began its end."""
-    to: Literal["first", "then"] = "then"
+    to: Which = "then"
     """What comes next, while a phase ends."""
     cause: tuple[str, ...] = ()
     """The `why` of that switch."""
@@ -261,7 +266,7 @@ class Machine:
         seat = self.roster.seats[worker]
         return seat.phase in ("parked", "arrived") and seat.pushing is None and worker not in self.fetching
 
-    def _part(self, which: Literal["first", "then"]) -> Part:
+    def _part(self, which: Which) -> Part:
         return self.first if which == "first" else self.then
 
     def _expect_work(self, fact: TrainingBegan) -> None:
@@ -281,7 +286,23 @@ class Machine:
         self.hosts = {worker: host for worker, host, _ in fact.members}
         if self.config.switch_at < 1:  # of the share as it is typed: 0.1 of 30 is 3, without a rounding error
             self.goal = math.ceil(Decimal(repr(self.config.switch_at)) * (fact.work or 0))
-        self._enter("first" if self.planned else "then", fact, turn)
+        usual: Which = "first" if self.planned else "then"
+        which = self._resume(fact)
+        if which != usual:
+            self.ramped = self.ramped or 0
+            turn.orders.append(self._switch_to(which, fact.members, since=fact.at, why=("resumed",)))
+        self._enter(which, replace(fact, memory=None), turn)
+
+    def _resume(self, fact: TrainingBegan) -> Which:
+        """Take up what earlier segments of the run have done. Return the part that is to decide."""
+        memory = fact.memory
+        self.done = fact.done if memory is None else memory["done"]
+        if memory is None:
+            return "first" if self.planned else "then"
+        self.company, self.ramped = memory["company"], memory["ramped"]
+        if self.goal is not None and not memory["planned"]:
+            self.goal = min(self.goal, self.done)
+        return "then" if memory["active"] == "first" and not self.planned else memory["active"]
 
     def _note(self, fact: Fact, seat: Seat | None, turn: _Turn) -> bool:
         """Return whether the active machine is to hear of this fact."""
@@ -459,7 +480,7 @@ class Machine:
 
     # --- phases -------------------------------------------------------------------------------------
 
-    def _drain(self, to: Literal["first", "then"], cause: tuple[str, ...], turn: _Turn) -> None:
+    def _drain(self, to: Which, cause: tuple[str, ...], turn: _Turn) -> None:
         """From here on no worker begins a step in this phase."""
         self.draining, self.to, self.cause = turn.at, to, cause
         turn.touched.extend(self.members)
@@ -500,12 +521,7 @@ class Machine:
         assert self.draining is not None
         seats = self.roster.seats
         members = tuple((worker, self.hosts[worker], seats[worker].step + 1) for worker in sorted(self.parked))
-        part = self._part(self.to)
-        turn.orders.append(
-            SwitchProtocol(
-                to=part.name, parameters=part.parameters, members=members, since=self.draining, why=self.cause
-            )
-        )
+        turn.orders.append(self._switch_to(self.to, members, since=self.draining, why=self.cause))
         self.part.machine = _fresh(self.part.machine)
         self.draining, self.cause = None, ()
         self.unlooked = 0
@@ -513,7 +529,13 @@ class Machine:
         began = TrainingBegan(members=members, version=self.version, at=turn.at, work=self.work)
         self._enter(self.to, began, turn)
 
-    def _enter(self, which: Literal["first", "then"], began: TrainingBegan, turn: _Turn) -> None:
+    def _switch_to(
+        self, which: Which, members: tuple[tuple[int, str, int], ...], since: float, why: Why
+    ) -> SwitchProtocol:
+        part = self._part(which)
+        return SwitchProtocol(to=part.name, parameters=part.parameters, members=members, since=since, why=why)
+
+    def _enter(self, which: Which, began: TrainingBegan, turn: _Turn) -> None:
         self.active = which
         self.parked, self.declined, self.leaving, self.out = {}, {}, {}, {}
         self.members = {worker: None for worker, _, _ in began.members}
@@ -538,6 +560,18 @@ class _Turn:
 def _work(samples: int | None) -> int:
     """The work in an update: its samples, or 1 where samples are not counted."""
     return 1 if samples is None else samples
+
+
+def memory(machine: Machine) -> dict[str, Any]:
+    """Return what a machine keeps for the one that goes on in a resumed run. A phase whose end has begun is over."""
+    ends = machine.draining is not None
+    return {
+        "active": machine.to if ends else machine.active,
+        "company": machine.company,
+        "done": machine.done,
+        "planned": machine.planned,
+        "ramped": machine.ramped if not ends else 0 if machine.to == "then" else None,
+    }
 
 
 def _fresh(machine: AnyMachine) -> AnyMachine:
@@ -579,6 +613,7 @@ SPEC = Spec(
     machine=Machine,
     rounds=False,
     parts=("first", "then"),
+    memory=memory,
     invariants={
         "every worker takes part, has declined, or waits for the next phase": _is_somewhere,
         "the machine of the part that is not active has begun nothing": lambda machine: (
@@ -613,6 +648,7 @@ SPEC = Spec(
         "planned": "the first part has done {0} of the {1} that were planned for it",
         "straggler": "worker {0} is a straggler",
         "recovered": "there is no straggler any more, and the first part has work left",
+        "resumed": "the run had come so far before it was resumed",
         "deserted": "every worker that could still compute was left out",
         "ending": "{0} comes to its end: {1} begins when all that was begun is applied",
         "left-out": "it is a straggler: the others go on without it until the next phase",
