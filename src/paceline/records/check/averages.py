@@ -42,7 +42,7 @@ def averages(checking: Checking) -> None:
     if links is None or checking.run.choice.spec.family != "decentralized":
         return
     checking.table = "transfers"
-    unknown = math.inf  # when averages may have begun whose transfers are not noted
+    unknown: list[tuple[float, float]] = []  # when averages may have been under way whose transfers are not noted
     sizes: dict[int, int] = {}
     moved = 0
     for group, rows in groupby(checking.run.ledger.execute(_GROUPS), key=itemgetter(0)):
@@ -62,7 +62,8 @@ def averages(checking: Checking) -> None:
         elif its["ReduceFinished"]:
             raise Broken(TRANSFERS, f"a part of each member in the average of group {group}", "none")
         elif not its["ReduceFailed"]:
-            unknown = min(unknown, at)
+            ends = (segment.at for segment in checking.run.segments if segment.at > at)
+            unknown.append((at, min(ends, default=math.inf)))
     again = _model(checking, links, unknown)
     if moved:
         took = f"{again:,} of {moved:,} averages take what the model of their links gives"
@@ -101,17 +102,17 @@ def _one(
     checking.row = None
 
 
-def _model(checking: Checking, links: GroupLinks, unknown: float) -> int:
-    """Ask the model again, given when averages began. Return how many ended before anything unknown."""
-    under_way: dict[int, tuple[int, float]] = {}
-    """By group: the row of its first part, and when it ended."""
+def _model(checking: Checking, links: GroupLinks, unknown: Sequence[tuple[float, float]]) -> int:
+    """Ask the model again, given when averages began. Return how many ended beside nothing unknown."""
+    under_way: dict[int, tuple[int, float, float]] = {}
+    """By group: the row of its first part, and when it began and ended."""
     wrong, again = First(), 0
 
     def finish(until: float) -> int:
         confirmed = 0
         while (moved := links.finish(until)) is not None:
-            row, ended = under_way.pop(moved.group)
-            if ended > unknown:
+            row, began, ended = under_way.pop(moved.group)
+            if any(ended > since and began < before for since, before in unknown):
                 continue
             confirmed += 1
             if not math.isclose(moved.ended, ended, rel_tol=EXACT, abs_tol=EXACT):
@@ -121,7 +122,7 @@ def _model(checking: Checking, links: GroupLinks, unknown: float) -> int:
 
     for group, row, size, began, ended, members in checking.run.ledger.execute(_MOVED):
         again += finish(began)
-        under_way[group] = row, ended
+        under_way[group] = row, began, ended
         links.begin(group, tuple(json.loads(members)), size, began)
     again += finish(math.inf)
     wrong.settle()

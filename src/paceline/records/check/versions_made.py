@@ -72,8 +72,10 @@ class VersionsMade:
                 self.replicas -= 1
             case WorkerLeft(worker=worker):
                 self._share(worker)
-            case TrainingBegan():
+            case TrainingBegan():  # what is outstanding is undone, and a snapshot has every replica
                 self.replicas = len(fact.members)
+                for outstanding in (self._of, self._unshared, self._members):
+                    outstanding.clear()
         for order in orders:
             match order:
                 case ApplyUpdate(version=version, contributions=contributions):
