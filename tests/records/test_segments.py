@@ -10,17 +10,23 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.core.facts import GradientReady, TrainingBegan, WorkerLeft
 from paceline.core.orders import Hold
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import broken
 from paceline.records import cut as cutting
+from paceline.records.check.averages import averages
+from paceline.records.check.checking import Checking
+from paceline.records.check.history import history
+from paceline.records.check.times import _link
 from paceline.records.cut import cut
 from paceline.records.explain import numbers, past, sentences
 from paceline.records.fates import Fates, Undone
@@ -31,6 +37,7 @@ from paceline.records.report.contents import contents
 from paceline.records.report.page import page
 from paceline.records.timeline import read_timeline
 from paceline.records.waits import waits
+from paceline.runs.replay import replay
 from paceline.sim.calibration import read
 from support.recorded import checked, edited, wrong
 from support.segments import leased_and_resumed, resumed
@@ -64,6 +71,32 @@ def test_a_run_of_several_segments_is_checked_as_one(tmp_path: Path, protocol: s
     assert found.counts["applied"] >= 120
     said = "3 segments: the run went on from the snapshots after fact 60, 100"
     assert any(line.startswith(said) for line in found.proved)
+
+
+EVENTFUL = Scenario(
+    compute=0.05,
+    jitter=0.2,
+    nodes=2,
+    speeds={3: 0.5},
+    network=Network(bandwidth=1e9, message=10_000_000, latency=0.001),
+    events=(Kill(worker=1, at_step=3, rejoin_after=0.3), Kill(worker=0, at_step=9)),
+)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "ps-plus", "ad-psgd", "ripples"])
+@pytest.mark.parametrize("pause", [0.0, 1.0])
+def test_a_network_s_transfers_are_those_of_all_segments(tmp_path: Path, protocol: str, pause: float) -> None:
+    folder = resumed(tmp_path / "run", protocol, points=(37, 70), steps=120, scenario=EVENTFUL, pause=pause)
+    assert checked(folder).wrong is None
+    with closing((opened := open_run(folder, registry())).ledger):
+        checking = Checking(opened)
+        history(checking)
+        checking.run = replace(opened, simulated=False)  # its times are asked again only of a real run
+        _link(checking)
+        averages(checking)
+        found = re.search("([0-9]+) of ([0-9]+) (transfers|averages)", checking.proved[-1])
+        assert found is not None, checking.proved
+        assert int(found[1]) >= 0.8 * int(found[2]), "but for those beside transfers that never ended"
 
 
 @pytest.mark.parametrize("protocol", ["asp", "bsp", "ssp:bound=0", "ssp:bound=2"])
@@ -179,6 +212,18 @@ def test_a_prediction_goes_by_all_segments(run: Path) -> None:
     assert taken == dict(rows(run / "ledger.sqlite", "SELECT worker, count(*) FROM step_times GROUP BY worker"))
 
 
+def test_a_switch_that_only_goes_on_is_no_change_of_protocol(tmp_path: Path) -> None:
+    folder = resumed(tmp_path / "run", "sync-switch:switch_at=0.2", points=POINTS, steps=120)
+    switches = json.loads((folder / "summary.json").read_text())["switches"]
+    assert [(one["from"], one["to"]) for one in switches] == [("bsp", "asp")]
+    assert len(rows(folder / "ledger.sqlite", "SELECT 1 FROM orders WHERE kind = 'SwitchProtocol'")) == 2
+
+
+def test_a_run_of_several_segments_is_not_replayed_as_one(run: Path) -> None:
+    with closing((opened := open_run(run, registry())).ledger), pytest.raises(ConfigError, match="and resumed"):
+        replay(opened, run / "train.py", run / "again")
+
+
 # --- cutting ----------------------------------------------------------------------------------------
 
 
@@ -285,6 +330,18 @@ def test_a_whole_segment_can_be_undone(point: tuple[Path, int, int]) -> None:
     made = cut(folder, 20, rows(folder / "ledger.sqlite", query)[0][0])
     assert (made.segment, made.undone.facts) == (1, before + facts - 20)
     assert checked(folder).wrong is None
+
+
+def test_what_was_measured_of_undone_versions_is_undone(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    edited(
+        folder,
+        *(f"INSERT INTO evaluations VALUES ({number}, 'loss', 0.5)" for number in (version, version + 1)),
+        f"INSERT INTO run VALUES ('unmeasured', '[{version - 1}, {version + 2}]')",
+    )
+    cut(folder, fact, version)
+    assert rows(folder / "ledger.sqlite", "SELECT version FROM evaluations") == [(version,)]
+    assert rows(folder / "ledger.sqlite", "SELECT value FROM run WHERE key = 'unmeasured'") == [(f"[{version - 1}]",)]
 
 
 def test_files_of_undone_versions_are_moved_aside(point: tuple[Path, int, int]) -> None:

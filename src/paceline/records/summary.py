@@ -349,7 +349,7 @@ class Tally:
                 "why": protocol.sentence(switch.why),
             }
             for before, switch in zip(names, self.switches, strict=False)
-            if before != switch.to  # a segment goes on with the protocol that the one before had come to
+            if before != switch.to or switch.why[0] != "resumed"  # a segment goes on as the one before
         ]
 
     def _advance(self, workers: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from paceline.records.check.times import EXACT, TICK
 
 _GROUPS = """
     SELECT json_extract(orders.body, '$.group') AS number, 'ordered' AS what, facts.at,
-        json_extract(orders.body, '$.members'), NULL, NULL, NULL, NULL
+        json_extract(orders.body, '$.members'), facts.id, NULL, NULL, NULL
     FROM orders JOIN facts ON facts.id = orders.fact WHERE orders.kind = 'Reduce'
     UNION ALL SELECT json_extract(body, '$.group'), kind, at, NULL, NULL, NULL, NULL, NULL
     FROM facts WHERE kind IN ('ReduceFinished', 'ReduceFailed')
@@ -54,7 +54,7 @@ def averages(checking: Checking) -> None:
             if parts:
                 raise Broken(TRANSFERS, "an average that was ordered", f"group {group}", "transfers", parts[0][0])
             continue
-        at, members, *_ = its["ordered"][0]
+        at, members, fact, *_ = its["ordered"][0]
         if parts:
             moved += 1
             ended = its["ReduceFinished"][0][0] if its["ReduceFinished"] else None
@@ -62,8 +62,7 @@ def averages(checking: Checking) -> None:
         elif its["ReduceFinished"]:
             raise Broken(TRANSFERS, f"a part of each member in the average of group {group}", "none")
         elif not its["ReduceFailed"]:
-            ends = (segment.at for segment in checking.run.segments if segment.at > at)
-            unknown.append((at, min(ends, default=math.inf)))
+            unknown.append((at, min((end.at for end in checking.run.segments if end.fact > fact), default=math.inf)))
     again = _model(checking, links, unknown)
     if moved:
         took = f"{again:,} of {moved:,} averages take what the model of their links gives"
