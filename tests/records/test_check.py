@@ -425,6 +425,8 @@ def test_a_protocol_with_other_parameters_decides_otherwise(tmp_path: Path) -> N
     assert (found.table, found.row, found.rule) == ("run", "protocol", broken.SAME_CONFIG)
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("bound = 2", "bound = 1"))
+    assert wrong(folder).rule == broken.SEGMENTS
+    edited(folder, "UPDATE segments SET protocol = (SELECT value FROM run WHERE key = 'protocol')")
     assert wrong(folder).rule == broken.SAME_REASONS  # it says how far a worker may lead, before any has to wait
 
 
@@ -502,7 +504,8 @@ def test_an_invariant_is_named_with_the_fact_after_which_it_does_not_hold(tmp_pa
     told = iter(range(100))
     spec = replace(opened.choice.spec, invariants={"nothing happens ten times": lambda machine: next(told) < 9})
     with closing(opened.ledger):
-        found = check(replace(opened, choice=replace(opened.choice, spec=spec))).wrong
+        segment = replace(opened.segments[0], choice=replace(opened.choice, spec=spec))
+        found = check(replace(opened, segments=[segment])).wrong
     assert found is not None
     assert (found.table, found.row, found.rule) == ("facts", 10, f"{spec.name}: nothing happens ten times")
 

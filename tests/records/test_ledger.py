@@ -235,7 +235,7 @@ def test_what_is_no_ledger_of_this_schema_is_refused_in_one_line(tmp_path: Path,
     ledger.close()
     with closing(sqlite3.connect(path)) as database:
         database.execute(f"PRAGMA user_version = {SCHEMA + 1}")
-    with pytest.raises(ConfigError, match=f"its schema is {SCHEMA + 1}; .* reads {SCHEMA}$"):
+    with pytest.raises(ConfigError, match=f"its schema is {SCHEMA + 1}; .* reads 7 to {SCHEMA}$"):
         connect(path)
     (tmp_path / "text").write_text("no database, " * 100)
     for name in ("missing", "text"):

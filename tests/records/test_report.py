@@ -434,7 +434,7 @@ def test_each_chart_is_a_figure_of_its_own(made: Made, tmp_path: Path, monkeypat
 def test_the_trace_has_every_step_and_slices_of_a_thread_never_overlap(protocol: str, made: Made) -> None:
     run = made(protocol)
     timeline = timeline_of(run)
-    waits, sentence = waited(*waits_of(run)).waits or {}, run.choice.sentence
+    waits, sentence = waited(*waits_of(run)).waits or {}, run.sentence
     events = trace([("first", timeline, waits, sentence), ("second", timeline, waits, sentence)])["traceEvents"]
     kinds = Counter((event["pid"], event["cat"]) for event in events if event["ph"] == "X")
     assert kinds[0, "compute"] == kinds[1, "compute"] == sum(len(lane.computing) for lane in timeline.lanes)

@@ -34,7 +34,7 @@ SEEDS = range(4)
 KEYS = """
     paceline protocol workers threads seed outcome error wall_seconds steps samples samples_missed versions
     steps_per_second samples_per_second per_worker staleness switches consensus final_parameters_sha256
-    evaluations targets
+    evaluations targets segments undone
 """.split()  # noqa: SIM905
 WORKER_KEYS = """
     worker steps samples compute_seconds wait_seconds transfer_seconds other_seconds max_lead left
@@ -221,10 +221,10 @@ def test_left_says_why_and_when_and_is_null_for_who_is_still_here_or_here_again(
 
 def test_training_that_begins_again_goes_on_with_whoever_was_here_and_counts_leads_anew() -> None:
     alternating = [one for step in range(1, 9) for worker in (1, 0) for one in update(worker, step, 0, at=4.0)]
-    tally = told(began(0, 1, at=1.0), *update(0, 0, 0), began(0, 1, at=3.0), *alternating)
+    tally = told(began(0, 1, at=1.0), *update(0, 0, 0, at=2.0), began(0, 1, at=3.0), *alternating)
     summary = summed_up(tally, ended=5.0)
-    assert summary["wall_seconds"] == 4.0
-    assert [row["other_seconds"] for row in summary["per_worker"]] == [4.0, 4.0]
+    assert summary["wall_seconds"] == 3.0, "nobody trained between the segments"
+    assert [row["other_seconds"] for row in summary["per_worker"]] == [3.0, 3.0]
     assert [row["max_lead"] for row in summary["per_worker"]] == [1, 1]
 
 

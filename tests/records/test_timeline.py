@@ -165,7 +165,7 @@ def test_a_version_is_where_it_was_ordered_with_how_many_updates(ledger: Ledger,
     assert read().versions == (Version(version=1, at=2.0, updates=2),)
 
 
-def test_a_switch_has_a_time_and_training_that_begins_anew_is_nobodys_coming(
+def test_a_switch_has_a_time_and_training_that_begins_anew_begins_another_stay(
     ledger: Ledger, read: Callable[[], Timeline]
 ) -> None:
     ledger.record(began(0), ())
@@ -175,7 +175,8 @@ def test_a_switch_has_a_time_and_training_that_begins_anew_is_nobodys_coming(
     timeline = read()
     assert timeline.switches == (Switch(to="asp", since=2.0, at=3.0),)
     assert timeline.began == 0.0
-    assert timeline.lanes[0].stays == (Stay(began=0.0, ended=3.5, left=None),)
+    first, second = Stay(began=0.0, ended=3.0, left="interrupted"), Stay(began=3.5, ended=3.5, left=None)
+    assert timeline.lanes[0].stays == (first, second)
 
 
 def test_where_clocks_disagree_steps_are_cut_so_that_none_overlap(ledger: Ledger, read: Callable[[], Timeline]) -> None:

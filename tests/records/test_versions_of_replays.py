@@ -38,7 +38,7 @@ def test_the_mean_of_a_replay_without_any_step_has_the_moment_of_the_beginning(r
     """No order moves the replay's clock on. In a run, the clock is at the last worker's end by then."""
     ledger = sqlite3.connect(":memory:")
     ledger.executescript("CREATE TABLE epochs (samples)")
-    run = SimpleNamespace(ledger=ledger, config={}, simulated=False)
+    run = SimpleNamespace(ledger=ledger, config={}, simulated=False, segments=[None])
     made = VersionsMade(at=2.5, replicas=2)
     checking: Any = SimpleNamespace(
         run=run, made=made, trained=True, completed=True, replays=replays, proved=[], row=None

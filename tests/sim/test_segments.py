@@ -19,7 +19,7 @@ from paceline.records.ledger import Ledger, NoLedger, read_facts
 from paceline.sim.simulate import Simulation, play, training_of, world_of
 from paceline.sim.world import Limit
 from protocols.test_conformance import CHOICES
-from support.segments import following
+from support.going_on import following
 
 History = list[tuple[Fact, tuple[Order, ...]]]
 

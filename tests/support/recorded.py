@@ -162,6 +162,9 @@ def said(folder: Path, **changes: Any) -> Path:
             database.execute("DELETE FROM run WHERE key = ?", (key,))
             if value is not None:
                 database.execute("INSERT INTO run VALUES (?, ?)", (key, json.dumps(value)))
+        for key in ("workers", "protocol", "environment"):
+            newest = f"UPDATE segments SET {key} = (SELECT value FROM run WHERE key = ?) WHERE notes IS NULL"
+            database.execute(newest, (key,))
     only = ("absent", "beginning", "deaths", "end", "replay_of", "until")
     plain = {key: value for key, value in config.items() if value is not None and key not in only}
     (folder / "config.toml").write_text(tomli_w.dumps(plain))
@@ -218,4 +221,5 @@ def moved(folder: Path, moment: Callable[[int, float], float]) -> Path:
             new = moment(row, at)
             body = json.dumps({**json.loads(body), "at": new})
             database.execute("UPDATE facts SET at = ?, body = ? WHERE id = ?", (new, body, row))
+        database.execute("UPDATE segments SET at = (SELECT at FROM facts WHERE id = segments.fact)")
     return folder

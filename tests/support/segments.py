@@ -1,55 +1,288 @@
-"""Where a run goes on that was cut: what begins its next segment, as the facts of the one before say."""
+"""Runs that were interrupted and resumed, for the tests that read them: several segments in one ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from paceline.core.choice import Choice
-from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined
-from paceline.core.orders import ApplyUpdate
-from paceline.records.fates import Applied, Fates
+from paceline.cluster.scenario import Scenario
+from paceline.core.choice import choose
+from paceline.core.drive import drive
+from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan
+from paceline.core.leases import Batch, Leases
+from paceline.core.orders import ApplyUpdate, Order
+from paceline.protocols import registry
+from paceline.records.cut import Cut, cut
+from paceline.records.journal import Journal
+from paceline.records.ledger import Ledger
+from paceline.records.reading import LEDGER, tally_of
+from paceline.records.summary import Tally, write
+from paceline.records.times import StepTimes
+from paceline.sim.simulate import Simulation, _config, training_of, world_of
+from paceline.sim.world import Limit, Worker, World
+from paceline.training.seeding import order_digest
+from records.histories import History
+from support.recorded import AS_REAL, Killed, noted
 
 
-def following(choice: Choice, facts: Iterable[Fact], *, version: int | None = None) -> TrainingBegan:
-    """What begins the segment after these facts: all workers are there, and what was outstanding is undone.
+@dataclass
+class Point:
+    """A snapshot, as far as a ledger has to do with it."""
 
-    `version`: of the recorded mean, where workers own replicas; else the last that was ordered counts.
-    """
-    machine = choice.machine()
-    steps: dict[int, tuple[str, int]] = {}
-    fates = Fates()
-    began, newest, done, at = None, 0, 0, 0.0
-    for fact in facts:
-        at = fact.at
+    fact: int
+    version: int = 0
+    memory: Any = None
+    cut: Cut | None = None
+
+
+@dataclass
+class _Seen:
+    """What a snapshot says, kept up to date as facts come."""
+
+    version: int = 0
+    next_steps: dict[int, int] = field(default_factory=dict)
+
+    def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
         if isinstance(fact, TrainingBegan):
-            machine, began, newest = choice.machine(), fact, fact.version
-            done = fact.done
-            steps |= {worker: (host, step) for worker, host, step in fact.members}
-        elif isinstance(fact, WorkerJoined):
-            steps[fact.worker] = fact.host, fact.step
+            for worker, _, step in fact.members:
+                self.next_steps.setdefault(worker, step)
         elif isinstance(fact, GradientReady):
-            host, _ = steps[fact.worker]
-            steps[fact.worker] = host, fact.step + 1
-        fates.fact(fact)
-        for order in machine.handle(fact):
-            newest = order.version if isinstance(order, ApplyUpdate) else newest
-            for fate in fates.order(order):
-                if isinstance(fate, Applied):
-                    done += _work(fate)
-                elif fate.lost is not None:
-                    done -= _work(fate.lost)
-    assert began is not None
-    memory = choice.spec.memory
-    return TrainingBegan(
-        members=tuple((worker, host, step) for worker, (host, step) in sorted(steps.items())),
-        version=newest if version is None else version,
-        at=at,
-        work=began.work,
-        seed=began.seed,
-        done=done,
-        memory=None if memory is None else memory(machine),
+            self.next_steps[fact.worker] = fact.step + 1
+        for order in orders:
+            if isinstance(order, ApplyUpdate):
+                self.version = order.version
+
+
+def done(tally: Tally) -> int:
+    """What earlier segments have done: samples, or steps where samples are not counted."""
+    return sum(share.samples if tally.counted else share.steps for share in tally.shares.values())
+
+
+def resumed(
+    folder: Path,
+    protocol: str = "bsp",
+    points: Sequence[int] = (60,),
+    beyond: int = 25,
+    steps: int = 60,
+    workers: int = 4,
+    pause: float = 0.0,
+    scenario: Scenario | None = None,
+    ends: bool = True,
+) -> Path:
+    """A simulated run that was killed `beyond` facts after each of these, and resumed from the snapshot there.
+
+    `pause`: seconds between a snapshot and the next segment. Not `ends`: it is cut for the last time, and not resumed.
+    """
+    simulation = Simulation(
+        choice=choose(protocol, registry()),
+        scenario=scenario or Scenario(compute=0.05, jitter=0.2, speeds={workers - 1: 0.5}),
+        workers=workers,
+        limit=Limit(steps=steps),
+        batch=8,
     )
+    folder.mkdir()
+    with closing(Ledger(folder / LEDGER)) as ledger:
+        noted(folder, ledger, _config(simulation))
+    seen, last = _Seen(), len(points)
+    began: TrainingBegan | None = None
+    for number in range(len(points) + 1):
+        tally = tally_of(folder / LEDGER)
+        with closing(Ledger(folder / LEDGER, resume=True)) as ledger:
+            journal = Journal(ledger, tally)
+            if number == last:
+                _segment(simulation, journal, seen, began)
+                journal.ended("completed", None)
+                summary = journal.tally.summary(
+                    protocol=simulation.choice, workers=workers, threads=None, seed=0, outcome="completed"
+                )
+                write(folder / "summary.json", summary)
+                break
+            point = Point(points[number])
+            at_point = _segment(simulation, journal, seen, began, point, beyond)
+        made = cut(folder, point.fact, point.version)
+        point.cut, seen = made, at_point
+        tally = tally_of(folder / LEDGER)
+        hosts = simulation.scenario.hosts(workers)
+        began = TrainingBegan(
+            members=tuple((worker, hosts[worker], step) for worker, step in sorted(seen.next_steps.items())),
+            version=point.version,
+            at=made.at + pause,
+            work=training_of(simulation).work,
+            done=done(tally),
+            memory=point.memory,
+        )
+        if number == last - 1 and not ends:
+            break
+    return folder
 
 
-def _work(applied: Applied) -> int:
-    return 1 if applied.samples is None else applied.samples
+def _segment(
+    simulation: Simulation,
+    journal: Journal,
+    seen: _Seen,
+    began: TrainingBegan | None,
+    point: Point | None = None,
+    beyond: int = 0,
+) -> _Seen:
+    """Simulate a segment, to its end or until it is killed so many facts after a snapshot. Return what that says."""
+    ledger, machine, kept = journal.ledger, simulation.choice.machine(), seen
+    memory = simulation.choice.spec.memory
+
+    def stop() -> bool:
+        nonlocal kept
+        if point is not None and ledger.facts == point.fact:
+            ledger.mark()
+            kept, point.version = deepcopy(seen), seen.version
+            point.memory = None if memory is None else deepcopy(memory(machine))
+        if point is not None and ledger.facts == point.fact + beyond:
+            raise Killed
+        return False
+
+    def record(fact: Fact, orders: tuple[Order, ...]) -> None:
+        journal.record(fact, orders)
+        seen.record(fact, orders)
+
+    world = world_of(simulation, training_of(simulation), journal, stop=stop)
+    with suppress(Killed):
+        drive(machine, _facts(world, began), world.carry_out, record)
+    return kept
+
+
+def _facts(world: World, began: TrainingBegan | None) -> Iterator[Fact]:
+    facts = world.facts()
+    first = next(facts)
+    if began is None:
+        yield first
+    else:
+        world.now = began.at
+        world._workers = {worker: Worker(step - 1) for worker, _, step in began.members}
+        yield began
+    yield from facts
+
+
+class Leased(History):
+    """A history that can be killed, and resumed from an earlier fact."""
+
+    def kill_after(self, fact: int, beyond: int) -> None:
+        """Have it killed so many facts after that one, of which a snapshot is taken."""
+        self.point, self.last = fact, fact + beyond
+        self.seen = _Seen()
+
+    def tell(self, fact: Fact) -> None:
+        super().tell(fact)
+        self.seen.record(*self.pairs[-1])
+        if len(self.pairs) == self.point:
+            self.kept = deepcopy((self.leases, self.seen))
+            self.on_point()
+        if len(self.pairs) == self.last:
+            raise Killed
+
+    def on_point(self) -> None:
+        """Called when the snapshot is taken."""
+
+    def resume(self, began: TrainingBegan) -> None:
+        """Go on with a fresh machine, from the snapshot."""
+        leases, self.seen = self.kept
+        self.leases = returned(leases, [worker for worker, _, _ in began.members])
+        self.point = self.last = -1
+        self.at = began.at
+        self.machine = choose(self.protocol, registry()).machine()
+        self.releases.clear()
+        self.doing = {worker: deque() for worker, _, _ in began.members}
+        self.used = {worker: step for worker, _, step in began.members}
+        self.tell(began)
+        while self.doing or self.leases.settled < 100:
+            self.next()
+
+
+def returned(leases: Leases, members: list[int]) -> Leases:
+    """These leases, with everything that is outstanding back in its epoch's queue, in order."""
+    bound = [batch for batches in leases.bound.values() for batch in batches]
+    outstanding = [*leases.pool, *(batch for held in leases.held.values() for batch in held), *bound]
+    for number, opened in leases.epochs.items():
+        back = [batch.index for batch in outstanding if batch.epoch == number]
+        queue = sorted([*opened.queue, *back])
+        opened.queue.clear()
+        opened.queue.extend(queue)
+    return replace(leases, members=members, pool=type(leases.pool)(), held={}, bound={}, times=dict[Batch, int]())
+
+
+def leased_and_resumed(
+    folder: Path, protocol: str = "asp", seed: int = 0, fact: int = 60, beyond: int = 30, end: str | None = None
+) -> Path:
+    """A run with two epochs of leased batches that was killed and resumed; as if it had been a real one.
+
+    `end`: the outcome of the interrupted segment, if it was not killed.
+    """
+    folder.mkdir()
+    choice = choose(protocol, registry())
+    made = dict[int, float]()
+    journal = Journal(Ledger(folder / LEDGER))
+
+    def record(fact: Fact, orders: tuple[Order, ...]) -> None:
+        journal.record(fact, orders)
+        if isinstance(fact, GradientReady):
+            journal.step_times(fact.worker, fact.step, StepTimes(fact.at, 0.0, 1e-9, 0.0, 0.0, 0.0))
+            journal.ledger.pushed(fact.worker, fact.step, [0.1], fact.samples)
+        elif isinstance(fact, StepDeclined):
+            journal.ledger.leased(fact.worker, 0, None)
+            journal.ledger.leased(fact.worker, 1, None)
+        for order in orders:
+            if isinstance(order, ApplyUpdate):
+                journal.ledger.checked(order.version, order.version)
+                journal.ledger.committed(order.version, fact.at)
+                made[order.version] = fact.at
+
+    def use(worker: int, step: int, epoch: int, batch: int) -> None:
+        journal.ledger.leased(worker, epoch, (epoch, batch))
+        journal.ledger.batch_used(worker, step, epoch, batch, "step")
+
+    history = Leased(protocol, seed, on_record=record, on_batch=use)
+    history.kill_after(fact, beyond)
+    history.on_point = lambda: journal.ledger.mark()  # type: ignore[method-assign]
+    noted(folder, journal.ledger, {**AS_REAL, "protocol": choice.to_plain(), "workers": 4, "seed": seed})
+    deaths = {str(worker): "killed by SIGKILL" for worker in range(4)}
+    journal.ledger.note("deaths", deaths)
+    with suppress(Killed):
+        _with_epochs(history, journal.ledger)
+    if end is not None:
+        journal.ended(end, None)
+    journal.ledger.close()
+    _, seen = history.kept
+    begins = cut(folder, fact, seen.version)
+    tally = tally_of(folder / LEDGER)
+    journal = Journal(Ledger(folder / LEDGER, resume=True), tally)
+    members = tuple((worker, "node-0", step) for worker, step in sorted(seen.next_steps.items()))
+    journal.ledger.note("deaths", deaths)
+    history.resume(
+        TrainingBegan(members=members, version=seen.version, at=begins.at + 1.0, seed=seed, done=done(tally))
+    )
+    version, samples = journal.tally.versions, sum(share.samples for share in journal.tally.shares.values())
+    sha256, file = "5" * 64, f"versions/{version:08d}.safetensors"
+    journal.recorded(version, made[version], samples, sha256, file)
+    journal.ended("completed", None)
+    summary = journal.tally.summary(
+        protocol=choice, workers=4, threads=1, seed=seed, outcome="completed", final_parameters_sha256=sha256
+    )
+    journal.ledger.close()
+    write(folder / "summary.json", summary)
+    return folder
+
+
+def _with_epochs(history: Leased, ledger: Ledger) -> None:
+    """Run it. Its epochs are there from the beginning."""
+    begin = history.tell
+
+    def tell(fact: Fact) -> None:
+        if isinstance(fact, TrainingBegan):
+            for number, order in enumerate(history.epochs):
+                ledger.epoch_opened(number, order, order_digest(order), 0, sum(map(len, order)))
+        begin(fact)
+
+    history.tell = tell  # type: ignore[method-assign]
+    history.run()

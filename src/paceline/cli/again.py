@@ -18,7 +18,7 @@ from paceline.errors import ConfigError
 from paceline.files import read_file
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
-from paceline.records.reading import choice_of
+from paceline.records.segments import choice_of
 from paceline.version import __version__
 
 FLAGS = {

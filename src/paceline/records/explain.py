@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from math import inf
@@ -29,8 +29,9 @@ from paceline.core.listed import listed, workers_named
 from paceline.core.orders import Release, Why
 from paceline.errors import ConfigError
 from paceline.records import waits
-from paceline.records.fates import Dropped, Fate, Fates
+from paceline.records.fates import Dropped, Fate, Fates, Undone
 from paceline.records.reading import RecordedRun
+from paceline.records.segments import Segment
 from paceline.records.waits import Blame, Wait, Waits
 
 WORTH_SAYING = 0.05
@@ -109,6 +110,8 @@ class Past:
     """By worker: the moment when the gradient of the step in question was ready."""
     fates: dict[int, Fate] = field(default_factory=dict)
     """By worker: what became of the update of the step in question."""
+    settled: dict[int, float] = field(default_factory=dict)
+    """By worker: the moment when that was decided."""
 
     def asked(self, worker: int, step: int) -> bool:
         """Whether that step of that worker is in question."""
@@ -123,11 +126,15 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
     blame = Blame(holds)
     at = 0.0
     for fact, orders in run.history():
-        at = fact.at
-        fates.fact(fact)
+        before, at = at, fact.at
+        for undone in fates.fact(fact):
+            if undone.step == step:
+                found.fates[undone.worker] = undone
         match fact:
             case TrainingBegan(members=members):
-                here.update({one: at for one, _, _ in members})
+                for one, since in here.items():  # the run was interrupted, and resumed here
+                    found.spent.setdefault(one, Spent()).stayed += before - since
+                here = {one: at for one, _, _ in members}
             case WorkerJoined(worker=one):
                 here[one] = at
             case WorkerLeft(worker=one) if one in here:
@@ -139,7 +146,7 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
                 _release(found, order, at)
             for fate in fates.order(order):
                 if fate.step == step:
-                    found.fates[fate.worker] = fate
+                    found.fates[fate.worker], found.settled[fate.worker] = fate, at
         if ended := holds.record(fact, orders):
             _judge(found, blame, steps, ended, at)
     _judge(found, blame, steps, holds.rest(), inf)
@@ -257,7 +264,13 @@ def _verdict(past: Past) -> list[str]:
         "other things": sum(spent.other for spent in past.spent.values()),
     }
     parts = [f"{_percent(seconds, total)} {name}" for name, seconds in phases.items()]
-    lines = [f"The workers spent {parts[0]}, {parts[1]}, {parts[2]} and {parts[3]}.", "", *_table(past), ""]
+    lines = [
+        *_resumed(past),
+        f"The workers spent {parts[0]}, {parts[1]}, {parts[2]} and {parts[3]}.",
+        "",
+        *_table(past),
+        "",
+    ]
     lines += _who(past, total)
     unordered = phases["waiting"] - past.waited.seconds
     if unordered < WORTH_SAYING * total:
@@ -269,6 +282,16 @@ def _verdict(past: Past) -> list[str]:
     crowded = _crowded(past, unordered, total)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(past, phases, total)
     return [*lines, *crowded, *helps]
+
+
+def _resumed(past: Past) -> Iterator[str]:
+    """Yield a sentence for each time that the run was resumed."""
+    for segment in past.run.segments[1:]:
+        aside = f", which {listed(segment.undone.files)} has" if segment.undone.files else ""
+        yield (
+            f"The run was interrupted, and went on {_seconds(segment.at)} into it from version {segment.version}: "
+            f"{segment.undone} were undone{aside}. They are not in what follows."
+        )
 
 
 def _of_worker(past: Past, worker: int) -> list[str]:
@@ -337,7 +360,7 @@ def numbers(past: Past) -> dict[str, Any]:
         for one, spent in ((one, past.spent[one]) for one in shown)
     ]
     if past.worker is None and past.step is None:
-        return {"workers": workers}
+        return {"workers": workers, "segments": [_segment(one) for one in past.run.segments]}
     its = [
         {
             "worker": wait.worker,
@@ -346,7 +369,7 @@ def numbers(past: Past) -> dict[str, Any]:
             "ended_seconds": wait.ended,
             "awaited": wait.awaited,
             "due_to": {str(other): seconds for other, seconds in due.items()},
-            "why": past.run.choice.sentence(wait.why),
+            "why": past.run.sentence(wait.why, wait.began),
             "fact": wait.cause,
         }
         for wait, due in past.waits
@@ -359,7 +382,7 @@ def numbers(past: Past) -> dict[str, Any]:
             "step": past.step,
             "released_seconds": past.released[one][0],
             "version": past.released[one][1],
-            "why": past.run.choice.sentence(past.released[one][2]),
+            "why": past.run.sentence(past.released[one][2], past.released[one][0]),
             "ready_seconds": past.ready.get(one),
             "update": None if one not in past.fates else _became(past, past.fates[one]),
         }
@@ -368,10 +391,23 @@ def numbers(past: Past) -> dict[str, Any]:
     return {"workers": workers, "waits": its, "steps": steps}
 
 
+def _segment(segment: Segment) -> dict[str, Any]:
+    undone = segment.undone
+    return {
+        "began_seconds": segment.at,
+        "version": segment.version,
+        "workers": segment.workers,
+        "protocol": segment.choice.to_plain(),
+        "undone": {"versions": undone.versions, "samples": undone.samples, "seconds": undone.seconds},
+    }
+
+
 def _became(past: Past, fate: Fate) -> str:
     """What became of an update, in a clause."""
+    if isinstance(fate, Undone):
+        return "was undone: the run was interrupted before it went into a version, and its samples were used again"
     if isinstance(fate, Dropped):
-        return f"was dropped: {past.run.choice.sentence(fate.why)}"
+        return f"was dropped: {past.run.sentence(fate.why, past.settled[fate.worker])}"
     what = "its replica's version" if fate.replica else "the store's version"
     if fate.group is not None:
         what = f"in the mean gradient of group {fate.group}, every replica's version"
@@ -481,7 +517,7 @@ def _crowded(past: Past, unordered: float, total: float) -> list[str]:
 
 def _step(past: Past, worker: int, step: int) -> list[str]:
     at, version, why = past.released[worker]
-    because = past.run.choice.sentence(why)
+    because = past.run.sentence(why, at)
     lines = [
         f"Step {step} of worker {worker} was released {_seconds(at)} into the run, on version {version}: {because}."
     ]
@@ -505,8 +541,10 @@ def _wait(past: Past, wait: Wait, due: Mapping[int, float]) -> str:
     behind = max(due, key=lambda worker: due[worker], default=wait.awaited)
     itself = "" if behind == wait.awaited else f", which waited for worker {behind} itself"
     ended = "it had not ended by the end of the ledger" if wait.fact is None else _fact(wait.fact)
+    if wait.fact is None and any(segment.at >= wait.ended for segment in past.run.segments[1:]):
+        ended = "the run was interrupted"
     number = "" if wait.cause is None else f" (fact {wait.cause})"
-    why = past.run.choice.sentence(wait.why)
+    why = past.run.sentence(wait.why, wait.began)
     return f"It waited {_seconds(wait.seconds)} {_for(wait.awaited)}{itself}, as {why}; then {ended}{number}."
 
 

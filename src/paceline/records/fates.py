@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished
+from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, Why
 
 
@@ -43,7 +43,15 @@ class Dropped:
     why: Why
 
 
-Fate = Applied | Dropped
+@dataclass(slots=True)
+class Undone:
+    """An update was neither applied nor dropped where the run went on from: its samples are used again."""
+
+    worker: int
+    step: int
+
+
+Fate = Applied | Dropped | Undone
 
 
 @dataclass(slots=True)
@@ -59,8 +67,11 @@ class Fates:
     gathered: dict[int, tuple[tuple[int, int, float], ...]] = field(default_factory=dict)
     """For each group whose mean gradient has stepped no replica yet: what is in that mean."""
 
-    def fact(self, fact: Fact) -> None:
-        """Take note of a fact."""
+    def fact(self, fact: Fact) -> Sequence[Undone]:
+        """Take note of a fact. Return the updates that it undoes: where a run is resumed, those that are outstanding.
+
+        A snapshot has every replica, so no step is in one of them alone any more.
+        """
         if isinstance(fact, GradientReady):
             self.ready[fact.worker, fact.step] = (fact.version, fact.samples)
         elif isinstance(fact, ReduceFinished):
@@ -69,8 +80,14 @@ class Fates:
         elif isinstance(fact, ReduceFailed):
             self.averaging.pop(fact.group, None)
             self.gathered.pop(fact.group, None)
+        elif isinstance(fact, TrainingBegan):
+            undone = [Undone(worker, step) for worker, step in self.ready]
+            for outstanding in (self.ready, self.alone, self.averaging, self.gathered):
+                outstanding.clear()
+            return undone
+        return ()
 
-    def order(self, order: Order) -> Sequence[Fate]:
+    def order(self, order: Order) -> Sequence[Applied | Dropped]:
         """Return the fates that this order decides."""
         if isinstance(order, ApplyUpdate):
             return [self._applied(worker, step, order.version) for worker, step, _ in order.contributions]

@@ -14,10 +14,11 @@ from paceline.records.times import StepTimes
 class Journal:
     """Tells both books what they have in common. Tell `ledger` directly what only the ledger keeps."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, tally: Tally | None = None) -> None:
+        """`tally`: what is known of a run that is resumed."""
         self.ledger = ledger
-        self.tally = Tally()
-        self._unmeasured: list[int] = []
+        self.tally = Tally() if tally is None else tally
+        self._unmeasured = [version for version, metrics in self.tally.metrics.items() if not metrics]
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
         """A fact, and the orders that followed from it."""

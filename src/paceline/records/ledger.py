@@ -24,16 +24,42 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from paceline.core.facts import Fact
+from paceline.core.facts import Fact, TrainingBegan
 from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.records.times import StepTimes, TransferTimes
 from paceline.records.whole import MODE
 
-SCHEMA = 7
+SCHEMA = 8
 """The schema's number, in `PRAGMA user_version`."""
+READ = (7, SCHEMA)
+"""The schemas that can be read. Schema 7 lacks the tables of segments."""
 
-TABLES = """
+OF_SEGMENTS = """
+CREATE TABLE segments (      -- a run that was resumed has several; each one begins with a fact TrainingBegan
+    segment INTEGER PRIMARY KEY,  -- from 0
+    fact INTEGER,            -- its first one
+    at REAL, version INTEGER,  -- as that fact has them; NULL: it has not begun yet
+    workers INTEGER,         -- how many there were to be
+    protocol TEXT,           -- JSON: its name and parameters
+    environment TEXT,        -- JSON
+    snapshot INTEGER,        -- the fact whose snapshot it goes on from; NULL in the first one
+    notes TEXT,              -- JSON: what the table run said of this segment alone; NULL: the table says it still
+    undone_versions INTEGER,  -- of what came after that snapshot, and is not in this ledger any more
+    undone_samples INTEGER,  -- in gradients that were ready; NULL when they are not counted
+    undone_seconds REAL,
+    undone_facts INTEGER,
+    undone_files TEXT        -- JSON: the ledgers that have it
+);
+CREATE TABLE marks (         -- of each snapshot: the last rows of these tables that belong to it
+    snapshot INTEGER PRIMARY KEY,  -- the fact after whose orders it was taken
+    leases INTEGER, looks INTEGER, epochs INTEGER, transfers INTEGER
+);
+"""
+MARKED = ("leases", "looks", "epochs", "transfers")
+"""The tables whose rows a mark counts, in the order of its columns."""
+
+TABLES = f"""
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT);  -- value: JSON
 CREATE TABLE facts (
     id INTEGER PRIMARY KEY,  -- from 1, in the order in which the machine was told
@@ -107,6 +133,7 @@ CREATE TABLE consensus (     -- where every worker has a replica: how far they a
     distance REAL            -- root mean square of their Euclidean distances from it
 );
 CREATE TABLE scalars (worker INTEGER, step INTEGER, at REAL, name TEXT, value REAL);
+{OF_SEGMENTS.strip()}
 
 -- One row for each update in each version. Where every worker has a replica: for each step in its own, without those
 -- that were lost with it or left undone, and for each gradient in a mean that replicas were stepped with; `version` is
@@ -179,6 +206,20 @@ CREATE VIEW groups AS
     WHERE orders.kind = 'Reduce';
 """
 
+_BEGAN = """
+    INSERT INTO segments (segment, fact, at, version, workers, protocol, environment)
+    SELECT (SELECT count(*) FROM segments WHERE at IS NOT NULL), ?, ?, ?,
+        (SELECT CAST(value AS INTEGER) FROM run WHERE key = 'workers'),
+        (SELECT value FROM run WHERE key = 'protocol'),
+        (SELECT value FROM run WHERE key = 'environment')
+    WHERE true
+    ON CONFLICT (segment) DO UPDATE SET fact = excluded.fact, at = excluded.at, version = excluded.version,
+        workers = excluded.workers, protocol = excluded.protocol, environment = excluded.environment
+"""
+"""Note that a segment has begun. If it goes on from a snapshot, it has a row already."""
+_LAST = ", ".join(f"(SELECT coalesce(max(rowid), 0) FROM {table})" for table in MARKED)
+_MARK = f"INSERT OR REPLACE INTO marks SELECT ?, {_LAST}"
+
 GATHER = 0.1  # seconds that a transaction waits for company
 AT_MOST = 10_000  # records in one transaction
 MOST_BEHIND = 200_000
@@ -189,17 +230,28 @@ FACTS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Fact)}
 _ORDERS = {kind.__name__: msgspec.json.Decoder(kind) for kind in get_args(Order)}
 
 
+_Rows = defaultdict[str, list[tuple[Any, ...]]]
+"""By table: rows to be inserted."""
+_Statement = tuple[str, list[tuple[Any, ...]]]
+"""SQL, and the rows to execute it with."""
+
+
 class Ledger:
     """Writes a run's ledger. Any thread may call any method, and none fails before `close`.
 
-    None waits, but for `record`, while the disk is too far `behind`. What is handed over must not be changed
-    afterwards. Nothing is recorded after `close`.
+    None waits, but for `record`, while the disk is too far `behind`. One thread alone records. What is handed over must
+    not be changed afterwards. Nothing is recorded after `close`.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Create the file. Raises ConfigError if there is one, RunFailed if there cannot be one."""
-        if path.exists():
+    def __init__(self, path: Path, resume: bool = False) -> None:
+        """Create the file, or go on in the one that `records.cut` has cut.
+
+        Raises ConfigError if there is one, or none to go on in, and RunFailed if it cannot be written.
+        """
+        if path.exists() and not resume:
             raise ConfigError(f"{path} exists already; a run needs a folder of its own")
+        if resume:
+            connect(path).close()
         self._path = path
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self._facts = 0
@@ -211,9 +263,11 @@ class Ledger:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
         try:
             self._database = sqlite3.connect(path, check_same_thread=False)
-            self._database.executescript(
-                f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA user_version = {SCHEMA}; {TABLES}"
-            )
+            self._database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;")
+            if resume:
+                (self._facts,) = self._database.execute("SELECT coalesce(max(id), 0) FROM facts").fetchone()
+            else:
+                self._database.executescript(f"PRAGMA user_version = {SCHEMA}; {TABLES}")
         except sqlite3.Error as error:
             raise self._failure(error) from error
         self._lock = _locked(path.parent)
@@ -224,7 +278,17 @@ class Ledger:
         """A fact, and the orders that followed from it. Waits while the disk is too far behind."""
         while self.behind:
             time.sleep(GATHER / 10)
-        self._queue.put(("facts", fact, orders))
+        self._facts += 1
+        self._queue.put(("facts", self._facts, fact, orders))
+
+    @property
+    def facts(self) -> int:
+        """The number of the last fact that was recorded."""
+        return self._facts
+
+    def mark(self) -> None:
+        """A snapshot was taken after the last fact's orders: whatever is told until now belongs to it, and no more."""
+        self._queue.put(("mark", self._facts))
 
     @property
     def behind(self) -> int:
@@ -328,7 +392,7 @@ class Ledger:
 
     def ended(self, outcome: str, error: str | None, at: float) -> None:
         """The run has come to its end at `at` seconds. Note that, and the number of its facts, under the key `end`."""
-        self._queue.put(("end", outcome, error, at))
+        self.note("end", {"outcome": outcome, "error": error, "at": at, "facts": self._facts})
 
     def close(self) -> None:
         """Write what is left, so that the one file has it all. A second call does nothing.
@@ -370,28 +434,33 @@ class Ledger:
         if self._queue.qsize() < AT_MOST:
             self._closing.wait(GATHER)
         batch += [self._queue.get() for _ in range(min(self._queue.qsize(), AT_MOST))]
-        rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        statements = self._statements(batch)
+        with self._writing, self._database:
+            for statement, rows in statements:
+                self._database.executemany(statement, rows)
+        return None not in batch
+
+    def _statements(self, batch: Sequence[tuple[Any, ...] | None]) -> list[_Statement]:
+        """What is to be executed for these records. A mark and a beginning see the rows before them, and no others."""
+        found: list[_Statement] = []
+        rows: _Rows = defaultdict(list)
         for item in batch:
             match item:
                 case None:
                     pass
-                case ("facts", fact, orders):
-                    self._encode(fact, orders, rows)
+                case ("facts", number, fact, orders):
+                    self._encode(number, fact, orders, rows)
+                    if isinstance(fact, TrainingBegan):
+                        found += [*_inserts(rows), (_BEGAN, [(number, fact.at, fact.version)])]
+                case ("mark", number):
+                    found += [*_inserts(rows), (_MARK, [(number,)])]
                 case ("notes", notes):
                     rows["run"] += notes
-                case ("end", outcome, error, at):
-                    end = {"outcome": outcome, "error": error, "at": at, "facts": self._facts}
-                    rows["run"].append(("end", _json(end)))
                 case (table, *cells):
                     rows[table].append(tuple(_json(cell) if isinstance(cell, list | tuple) else cell for cell in cells))
-        with self._writing, self._database:
-            for table, values in rows.items():
-                places = ", ".join("?" * len(values[0]))
-                self._database.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({places})", values)
-        return None not in batch
+        return [*found, *_inserts(rows)]
 
-    def _encode(self, fact: Fact, orders: tuple[Order, ...], rows: dict[str, list[tuple[Any, ...]]]) -> None:
-        self._facts = number = self._facts + 1
+    def _encode(self, number: int, fact: Fact, orders: tuple[Order, ...], rows: _Rows) -> None:
         rows["facts"].append((number, fact.at, *_columns(fact), _json(fact)))
         for position, order in enumerate(orders):
             body = msgspec.to_builtins(order)
@@ -404,6 +473,7 @@ class NoLedger(Ledger):
 
     def __init__(self) -> None:
         self._queue = _Nowhere()
+        self._facts = 0
 
     def close(self) -> None:
         """Do nothing."""
@@ -435,9 +505,11 @@ def connect(path: Path) -> sqlite3.Connection:
         (schema,) = database.execute("PRAGMA user_version").fetchone()
     except sqlite3.Error as error:
         raise ConfigError(f"{path}: no ledger can be read there ({error}); name a run's ledger.sqlite") from error
-    if schema != SCHEMA:
+    if schema not in READ:
         database.close()
-        raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads {SCHEMA}")
+        raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads {READ[0]} to {READ[-1]}")
+    if schema < SCHEMA:  # so that whoever reads it finds these tables empty
+        database.executescript(OF_SEGMENTS.replace("CREATE TABLE", "CREATE TEMP TABLE"))
     return database
 
 
@@ -480,6 +552,16 @@ def _order(kind: str, body: str, why: str) -> Order:
     fields = body[: body.rindex("}")]  # no kind of order is without fields
     order: Order = _ORDERS[kind].decode(f'{fields},"why":{why}}}')
     return order
+
+
+def _inserts(rows: _Rows) -> list[_Statement]:
+    """Return the statements that insert these rows, and forget the rows."""
+    found = [
+        (f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(values[0]))})", values)
+        for table, values in rows.items()
+    ]
+    rows.clear()
+    return found
 
 
 def _columns(value: Fact | Order) -> tuple[Any, ...]:

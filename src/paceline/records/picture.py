@@ -87,6 +87,9 @@ def draw(timeline: Timeline, title: str = "", began: float | None = None, ended:
     for switch in timeline.switches:
         if scale.shows(switch.since, switch.at) or scale.began <= switch.at <= scale.ended:
             lines += _switch(switch, scale, bottom)
+    for one in timeline.resumed:
+        if scale.began <= one.at <= scale.ended:
+            lines += _here(scale.x(one.at), "resumed", bottom)
     return "\n".join([*lines, "</svg>", ""])
 
 
@@ -238,8 +241,12 @@ def _switch(switch: Switch, scale: _Scale, bottom: int) -> Iterator[str]:
             f'<rect x="{since:.1f}" y="{HEAD - 4}" width="{x - since:.1f}" height="{bottom - HEAD + 4}" '
             f'fill="{SWITCH}" fill-opacity="0.12"/>'
         )
+    yield from _here(x, f"{switch.to} from here on", bottom)
+
+
+def _here(x: float, label: str, bottom: int) -> Iterator[str]:
+    """A line through all lanes, with a label."""
     yield _line(x, HEAD - 38, bottom + 2, SWITCH, 2)
-    label = f"{switch.to} from here on"
     inside = x + LETTER * 12 * len(label) + 6 > WIDTH - RIGHT
     yield _text(x - 6 if inside else x + 6, HEAD - 32, label, 12, "end" if inside else "start", SWITCH, "bold")
 

@@ -6,8 +6,8 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ import msgspec
 
 from paceline.cluster.scenario import Scenario
 from paceline.cluster.scenario_file import from_plain
-from paceline.core.choice import Choice, choose, written
+from paceline.core.choice import Choice
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
-from paceline.core.orders import Order
+from paceline.core.orders import Order, Why
 from paceline.errors import ConfigError, ProtocolViolation
 from paceline.records.comparison import COMPARISON
 from paceline.records.ledger import connect, read_facts, roll_back
+from paceline.records.segments import Segment, choice_of, segment_at, segments_of, undone_before
 from paceline.records.summary import Summary, Tally, read
 from paceline.records.times import StepTimes
 
@@ -67,7 +68,9 @@ class RecordedRun:
 
     folder: Path
     choice: Choice
-    """The protocol that the run began with."""
+    """The protocol that the run began with; of a run of several segments, its newest one."""
+    segments: Sequence[Segment]
+    """Those that have begun, in order; one if the run was never resumed."""
     workers: int
     """How many workers there were to be. The facts say which took part."""
     seed: int
@@ -86,6 +89,10 @@ class RecordedRun:
     def ended(self) -> bool:
         """Whether the run came to its end. If not, its ledger has all but its last moments."""
         return self.summary is not None
+
+    def sentence(self, why: Why, at: float) -> str:
+        """Write out a reason of an order that was given at that moment."""
+        return segment_at(self.segments, at).choice.sentence(why)
 
     @property
     def unended(self) -> str:
@@ -117,6 +124,19 @@ def measure(ledger: sqlite3.Connection, tally: Tally, at: Callable[[str], None] 
     at("consensus")
     for row in ledger.execute("SELECT version, at, distance FROM consensus ORDER BY rowid"):
         tally.consensus(*row)
+    at("segments")
+    for _, undone in undone_before(ledger):
+        tally.undone_before += undone
+
+
+def tally_of(path: Path) -> Tally:
+    """What a tally knows of the run with this ledger: a run that goes on in the ledger counts on from there."""
+    with closing(connect(path)) as ledger:
+        tally = Tally(left_undone=frozenset(ledger.execute("SELECT worker, step FROM undone")))
+        for fact, orders in read_facts(path):
+            tally.record(fact, orders)
+        measure(ledger, tally)
+    return tally
 
 
 def unmeasured(ledger: sqlite3.Connection) -> Any:
@@ -142,10 +162,12 @@ def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:
     ledger = connect(path)
     try:
         config = _config(ledger, path)
+        segments = segments_of(ledger, config, known)
         end = config.pop("end", None)
         return RecordedRun(
             folder=folder,
             choice=choice_of(config, known),
+            segments=segments,
             workers=int(config["workers"]),
             seed=int(config["seed"]),
             scenario=from_plain(config["scenario"], str(folder)),
@@ -222,13 +244,3 @@ def _config(ledger: sqlite3.Connection, path: Path) -> dict[str, Any]:
     if not config:
         raise ConfigError(f"{path.parent}: this run ended before it had written what it was to do")
     return config
-
-
-def choice_of(config: Mapping[str, Any], known: Mapping[str, Spec]) -> Choice:
-    """The protocol that a run's configuration says it began with."""
-    name = config["protocol"]["name"]
-    settings = ",".join(
-        f"{key}={value if isinstance(value, str) else written(value)}"
-        for key, value in config["protocol"]["config"].items()
-    )
-    return choose(f"{name}:{settings}" if settings else name, known)

@@ -36,6 +36,7 @@ from paceline.records.broken import (
     DROPPED_ONCE,
     ENDS,
     FORWARD,
+    GOES_ON,
     GROUP_ONCE,
     NO_OVERLAP,
     NOT_BOTH,
@@ -48,7 +49,7 @@ from paceline.records.broken import (
     Broken,
     brief,
 )
-from paceline.records.fates import Applied, Fate, Fates
+from paceline.records.fates import Applied, Dropped, Fates
 from paceline.records.marks import Marks
 
 WEIGHTS = 1e-9
@@ -109,6 +110,11 @@ class Rules:
     dealt_anew: bool = False
     """Whether an order freed data that was set aside for one worker."""
 
+    ready: dict[int, int] = field(default_factory=dict)
+    """By worker: its last step whose gradient was ready."""
+    came: dict[int, int] = field(default_factory=dict)
+    """By worker without such a step: the step number that it first came with."""
+
     def fact(self, fact: Fact) -> None:
         if not fact.at >= self.at:
             raise Broken(FORWARD, f"at is {self.at!r} or later", fact.at)
@@ -121,6 +127,7 @@ class Rules:
                 if self.spec.family == "parameter-server" and self.taken.get(worker, -1) < fact.version:
                     newest = self.taken.get(worker, "none")
                     raise Broken(PULLED, f"the newest that worker {worker} has pulled: {newest}", fact.version)
+                self.ready[worker] = step
                 began, stepping = self.released.pop(key, 0), self.stepping.get(worker, {})
                 for made in [made for made, number in stepping.items() if number < began]:
                     del stepping[made]  # it went on after that
@@ -132,14 +139,19 @@ class Rules:
                 self.taken[worker] = version
                 self.pulls += 1
             case TrainingBegan(members=members, version=version):
-                self.version = self.first = version
+                if self.version is None:
+                    self.version = self.first = version
+                    self.replicas = {worker: 0 for worker, _, _ in members}
+                else:
+                    self._go_on(fact)
                 for worker, _, step in members:
                     self.used[worker] = step - 1
-                    self.replicas[worker] = 0
+                    self.came.setdefault(worker, step)
             case WorkerJoined(worker=worker, step=step):
                 if step <= self.used.get(worker, -1):
                     raise Broken(STEPS_ONCE, f"worker {worker} comes with {self.used[worker] + 1} or later", step)
                 self.used[worker], self.replicas[worker] = step - 1, None
+                self.came.setdefault(worker, step)
                 self.came_back[worker] += worker in self.gone
                 self.gone.discard(worker)
             case WorkerLeft(worker=worker, reason=reason):
@@ -155,6 +167,21 @@ class Rules:
             case _:
                 pass
         self.fates.fact(fact)
+
+    def _go_on(self, fact: TrainingBegan) -> None:
+        """The run was resumed. What was outstanding is undone, and numbers go on from the snapshot."""
+        if self.spec.family == "parameter-server" and fact.version != self.version:
+            raise Broken(GOES_ON, f"version {self.version}", f"version {fact.version}")
+        for worker, _, step in fact.members:
+            expected = self.ready[worker] + 1 if worker in self.ready else self.came.get(worker, step)
+            if step != expected:
+                raise Broken(GOES_ON, f"worker {worker} with step {expected}", f"step {step}")
+            self.gone.discard(worker)
+        self.replicas = {worker: None for worker, _, _ in fact.members}
+        self.reasons, self.finished = set(), set()
+        self.may_be_undone.update((worker, step) for worker, steps in self.stepping.items() for step in steps)
+        for outstanding in (self.taken, self.arrived, self.groups, self.busy, self.released, self.stepping):
+            outstanding.clear()
 
     def order(self, order: Order) -> None:
         self.orders += 1
@@ -196,7 +223,7 @@ class Rules:
         for fate in self.fates.order(order):
             self._count(fate)
 
-    def _count(self, fate: Fate) -> None:
+    def _count(self, fate: Applied | Dropped) -> None:
         """Count how stale it was, unless its replica did not make the step."""
         applied, times = (fate, 1) if isinstance(fate, Applied) else (fate.lost, -1)
         if applied is not None and applied.staleness is not None:

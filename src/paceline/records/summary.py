@@ -34,6 +34,7 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepRep
 from paceline.errors import ConfigError
 from paceline.files import read_file
 from paceline.records.fates import Applied, Fates
+from paceline.records.segments import Stretch
 from paceline.records.times import StepTimes
 from paceline.records.whole import write_whole
 from paceline.version import __version__
@@ -140,6 +141,12 @@ class Tally:
     """When training began, in seconds since the run's start."""
     latest: float = 0.0
     """`at` of the last fact."""
+    segments: int = 0
+    """How often training has begun: more than once in a run that was resumed."""
+    paused: float = 0.0
+    """Seconds between the end of a segment and the beginning of the next one."""
+    undone_before: Stretch = field(default_factory=Stretch)
+    """What was undone as the run was resumed. Nothing else here counts it."""
     counts: Counts = field(default_factory=Counts)
     shares: dict[int, Share] = field(default_factory=dict)
     fates: Fates = field(default_factory=Fates)
@@ -160,7 +167,7 @@ class Tally:
 
     def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
         """A fact, and the orders that followed from it."""
-        self.latest = fact.at
+        before, self.latest = self.latest, fact.at
         match fact:
             case GradientReady():
                 self.fates.fact(fact)
@@ -168,8 +175,8 @@ class Tally:
             case UpdateArrived(worker=worker):
                 self._advance([worker])
             case TrainingBegan(members=members):
-                self.began = fact.at if self.began is None else self.began
-                self.counts = Counts()
+                self.fates.fact(fact)
+                self._begin(fact.at, before)
                 for worker, _, _ in members:
                     self._enter(worker, fact.at)
             case WorkerJoined(worker=worker):
@@ -249,14 +256,14 @@ class Tally:
         """Return what the run came to, ready for `write`.
 
         `ended` is when, in seconds since the run's start (default: at the last fact). `wall_seconds` and
-        the rates count from when training began until then; before it began both are 0. A worker still
-        here stays until then. `samples_missed` is what `Leases.left_over` says. Numbers of samples are
-        None once any gradient came without one; the staleness of no updates is None. What JSON cannot
-        write (NaN, infinity) is None, too. The versions of a decentralized run are the recorded means of
+        the rates count from when training began until then, without the time between two segments. Before it
+        began both are 0. A worker still here stays until then. `samples_missed` is what `Leases.left_over` says.
+        Numbers of samples are None once any gradient came without one; the staleness of no updates is None. What
+        JSON cannot write (NaN, infinity) is None, too. The versions of a decentralized run are the recorded means of
         its replicas; its steps are those applied to a replica, without those that died with it unshared.
         """
         ended = self.latest if ended is None else ended
-        wall = 0.0 if self.began is None else ended - self.began
+        wall = 0.0 if self.began is None else ended - self.began - self.paused
         steps = self.steps
         samples = self._if_counted(sum(share.samples for share in self.shares.values()))
         total = sum(stale * times for stale, times in self.staleness.items())
@@ -292,8 +299,27 @@ class Tally:
                 if version in self.metrics
             ],
             "targets": {target.text: self._first(target) for target in targets},
+            "segments": self.segments,
+            "undone": {
+                "versions": self.undone_before.versions,
+                "samples": self._if_counted(self.undone_before.samples),
+                "seconds": self.undone_before.seconds,
+            },
         }
         return tidied(summary)
+
+    def _begin(self, at: float, before: float) -> None:
+        """Training has begun. A segment that was interrupted before it lasted until its last fact."""
+        if self.began is None:
+            self.began = at
+        else:
+            self.paused += at - before
+        self.segments += 1
+        self.counts = Counts()
+        for share in self.shares.values():
+            share.stayed, share.since = share.seconds(before), None
+        for switch in self.switches:
+            switch.waiting.clear()
 
     def _enter(self, worker: int, at: float) -> None:
         self.counts.enter(worker)
@@ -311,6 +337,8 @@ class Tally:
                 switch.pause = at - switch.since
 
     def _switches(self, protocol: Choice) -> list[dict[str, Any]]:
+        if not protocol.parts:  # also if earlier segments of the run had a protocol that has parts
+            return []
         names = [*(part.spec.name for part in protocol.parts[:1]), *(switch.to for switch in self.switches)]
         return [
             {
@@ -321,6 +349,7 @@ class Tally:
                 "why": protocol.sentence(switch.why),
             }
             for before, switch in zip(names, self.switches, strict=False)
+            if before != switch.to or switch.why[0] != "resumed"  # a segment goes on as the one before
         ]
 
     def _advance(self, workers: Sequence[int]) -> None:

@@ -95,7 +95,8 @@ class Stay:
     began: float
     ended: float
     left: str | None
-    """`finished`, `died` or `stopped`; None if it was still there at the ledger's last fact."""
+    """`finished`, `died` or `stopped`; `interrupted` if the run was, and went on without what came after a snapshot;
+    None if it was still there at the ledger's last fact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,15 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The run was resumed: a segment began."""
+
+    at: float
+    version: int
+    """The version that it went on from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """A run, or as much of it as its ledger has."""
 
@@ -144,6 +154,7 @@ class Timeline:
     """By worker, ascending."""
     versions: tuple[Version, ...]
     switches: tuple[Switch, ...]
+    resumed: tuple[Resumed, ...] = ()
 
 
 def read_timeline(path: Path) -> Timeline:
@@ -166,26 +177,35 @@ class Course:
         self.latest = 0.0
         """The last fact's time."""
         self.switches: list[Switch] = []
+        self.resumed: list[Resumed] = []
         self._here: dict[int, float] = {}
         """Since when a worker has been there."""
         self._stays: dict[int, list[Stay]] = {}
 
     def record(self, fact: Fact, orders: Iterable[Order]) -> None:
         """Take the next fact, and the orders that followed from it."""
-        self.latest = max(self.latest, fact.at)
+        before, self.latest = self.latest, max(self.latest, fact.at)
         match fact:
-            case TrainingBegan(members=members, at=at):
-                self.began = at if self.began is None else self.began
+            case TrainingBegan(members=members, version=version, at=at):
+                if self.began is None:
+                    self.began = at
+                else:
+                    self.resumed.append(Resumed(at=at, version=version))
+                for worker in list(self._here):
+                    self._leave(worker, before, "interrupted")
                 for worker, _, _ in members:
-                    self._here.setdefault(worker, at)
+                    self._here[worker] = at
             case WorkerJoined(worker=worker, at=at):
                 self._here.setdefault(worker, at)
             case WorkerLeft(worker=worker, reason=reason, at=at):
-                stay = Stay(began=self._here.pop(worker), ended=at, left=reason)
-                self._stays.setdefault(worker, []).append(stay)
+                self._leave(worker, at, reason)
         for order in orders:
             if isinstance(order, SwitchProtocol):
                 self.switches.append(Switch(to=order.to, since=order.since, at=fact.at))
+
+    def _leave(self, worker: int, at: float, why: str) -> None:
+        stay = Stay(began=self._here.pop(worker), ended=at, left=why)
+        self._stays.setdefault(worker, []).append(stay)
 
     def stays(self) -> dict[int, tuple[Stay, ...]]:
         """Return the stays of each worker, ascending. One that is still there stays until the last fact."""
@@ -254,6 +274,7 @@ class Notes:
             lanes=tuple(self._lane(*one) for one in zip(stays, stays.values(), steps, transfers, strict=True)),
             versions=tuple(self._versions),
             switches=tuple(course.switches),
+            resumed=tuple(course.resumed),
         )
 
     def _lane(self, worker: int, stays: tuple[Stay, ...], steps: Iterable[Step], transfers: Iterable[Transfer]) -> Lane:

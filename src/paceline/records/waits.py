@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 
-from paceline.core.facts import Fact, GradientReady, WorkerLeft
+from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
 from paceline.core.orders import Hold, Order, Reduce, Release, StartPush, StepReplica, Why
 
 LEAST = 1000
@@ -33,7 +33,8 @@ class Wait:
     why: Why
     """The protocol's reason."""
     cause: int | None
-    """The row in the ledger's `facts` that ended it; None if it had not ended by the last fact."""
+    """The row in the ledger's `facts` that ended it; None if it had not ended by the last fact, or by the last one
+    before the run was interrupted."""
     fact: Fact | None = None
     """That row's fact."""
 
@@ -58,7 +59,8 @@ class Waits:
     A wait begins with `Hold`. It ends with the next order that lets its worker go on (`Release`, `StartPush`,
     `StepReplica`, or a `Reduce` that it is in), when it leaves, or where it is given a reason of another kind, which
     is a wait of its own; the same kind with other arguments goes on as one wait, with the last of them as its reason.
-    One that began and ended at the same moment is none.
+    One that began and ended at the same moment is none. Where a run was interrupted and resumed, all waits have ended
+    with the last fact before that.
     """
 
     def __init__(self) -> None:
@@ -70,9 +72,9 @@ class Waits:
 
     def record(self, fact: Fact, orders: Iterable[Order]) -> list[Wait]:
         """Take the next fact, and the orders that followed from it. Return the waits that have ended."""
+        ended = self.rest() if isinstance(fact, TrainingBegan) else []
         self._number += 1
         self._at = fact.at
-        ended: list[Wait] = []
         match fact:
             case GradientReady(worker=worker, step=step):
                 self._finished[worker] = step

@@ -75,6 +75,10 @@ def replay(
 
     Raises ConfigError if it can't be made again here.
     """
+    if len(recorded.segments) > 1:
+        raise ConfigError(
+            f"{recorded.folder}: this run was interrupted and resumed; a replay makes runs of one segment"
+        )
     from paceline.host.evaluator import THREADS as EVALUATION_THREADS
     from paceline.runtime.run import Interrupts, run
     from paceline.runtime.settings import Settings

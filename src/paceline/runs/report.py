@@ -58,7 +58,7 @@ def _trace(runs: Sequence[RecordedRun]) -> str:
     parts = []
     for run, label in zip(runs, labels(runs), strict=True):
         notes, waited = in_detail(run)
-        parts.append((label, notes.timeline(run.ledger), waited.waits or {}, run.choice.sentence))
+        parts.append((label, notes.timeline(run.ledger), waited.waits or {}, run.sentence))
     return json.dumps(trace(parts), separators=(",", ":"))
 
 

@@ -383,5 +383,7 @@ def _summary(settings: Settings, outcome: str, error: str | None, said: dict[str
         "final_parameters_sha256": said.get("final_parameters_sha256"),
         "evaluations": evaluations,
         "targets": {target.text: summaries.first_met(target, evaluations) for target in settings.targets},
+        "segments": 1,
+        "undone": {"versions": 0, "samples": 0, "seconds": 0.0},
     }
     return summaries.tidied(summary)

@@ -311,7 +311,7 @@ def _read(run: RecordedRun) -> Run:
     if not recorded.steps:
         raise ConfigError(f"{folder}: no step was finished in that run; name one that has trained")
     batch = database.execute("SELECT samples FROM pushes GROUP BY samples ORDER BY count(*) DESC LIMIT 1").fetchone()
-    steps, seconds = reading.applied, reading.ended - reading.began
+    steps, seconds = reading.applied, reading.ended - (reading.began or 0.0) - reading.paused
     limit, data = Limit(steps=steps), None
     message = reading.message or _of_the_last_version(folder)
     killed = {event.worker for event in scenario.events if isinstance(event, Kill)}
@@ -372,7 +372,9 @@ class _Reading:
 
     paced: bool
     """Whether transfers take what a network's model says. Otherwise they end as they begin."""
-    began: float = 0.0
+    began: float | None = None
+    paused: float = 0.0
+    """Seconds between a segment's end and the beginning of the next one."""
     ended: float = 0.0
     applied: int = 0
     """Steps that were applied."""
@@ -418,10 +420,14 @@ class _Reading:
         told = 0.0  # when the last worker was told to begin
         pushed_at_once: set[tuple[int, int]] = set()
         for fact, orders in history:
-            self.ended = fact.at
+            before, self.ended = self.ended, fact.at
             match fact:
-                case TrainingBegan():
+                case TrainingBegan() if self.began is None:
                     self.began = fact.at
+                case TrainingBegan():  # the run was resumed: what was outstanding is undone
+                    self.paused += fact.at - before
+                    awaited, averaging = {}, {}
+                    self.left.clear()
                 case WorkerLeft():
                     self.left[fact.worker] = fact.reason
                 case GradientReady():

@@ -16,6 +16,7 @@ from paceline.records.check.data import data
 from paceline.records.check.files import files
 from paceline.records.check.history import history
 from paceline.records.check.replays import for_replay
+from paceline.records.check.segments import segments
 from paceline.records.check.simulated import Again, simulated
 from paceline.records.check.summed_up import summary
 from paceline.records.check.tables import scalars, tables
@@ -70,6 +71,7 @@ def _everything(checking: Checking, again: Again | None) -> None:
     checking.rules.undone = checking.tally.left_undone = undone
     checking.made = to_be_made(checking, undone)
     history(checking)
+    segments(checking)
     data(checking)
     scalars(checking)
     for_replay(checking)

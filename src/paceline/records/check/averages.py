@@ -16,7 +16,7 @@ from paceline.records.check.times import EXACT, TICK
 
 _GROUPS = """
     SELECT json_extract(orders.body, '$.group') AS number, 'ordered' AS what, facts.at,
-        json_extract(orders.body, '$.members'), NULL, NULL, NULL, NULL
+        json_extract(orders.body, '$.members'), facts.id, NULL, NULL, NULL
     FROM orders JOIN facts ON facts.id = orders.fact WHERE orders.kind = 'Reduce'
     UNION ALL SELECT json_extract(body, '$.group'), kind, at, NULL, NULL, NULL, NULL, NULL
     FROM facts WHERE kind IN ('ReduceFinished', 'ReduceFailed')
@@ -42,7 +42,7 @@ def averages(checking: Checking) -> None:
     if links is None or checking.run.choice.spec.family != "decentralized":
         return
     checking.table = "transfers"
-    unknown = math.inf  # when averages may have begun whose transfers are not noted
+    unknown: list[tuple[float, float]] = []  # when averages may have been under way whose transfers are not noted
     sizes: dict[int, int] = {}
     moved = 0
     for group, rows in groupby(checking.run.ledger.execute(_GROUPS), key=itemgetter(0)):
@@ -54,7 +54,7 @@ def averages(checking: Checking) -> None:
             if parts:
                 raise Broken(TRANSFERS, "an average that was ordered", f"group {group}", "transfers", parts[0][0])
             continue
-        at, members, *_ = its["ordered"][0]
+        at, members, fact, *_ = its["ordered"][0]
         if parts:
             moved += 1
             ended = its["ReduceFinished"][0][0] if its["ReduceFinished"] else None
@@ -62,7 +62,7 @@ def averages(checking: Checking) -> None:
         elif its["ReduceFinished"]:
             raise Broken(TRANSFERS, f"a part of each member in the average of group {group}", "none")
         elif not its["ReduceFailed"]:
-            unknown = min(unknown, at)
+            unknown.append((at, min((end.at for end in checking.run.segments if end.fact > fact), default=math.inf)))
     again = _model(checking, links, unknown)
     if moved:
         took = f"{again:,} of {moved:,} averages take what the model of their links gives"
@@ -101,17 +101,17 @@ def _one(
     checking.row = None
 
 
-def _model(checking: Checking, links: GroupLinks, unknown: float) -> int:
-    """Ask the model again, given when averages began. Return how many ended before anything unknown."""
-    under_way: dict[int, tuple[int, float]] = {}
-    """By group: the row of its first part, and when it ended."""
+def _model(checking: Checking, links: GroupLinks, unknown: Sequence[tuple[float, float]]) -> int:
+    """Ask the model again, given when averages began. Return how many ended beside nothing unknown."""
+    under_way: dict[int, tuple[int, float, float]] = {}
+    """By group: the row of its first part, and when it began and ended."""
     wrong, again = First(), 0
 
     def finish(until: float) -> int:
         confirmed = 0
         while (moved := links.finish(until)) is not None:
-            row, ended = under_way.pop(moved.group)
-            if ended > unknown:
+            row, began, ended = under_way.pop(moved.group)
+            if any(ended > since and began < before for since, before in unknown):
                 continue
             confirmed += 1
             if not math.isclose(moved.ended, ended, rel_tol=EXACT, abs_tol=EXACT):
@@ -121,7 +121,7 @@ def _model(checking: Checking, links: GroupLinks, unknown: float) -> int:
 
     for group, row, size, began, ended, members in checking.run.ledger.execute(_MOVED):
         again += finish(began)
-        under_way[group] = row, ended
+        under_way[group] = row, began, ended
         links.begin(group, tuple(json.loads(members)), size, began)
     again += finish(math.inf)
     wrong.settle()

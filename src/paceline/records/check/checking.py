@@ -28,6 +28,8 @@ class Checking:
         """Epochs whose order has some sample more than once."""
         self.made = VersionsMade()
         """When versions were made, and of how many samples."""
+        self.segment = run.segments[0]
+        """The one whose facts are told."""
         self.final: str | None = None
         """The SHA-256 of the last recorded version."""
 

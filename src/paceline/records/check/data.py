@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, groupby
@@ -115,6 +116,13 @@ class _Batches:
         self.looks, self.uses, self.leases = First(), First(), First()
         self.skipped = 0
         """Samples."""
+        self._marks = [
+            last
+            for (last,) in checking.run.ledger.execute(
+                "SELECT leases FROM marks WHERE snapshot IN (SELECT snapshot FROM segments) ORDER BY snapshot"
+            )
+        ]
+        """The last row of `leases` in each segment but the newest one."""
 
     def take(self, epoch: int, batch: int, rows: Iterable[tuple[Any, ...]]) -> None:
         """Take the rows of one batch."""
@@ -185,17 +193,19 @@ class _Batches:
     ) -> None:
         """A batch that a loop gave back as it was left early can come again only to a later loop.
 
-        What a worker held when it left has returned, and may be leased to it again if it comes back.
+        What a worker held when it left has returned, and may be leased to it again if it comes back. What was
+        outstanding when the run was interrupted has returned, too.
         """
         checking = self._checking
-        times: Counter[tuple[int, int]] = Counter()
+        times: Counter[tuple[int, int, int]] = Counter()
         for row, worker, during in leases:
             if size is None:
                 found = f"batch {batch} of epoch {epoch}"
                 self.leases.note(Broken(OPENED, self._most, found, "leases", row), row)
-            times[worker, during] += 1
+            key = bisect_left(self._marks, row), worker, during
+            times[key] += 1
             most = 1 + returned.get(worker, 0) + checking.rules.came_back[worker]
-            if checking.completed and times[worker, during] > most:
+            if checking.completed and times[key] > most:
                 found = f"batch {batch} of epoch {epoch} to worker {worker} once more"
                 self.leases.note(Broken(LEASED_ONCE, "another one", found, "leases", row), row)
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from paceline.records.broken import DEATHS, ENDED, OUTCOME, READABLE, Broken
 from paceline.records.check.checking import Checking
+from paceline.records.segments import SEGMENT_OF_FACT
 from paceline.records.summary import Outcome, Target
 
 OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "crashed")
@@ -24,17 +25,21 @@ def ending(checking: Checking) -> None:
 
 
 def _deaths(checking: Checking) -> dict[str, str]:
-    """By worker, how it died as the run noted it: `exit code 1`, `killed by SIGKILL`."""
+    """By worker, how it died in the newest segment, as the run noted it: `exit code 1`, `killed by SIGKILL`."""
     run = checking.run
-    deaths = run.config.get("deaths", {})
-    if not isinstance(deaths, dict) or not all(isinstance(how, str) for how in deaths.values()):
-        raise Broken(READABLE, "deaths, as a table", deaths, "run", "deaths")
-    died = "SELECT worker FROM facts WHERE kind = 'WorkerLeft' AND json_extract(body, '$.reason') = 'died'"
+    found = [segment.notes.get("deaths", {}) for segment in run.segments]
+    for deaths in found:
+        if not isinstance(deaths, dict) or not all(isinstance(how, str) for how in deaths.values()):
+            raise Broken(READABLE, "deaths, as a table", deaths, "run", "deaths")
+    died = (
+        f"SELECT worker, {SEGMENT_OF_FACT} FROM facts "
+        "WHERE kind = 'WorkerLeft' AND json_extract(body, '$.reason') = 'died'"
+    )
     decides = run.config.get("on_loss") == "auto" and not run.simulated  # older ledgers have no such note
-    for (worker,) in run.ledger.execute(died) if decides else []:
-        if str(worker) not in deaths:
+    for worker, segments in run.ledger.execute(died) if decides else []:
+        if str(worker) not in found[max(0, segments - 1)]:
             raise Broken(DEATHS, f"how worker {worker} died", "none", "run", "deaths")
-    return deaths
+    return dict(found[-1])
 
 
 def _noted(checking: Checking) -> dict[str, Any] | None:

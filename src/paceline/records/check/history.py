@@ -22,11 +22,13 @@ from paceline.errors import ProtocolViolation
 from paceline.records.broken import (
     ALL_LEFT,
     BELONGS,
+    GOES_ON,
     MEMBERS,
     POSITIONS,
     READABLE,
     SAME_ORDERS,
     SAME_REASONS,
+    SEGMENTS,
     SETTLED,
     WITHOUT_GAP,
     Broken,
@@ -44,14 +46,20 @@ _NAMES = {kind: {field.name for field in fields(kind)} for kind in (*get_args(Fa
 
 
 def history(checking: Checking) -> None:
-    machine, rules = checking.run.choice.machine(), checking.rules
+    machine, rules = checking.segment.choice.machine(), checking.rules
     invariants = list(_invariants(checking, machine))
+    names = dict.fromkeys(sentence for sentence, _ in invariants)
     facts = orders = 0
     for (number, *row), given in _rows(checking):
         checking.table, checking.row = "facts", number
         if number != facts + 1:
             raise Broken(WITHOUT_GAP, f"fact {facts + 1}", f"fact {number}")
         fact = _fact(checking, row)
+        if isinstance(fact, TrainingBegan) and facts:  # a fresh machine: nothing is outstanding
+            _next_segment(checking)
+            machine = checking.segment.choice.machine()
+            invariants = list(_invariants(checking, machine))
+            names.update(dict.fromkeys(sentence for sentence, _ in invariants))
         rules.fact(fact)
         expected = _told(checking, machine, fact)
         found: list[Order] = []
@@ -80,7 +88,7 @@ def history(checking: Checking) -> None:
         versions=rules.versions,
         pulls=rules.pulls,
         groups=len(rules.numbers),
-        invariants=len(invariants),
+        invariants=len(names),
     )
     if checking.here and _all_must_have_left(checking):
         raise Broken(ALL_LEFT, "no worker is here after the last fact", f"worker {_names(checking.here)}")
@@ -89,7 +97,15 @@ def history(checking: Checking) -> None:
         (worker, step), *_ = left
         raise Broken(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(left)} in all")
     ending(checking)
-    _say_history(checking, facts, orders, [sentence for sentence, _ in invariants])
+    _say_history(checking, facts, orders, list(names))
+
+
+def _next_segment(checking: Checking) -> None:
+    number = checking.segment.number + 1
+    if number >= len(checking.run.segments):
+        raise Broken(SEGMENTS, f"a row of segment {number}", "none", "segments", None)
+    checking.segment = checking.run.segments[number]
+    checking.rules.spec = checking.segment.choice.spec
 
 
 def _say_history(checking: Checking, facts: int, orders: int, invariants: Sequence[str]) -> None:
@@ -199,7 +215,7 @@ def _all_must_have_left(checking: Checking) -> bool:
 
 def _invariants(checking: Checking, machine: Any) -> Iterator[tuple[str, Callable[[], bool]]]:
     """Yield each invariant with its test: those of the protocol, and those of its parts."""
-    choice = checking.run.choice
+    choice = checking.segment.choice
     for sentence, holds in choice.spec.invariants.items():
         yield sentence, lambda holds=holds: holds(machine)  # type: ignore[misc]
     for name, part in zip(choice.spec.parts, choice.parts, strict=True):
@@ -208,7 +224,7 @@ def _invariants(checking: Checking, machine: Any) -> Iterator[tuple[str, Callabl
 
 
 def _holds(checking: Checking, sentence: str, holds: Callable[[], bool]) -> None:
-    name = checking.run.choice.spec.name
+    name = checking.segment.choice.spec.name
     try:
         kept = holds()
     except Exception as error:
@@ -221,7 +237,7 @@ def _note(checking: Checking, fact: Fact, orders: tuple[Order, ...]) -> None:
     match fact:
         case TrainingBegan(members=members):
             _begins_as_configured(checking, fact)
-            checking.here.update({worker: None for worker, _, _ in members})
+            checking.here = {worker: None for worker, _, _ in members}
         case WorkerJoined(worker=worker, host=host):
             _on_its_node(checking, worker, host)
             checking.here[worker] = None
@@ -235,17 +251,21 @@ def _begins_as_configured(checking: Checking, fact: TrainingBegan) -> None:
     run = checking.run
     if fact.seed != run.seed:
         raise Broken(MEMBERS, f"seed {run.seed}", f"seed {fact.seed}")
-    absent = run.config.get("absent", []) if not run.simulated else []
-    expected = [worker for worker in range(run.workers) if worker not in absent]
+    absent = checking.segment.notes.get("absent", []) if not run.simulated else []
+    expected = [worker for worker in range(checking.segment.workers) if worker not in absent]
     members = [worker for worker, _, _ in fact.members]
     if members != expected:
         raise Broken(MEMBERS, f"worker {_names(expected)}", f"worker {_names(members)}")
     for worker, host, _ in fact.members:
         _on_its_node(checking, worker, host)
+    applied = checking.tally.shares.values()
+    done = sum(share.samples if checking.tally.counted else share.steps for share in applied)
+    if fact.done != done:
+        raise Broken(GOES_ON, f"{done} done", f"{fact.done} done")
 
 
 def _on_its_node(checking: Checking, worker: int, host: str) -> None:
-    hosts = checking.run.scenario.hosts(checking.run.workers)
+    hosts = checking.run.scenario.hosts(checking.segment.workers)
     if not 0 <= worker < len(hosts) or hosts[worker] != host:
         expected = f"one of {len(hosts)} workers" if worker >= len(hosts) else f"worker {worker} on {hosts[worker]}"
         raise Broken(MEMBERS, expected, f"worker {worker} on {host}")

@@ -31,6 +31,9 @@ def simulated(checking: Checking, again: Again | None) -> None:
     """The same settings give the same moments, to the last digit. Orders follow from facts: see `history`."""
     if not checking.run.simulated or checking.replays:
         return
+    if len(checking.run.segments) > 1:
+        checking.unproved.append("it was not simulated again: it was resumed, and a simulation begins once")
+        return
     if again is None:
         checking.unproved.append("it was not simulated again: nothing here can do so")
         return

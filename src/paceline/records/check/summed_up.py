@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.records.broken import STALENESS, SUMMED_UP, Broken
 from paceline.records.check.checking import Checking
+from paceline.records.ledger import SCHEMA
 from paceline.records.reading import SUMMARY, measure
 from paceline.records.summary import Summary, Target
 
@@ -37,6 +38,9 @@ def summary(checking: Checking, summary: Summary) -> None:
         targets=[Target.parse(text) for text in checking.run.config.get("targets", ())],
     )
     again["paceline"] = checking.run.config.get("paceline")
+    (schema,) = checking.run.ledger.execute("PRAGMA user_version").fetchone()
+    if schema < SCHEMA:  # no run could be resumed
+        del again["segments"], again["undone"]
     for key, value in again.items():
         if difference := _difference(key, value, summary.get(key)):
             raise Broken(SUMMED_UP, difference[1], difference[2], SUMMARY, difference[0])

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from paceline.records.broken import SCALARS, SCHEMA_KEPT, Broken
 from paceline.records.check.checking import Checking
-from paceline.records.ledger import TABLES
+from paceline.records.ledger import SCHEMA, TABLES
 
 _SCHEMA = "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
 
@@ -18,6 +18,10 @@ def tables(checking: Checking) -> None:
     with closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(TABLES)
         expected = dict(fresh.execute(_SCHEMA))
+        fresh.executescript("DROP TABLE segments; DROP TABLE marks")
+        without = dict(fresh.execute(_SCHEMA))
+    (schema,) = checking.run.ledger.execute("PRAGMA user_version").fetchone()
+    expected = expected if schema == SCHEMA else without
     found = dict(checking.run.ledger.execute(_SCHEMA))
     for name in expected:
         if found.get(name) != expected[name]:
@@ -30,6 +34,7 @@ def tables(checking: Checking) -> None:
 def scalars(checking: Checking) -> None:
     """Only the run's workers log."""
     checking.table = "scalars"
+    workers = max(segment.workers for segment in checking.run.segments)
     for row, worker in checking.run.ledger.execute("SELECT rowid, worker FROM scalars ORDER BY rowid"):
-        if worker not in range(checking.run.workers):
-            raise Broken(SCALARS, f"worker 0 to {checking.run.workers - 1}", f"worker {worker}", "scalars", row)
+        if worker not in range(workers):
+            raise Broken(SCALARS, f"worker 0 to {workers - 1}", f"worker {worker}", "scalars", row)

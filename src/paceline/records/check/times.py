@@ -26,6 +26,7 @@ from paceline.records.broken import (
     count,
 )
 from paceline.records.check.checking import Checking
+from paceline.records.segments import SEGMENT_OF_FACT, SEGMENT_OF_TRANSFER
 
 TICK = 1e-6
 """Seconds. All processes of a run read one clock, in seconds since the machine started: after some years of that a
@@ -133,8 +134,18 @@ def _steps(checking: Checking) -> int:
     within, between, measured, padded = First(), First(), First(), First()
     padding = None if checking.run.simulated else _Padding.of(checking)
     left = _left(checking)
+    resumed = [(segment.fact, segment.at) for segment in checking.run.segments[1:]]
     finished = ready = 0
     before: _Step | None = None
+
+    def conclude(step: _Step, after: _Step | None) -> None:
+        interrupted = _ended(step, after, left, resumed, between)
+        if checking.run.simulated or step.row is None or interrupted or step.parts[1] > 0:
+            return
+        measured.note(
+            Broken(MEASURED, f"the push of {step} takes time", step.parts[1], "step_times", step.row), step.row
+        )
+
     rows = groupby(checking.run.ledger.execute(_STEPS), key=itemgetter(0, 1))
     for step in (_step(checking, worker, number, its, within) for (worker, number), its in rows):
         finished += step.row is not None
@@ -142,15 +153,12 @@ def _steps(checking: Checking) -> int:
             continue
         ready += 1
         if before is not None:
-            _ended(before, step if step.worker == before.worker else None, left, between)
+            conclude(before, step if step.worker == before.worker else None)
         before = step
-        if not checking.run.simulated and step.row is not None and not step.parts[1] > 0:
-            broken = Broken(MEASURED, f"the push of {step} takes time", step.parts[1], "step_times", step.row)
-            measured.note(broken, step.row)
         if padding is not None:
             padding.compare(step, padded)
     if before is not None:
-        _ended(before, None, left, between)
+        conclude(before, None)
     within.settle()
     between.settle()
     if not checking.run.simulated:
@@ -214,21 +222,39 @@ def _left(checking: Checking) -> dict[int, list[tuple[int, float]]]:
     return left
 
 
-def _ended(step: _Step, after: _Step | None, left: Mapping[int, Sequence[tuple[int, float]]], between: First) -> None:
-    """A step's row is written as the next step's gradient comes, or its worker leaves."""
+def _ended(
+    step: _Step,
+    after: _Step | None,
+    left: Mapping[int, Sequence[tuple[int, float]]],
+    resumed: Sequence[tuple[int, float]],
+    between: First,
+) -> bool:
+    """A step's row is written as the next step's gradient comes, or its worker leaves.
+
+    Return whether the run was interrupted before that. Then the row may never have been written, and has no time that
+    is undone.
+    """
     assert step.fact is not None
     gone = next((one for one in left.get(step.worker, ()) if one[0] > step.fact), None)
+    anew = next((one for one in resumed if one[0] > step.fact), None)
+    later = (after and after.fact, gone and gone[0])
+    interrupted = anew is not None and all(anew[0] < one for one in later if one)
+    if interrupted:
+        if step.row is None:
+            return True
+        gone, after = anew, None
     if after is not None and after.fact is not None and (gone is None or after.fact < gone[0]):
         until = after.ready if after.row is None else after.began
     elif gone is not None:
         until = gone[1]
     else:
-        return
+        return False
     if step.row is None:
         between.note(Broken(STEP_TIMES, f"those of {step}", "none", "step_times", None), 0)
     elif (total := sum(step.parts)) > until - step.released + TICK:
         expected = f"{step} and its waits take {until - step.released!r} s or less"
         between.note(Broken(WITHIN, expected, total, "step_times", step.row), 0)
+    return interrupted
 
 
 @dataclass(slots=True)
@@ -266,17 +292,21 @@ class _Padding:
             padded.note(Broken(PADDED, expected, found, "step_times", step.row), step.fact)
 
 
-_TRANSFERS = """
-    SELECT worker, direction, number, 'a transfer' AS what, rowid, began, ended, delivered, bytes FROM transfers
-    UNION ALL SELECT worker, 'push', step, 'came', id, at, NULL, NULL, NULL FROM facts WHERE kind = 'UpdateArrived'
-    UNION ALL SELECT worker, 'pull', version, 'came', id, at, NULL, NULL, NULL FROM facts WHERE kind = 'ParametersTaken'
-    UNION ALL SELECT orders.worker, CASE orders.kind WHEN 'StartPush' THEN 'push' ELSE 'pull' END,
+_TRANSFERS = f"""
+    SELECT {SEGMENT_OF_TRANSFER} AS segment, worker, direction, number,
+        'a transfer' AS what, rowid, began, ended, delivered, bytes
+    FROM transfers
+    UNION ALL SELECT {SEGMENT_OF_FACT}, worker, 'push', step, 'came', id, at, NULL, NULL, NULL
+    FROM facts WHERE kind = 'UpdateArrived'
+    UNION ALL SELECT {SEGMENT_OF_FACT}, worker, 'pull', version, 'came', id, at, NULL, NULL, NULL
+    FROM facts WHERE kind = 'ParametersTaken'
+    UNION ALL SELECT {SEGMENT_OF_FACT}, orders.worker, CASE orders.kind WHEN 'StartPush' THEN 'push' ELSE 'pull' END,
         CASE orders.kind WHEN 'StartPush' THEN orders.step ELSE orders.version END,
         'ordered', orders.id, facts.at, NULL, NULL, NULL
     FROM orders JOIN facts ON facts.id = orders.fact
     WHERE orders.kind IN ('StartPush', 'StartPull')
         OR (orders.kind = 'Release' AND json_extract(orders.body, '$.parameters') = 'pull')
-    ORDER BY worker, direction, number, what, 5
+    ORDER BY segment, worker, direction, number, what, 6
 """
 """All that there is of each push and pull: when it was ordered, when it was under way, and when it had come."""
 
@@ -303,12 +333,13 @@ def _delivered(checking: Checking, network: Network) -> list[tuple[str, tuple[fl
     """Compare each transfer with its facts. Return the times when transfers may have been under way that were ordered,
     and are not noted: (push or pull, when)."""
     ledger, left, first = checking.run.ledger, _left(checking), First()
+    resumed = [segment.at for segment in checking.run.segments[1:]]
     sizes = {size for (size,) in ledger.execute("SELECT DISTINCT bytes FROM transfers")}
     least = _alone(network, max(sizes, default=0))
     unknown = []
-    for (worker, direction, number), rows in groupby(ledger.execute(_TRANSFERS), key=itemgetter(0, 1, 2)):
+    for (_, worker, direction, number), rows in groupby(ledger.execute(_TRANSFERS), key=itemgetter(0, 1, 2, 3)):
         its: dict[str, list[tuple[Any, ...]]] = {"a transfer": [], "came": [], "ordered": []}
-        for _, _, _, what, *row in rows:
+        for _, _, _, _, what, *row in rows:
             its[what].append(tuple(row))
         came = Counter(at for _, at, *_ in its["came"])
         for row, began, ended, delivered, size in its["a transfer"]:
@@ -328,7 +359,8 @@ def _delivered(checking: Checking, network: Network) -> list[tuple[str, tuple[fl
                 first.note(broken, row)
             came[ended] -= 1
         for _, at, *_ in its["ordered"][len(its["a transfer"]) :]:
-            gone = min((moment for _, moment in left.get(worker, ()) if moment >= at), default=math.inf)
+            ends = (*(moment for _, moment in left.get(worker, ())), *resumed)
+            gone = min((moment for moment in ends if moment >= at), default=math.inf)
             unknown.append((direction, (at, gone)))
     checking.row = None
     first.settle()

@@ -98,8 +98,9 @@ def _of_store(checking: Checking, recorded: dict[int, tuple[float, int | None]],
     for version in expected:
         if version not in recorded and version <= so_far:
             raise Broken(RECORDED_DUE, f"version {version}", "it is not there")
+    stops = {segment.version for segment in checking.run.segments[1:]}  # a run that is stopped records where it stands
     for version in recorded:
-        if version not in expected and version != last:
+        if version not in expected and version != last and version not in stops:
             raise Broken(RECORDED_DUE, "none that is neither due nor the last", f"version {version}")
     if recorded:
         checking.proved.append(f"{count(len(recorded), 'recorded version')}, made when and of what the facts say")
@@ -140,7 +141,8 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
             raise Broken(RECORDED_DUE, f"a last version of all {over.samples} samples", f"{samples} in version {last}")
     if checking.completed and not recorded and checking.trained and checking.made.replicas:
         raise Broken(RECORDED_DUE, "the mean of all replicas at the end", "no version")
-    if made.first_due is not None and recorded and not checking.replays:
+    stopped = any(segment.version for segment in checking.run.segments[1:])  # its last mean was not due
+    if made.first_due is not None and recorded and not checking.replays and not stopped:
         _, samples = recorded[1]
         if samples != made.first_due:
             raise Broken(RECORDED_DUE, f"a first version of {made.first_due} samples", f"{samples} in version 1")
@@ -161,7 +163,7 @@ def _consensus(checking: Checking, recorded: dict[int, tuple[float, int | None]]
             raise Broken(CONSENSUS, "none" if awaited is None else f"that of version {awaited}", f"version {version}")
         if version in recorded and at != recorded[version][0]:
             raise Broken(CONSENSUS, f"at {recorded[version][0]!r}, as version {version}", at)
-        most = checking.run.workers
+        most = max(segment.workers for segment in checking.run.segments)
         if not (_whole(replicas) and 1 <= replicas <= most):
             raise Broken(CONSENSUS, f"1 to {most} replicas", replicas)
         if distance is not None and not (isinstance(distance, float) and distance >= 0):

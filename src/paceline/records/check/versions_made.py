@@ -9,7 +9,7 @@ from typing import NamedTuple
 from paceline.core.facts import Fact, TrainingBegan, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Order, StepReplica
 from paceline.records.due import Due
-from paceline.records.fates import Applied, Fate, Fates
+from paceline.records.fates import Applied, Dropped, Fate, Fates, Undone
 
 
 class Made(NamedTuple):
@@ -77,8 +77,10 @@ class VersionsMade:
 
     def _count(self, fate: Fate, mean: dict[tuple[int, int], int]) -> None:
         """Count its samples, or put them into `mean`: a run counts those as it steps each member's own replica."""
-        if not isinstance(fate, Applied):
+        if isinstance(fate, Dropped):
             self.samples -= 0 if fate.lost is None else fate.lost.samples or 0
+        elif isinstance(fate, Undone):
+            return  # it is in no version
         elif fate.group is not None:
             mean[fate.worker, fate.step] = fate.samples or 0
         elif fate.replica and (fate.worker, fate.step) in self.undone:

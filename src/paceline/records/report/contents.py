@@ -27,6 +27,7 @@ from paceline.records.timeline import (
     Course,
     Lane,
     Notes,
+    Resumed,
     Stay,
     Step,
     Switch,
@@ -145,6 +146,11 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         "family": run.choice.spec.family,
         "simulated": run.simulated,
         "unended": run.unended,
+        "resumed": [
+            f"interrupted, and resumed {segment.at:.3g} s into it from version {segment.version}: "
+            f"{segment.undone} were undone, and are not shown"
+            for segment in run.segments[1:]
+        ],
         "began": curves.began,
         "ended": curves.ended,
         "summary": {key: value for key, value in summary.items() if key not in ("evaluations", "consensus")},
@@ -324,7 +330,7 @@ def drawn(timeline: Timeline, waited: Waited, shown: Collection[int]) -> Content
         [number, clock(one.began), clock(one.ended), list(one.members), one.outcome]
         for number, one in sorted(groups.items())
     ]
-    return _whole(clock, timeline.ended, 1, lanes, averages, timeline.switches)
+    return _whole(clock, timeline.ended, 1, lanes, averages, timeline.switches, timeline.resumed)
 
 
 def thinned(ledger: sqlite3.Connection, course: Course, each: int, shown: Collection[int]) -> Contents:
@@ -336,11 +342,17 @@ def thinned(ledger: sqlite3.Connection, course: Course, each: int, shown: Collec
         if worker in shown:
             blocks = _blocks(stays[worker], cut(stays[worker], its), moved, each, clock)
             lanes.append({"worker": worker, "stays": _stays(stays[worker], clock), **blocks})
-    return _whole(clock, course.latest, each, lanes, [], course.switches)
+    return _whole(clock, course.latest, each, lanes, [], course.switches, course.resumed)
 
 
 def _whole(
-    clock: _Clock, ended: float, each: int, lanes: list[Contents], groups: list[Any], switches: Iterable[Switch]
+    clock: _Clock,
+    ended: float,
+    each: int,
+    lanes: list[Contents],
+    groups: list[Any],
+    switches: Iterable[Switch],
+    resumed: Iterable[Resumed],
 ) -> Contents:
     return {
         "tick": clock.tick,
@@ -349,6 +361,7 @@ def _whole(
         "lanes": lanes,
         "groups": groups,
         "switches": [[clock(switch.since), clock(switch.at), switch.to] for switch in switches],
+        "resumed": [[clock(one.at), one.version] for one in resumed],
     }
 
 

@@ -166,6 +166,9 @@ def _timeline(axes: Axes, run: Contents) -> None:
     for _, at, to in drawn["switches"]:
         axes.axvline(began + at * tick, color=SWITCH, linewidth=1)
         axes.annotate(f"{to} from here on", (began + at * tick, -0.6), color=SWITCH, fontsize=8)
+    for at, version in drawn["resumed"]:
+        axes.axvline(began + at * tick, color=SWITCH, linewidth=1)
+        axes.annotate(f"resumed from version {version}", (began + at * tick, -0.6), color=SWITCH, fontsize=8)
     axes.set_yticks(range(len(lanes)), [f"worker {lane['worker']}" for lane in lanes])
     axes.set_ylim(len(lanes) - 0.4, -0.8)
     names = {"computing": PARTS["compute"], "waiting, or between two steps": PARTS["wait"]}

@@ -16,14 +16,14 @@ from paceline.records.timeline import Lane, Timeline
 from paceline.records.waits import Wait
 
 Event = dict[str, Any]
-Sentence = Callable[[Why], str]
-"""Writes a reason out."""
+Sentence = Callable[[Why, float], str]
+"""Writes out a reason that was given at that moment."""
 THREADS = {"push": 1, "pull": 2}
 """Of a worker's three threads, which has those transfers; the first has what it does."""
 
 
 def trace(runs: Iterable[tuple[str, Timeline, Mapping[int, Sequence[Wait]], Sentence]]) -> dict[str, Any]:
-    """Return the trace of these runs: for each its name, its timeline, each worker's waits, and its choice's
+    """Return the trace of these runs: for each its name, its timeline, each worker's waits, and its
     `sentence`."""
     return {
         "displayTimeUnit": "ms",
@@ -43,9 +43,10 @@ def _run(
         same = {"cat": "group", "name": f"group {one.group}", "id": one.group, "pid": number, "tid": 0}
         yield {**same, "ph": "b", "ts": _micro(one.began), "args": about}
         yield {**same, "ph": "e", "ts": _micro(one.ended)}
-    for switch in timeline.switches:
-        name = f"{switch.to} from here on"
-        yield {"ph": "i", "s": "p", "name": name, "pid": number, "tid": 0, "ts": _micro(switch.at)}
+    moments = [(switch.at, f"{switch.to} from here on") for switch in timeline.switches]
+    moments += [(one.at, f"resumed from version {one.version}") for one in timeline.resumed]
+    for at, name in moments:
+        yield {"ph": "i", "s": "p", "name": name, "pid": number, "tid": 0, "ts": _micro(at)}
 
 
 def _lane(number: int, lane: Lane, waits: Sequence[Wait], sentence: Sentence) -> Iterator[Event]:
@@ -56,7 +57,7 @@ def _lane(number: int, lane: Lane, waits: Sequence[Wait], sentence: Sentence) ->
         yield _slice(number, first, "compute", f"step {step.step}", step.began, step.ended, about)
     for wait, began, ended in _outside_steps(waits, lane):
         name = "waits" if wait.awaited is None else f"waits for worker {wait.awaited}"
-        yield _slice(number, first, "wait", name, began, ended, {"why": sentence(wait.why)})
+        yield _slice(number, first, "wait", name, began, ended, {"why": sentence(wait.why, wait.began)})
     for direction, place in THREADS.items():
         transfers = [one for one in lane.transfers if one.direction == direction]
         if transfers:

@@ -1,0 +1,240 @@
+"""Cuts a run's ledger at a snapshot, so that the run can go on from there as if nothing had come after it.
+
+What came after the snapshot is undone. It goes into a ledger of its own, which is written whole before anything is
+taken away. Then one transaction takes it away. So a process that is killed meanwhile leaves either the whole ledger or
+the cut one, and cutting it once more comes to the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, RunFailed
+from paceline.records.ledger import MARKED, SCHEMA, TABLES, connect
+from paceline.records.reading import LEDGER, SUMMARY, is_written
+from paceline.records.segments import OF_ONE, Stretch, undone_before
+
+_LAST_STEPS = """
+    CREATE TEMP TABLE last_steps AS SELECT worker, max(step) AS step FROM (
+        SELECT worker, step FROM facts WHERE kind = 'GradientReady' AND id <= :fact
+        UNION ALL SELECT worker, step FROM orders WHERE kind = 'StepReplica' AND fact <= :fact
+    ) GROUP BY worker
+"""
+"""By worker: the last step that is in the snapshot."""
+
+_OF_A_STEP = ("pushes", "batches", "step_times", "undone", "scalars")
+_OF_A_VERSION = ("checksums", "commits", "versions", "evaluations", "consensus")
+_UNDONE = {
+    "facts": "id > :fact",
+    "orders": "fact > :fact",
+    "marks": "snapshot > :fact",
+    "segments": "fact > :fact",
+    **{
+        table: f"step > coalesce((SELECT step FROM temp.last_steps WHERE worker = {table}.worker), -1)"
+        for table in _OF_A_STEP
+    },
+    **dict.fromkeys(_OF_A_VERSION, "version > :version"),
+    **{table: f"rowid > (SELECT {table} FROM marks WHERE snapshot = :fact)" for table in MARKED},
+}
+"""By table: which rows came after the snapshot.
+
+A row that belongs to a step stays if the gradient of that step was ready, and a row about a version stays if the
+snapshot has that version, whenever the row was written.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A ledger was cut."""
+
+    segment: int
+    """The number of the segment that begins next."""
+    at: float
+    """The last moment that the ledger still has, in seconds since the run's start: the run's clock goes on from it."""
+    undone: Stretch
+    """What came after the snapshot, with all that was undone before and had not begun anew."""
+
+
+def cut(folder: Path, fact: int, version: int) -> Cut:
+    """Cut the ledger of the run in that folder at the snapshot that was taken after that fact, of that version.
+
+    Raises ConfigError, in one line, if the run is still going on, or if its ledger does not go as far as the snapshot:
+    an earlier snapshot may do then. Raises RunFailed if it can't be written.
+    """
+    path = folder / LEDGER
+    if is_written(folder):
+        raise ConfigError(f"{folder}: this run is still going on; try again when it has ended")
+    connect(path).close()  # rolls back what was half written
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as ledger:
+            return _cut(folder, ledger, {"fact": fact, "version": version})
+    except (sqlite3.Error, OSError) as error:
+        raise RunFailed(f"{path}: the ledger cannot be cut: {error}; is the disk full, or the folder gone?") from error
+
+
+def _cut(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> Cut:
+    _look_at(folder, ledger, point)
+    ledger.execute(_LAST_STEPS, point)
+    begun = "SELECT count(*) FROM segments WHERE at IS NOT NULL AND fact <= :fact"
+    (number,) = ledger.execute(begun, point).fetchone()
+    earlier = dict(undone_before(ledger))
+    files = [file for undone in earlier.values() for file in undone.files]
+    undone = sum((earlier[one] for one in earlier if one >= number), Stretch())  # of segments that are undone, too
+    at, present = _last_moment(ledger, point), _undone(ledger, point)
+    if present.facts or _more(ledger, point):
+        file = next(name for name in _names(number) if name not in files)
+        _write_aside(folder, file, ledger, point)
+        present += Stretch(files=(file,))
+    undone += present
+    _move(folder / SUMMARY, folder / f"undone-{number}")  # first: a run with a summary has an end
+    _take_away(ledger, point, number, at, undone)
+    _move_versions(folder, point["version"], number)
+    return Cut(segment=number, at=at, undone=undone)
+
+
+def _look_at(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> None:
+    """Raise ConfigError if the ledger has not all of the snapshot: a killed run leaves all but its last moments."""
+    (schema,) = ledger.execute("PRAGMA user_version").fetchone()
+    what = f"{folder}: its ledger has not all of the snapshot after fact {point['fact']}"
+    if schema != SCHEMA or ledger.execute("SELECT 1 FROM marks WHERE snapshot = :fact", point).fetchone() is None:
+        raise ConfigError(f"{what}; only an earlier snapshot may do")
+    made = (f"SELECT 1 FROM {table} WHERE version = :version" for table in ("commits", "versions"))
+    if point["version"] and not any(ledger.execute(query, point).fetchone() for query in made):
+        raise ConfigError(f"{what}: version {point['version']} is not noted as made; only an earlier one may do")
+
+
+def _last_moment(ledger: sqlite3.Connection, point: dict[str, int]) -> float:
+    """The snapshot's moment. A version that was ordered by then may have been made and written a little later."""
+    moments = (
+        "SELECT at FROM facts WHERE id = :fact",
+        "SELECT max(at) FROM commits WHERE version <= :version",
+        "SELECT max(at) FROM versions WHERE version <= :version",
+    )
+    return max(found or 0.0 for query in moments for (found,) in ledger.execute(query, point))
+
+
+def _undone(ledger: sqlite3.Connection, point: dict[str, int]) -> Stretch:
+    """Count what came after the snapshot."""
+
+    def one(query: str) -> Any:
+        return ledger.execute(query, point).fetchone()[0]
+
+    facts = one("SELECT count(*) FROM facts WHERE id > :fact")
+    made = one("SELECT count(*) FROM orders WHERE kind = 'ApplyUpdate' AND fact > :fact")
+    gradients = "FROM facts WHERE kind = 'GradientReady' AND id > :fact"
+    uncounted = one(f"SELECT count(*) {gradients} AND json_extract(body, '$.samples') IS NULL")
+    samples = one(f"SELECT coalesce(sum(json_extract(body, '$.samples')), 0) {gradients}")
+    seconds = one("SELECT max(at) - (SELECT at FROM facts WHERE id = :fact) FROM facts")
+    return Stretch(
+        versions=made or one("SELECT count(*) FROM versions WHERE version > :version"),
+        samples=None if uncounted else samples,
+        seconds=max(0.0, seconds or 0.0),
+        facts=facts,
+    )
+
+
+def _more(ledger: sqlite3.Connection, point: dict[str, int]) -> bool:
+    """Whether any table has rows that came after the snapshot. A segment's own row says what was undone before it."""
+    rest = {table: which for table, which in _UNDONE.items() if table != "segments"}
+    queries = (f"SELECT 1 FROM {table} WHERE {which} LIMIT 1" for table, which in rest.items())
+    return any(ledger.execute(query, point).fetchone() for query in queries)
+
+
+def _names(number: int) -> Iterator[str]:
+    """Yield names for the ledger: the second one if a segment of that number was undone itself, and so on."""
+    yield f"undone-{number}.sqlite"
+    yield from (f"undone-{number}-{more}.sqlite" for more in count(2))
+
+
+def _write_aside(folder: Path, name: str, ledger: sqlite3.Connection, point: dict[str, int]) -> None:
+    """Write a ledger of all that came after the snapshot, whole or not at all."""
+    part, file = folder / f".{name}.part", folder / name
+    for left in (part, part.with_name(f"{part.name}-journal")):
+        left.unlink(missing_ok=True)
+    with closing(sqlite3.connect(part)) as aside:
+        aside.executescript(f"PRAGMA user_version = {SCHEMA}; {TABLES}")
+    ledger.execute("ATTACH ? AS aside", (str(part),))
+    ledger.execute("PRAGMA aside.synchronous = FULL")
+    ledger.execute("BEGIN")
+    ledger.execute("INSERT INTO aside.run SELECT * FROM main.run")
+    for table, which in _UNDONE.items():
+        ledger.execute(f"INSERT INTO aside.{table} SELECT * FROM main.{table} WHERE {which}", point)
+    ledger.execute("COMMIT")
+    ledger.execute("DETACH aside")
+    part.rename(file)
+    _sync(folder)
+
+
+def _take_away(ledger: sqlite3.Connection, point: dict[str, int], number: int, at: float, undone: Stretch) -> None:
+    """Take away what came after the snapshot, and note the segment that begins next, in one transaction."""
+    ledger.execute("PRAGMA synchronous = FULL")
+    ledger.execute("BEGIN IMMEDIATE")
+    for table, which in _UNDONE.items():
+        ledger.execute(f"DELETE FROM {table} WHERE {which}", point)
+    _shorten(ledger, at)
+    notes = _notes(ledger)
+    ledger.execute(
+        "UPDATE segments SET notes = ? WHERE segment = ? AND notes IS NULL",
+        (json.dumps({key: notes[key] for key in OF_ONE if key in notes}), number - 1),
+    )
+    ledger.execute(f"DELETE FROM run WHERE key IN ({', '.join('?' * len(OF_ONE))})", OF_ONE)
+    if "unmeasured" in notes:
+        rest = [version for version in notes["unmeasured"] if version <= point["version"]]
+        ledger.execute("UPDATE run SET value = ? WHERE key = 'unmeasured'", (json.dumps(rest),))
+    columns = "segment, fact, snapshot, undone_versions, undone_samples, undone_seconds, undone_facts, undone_files"
+    counts = (undone.versions, undone.samples, undone.seconds, undone.facts, json.dumps(undone.files))
+    places = ", ".join("?" * 8)
+    row = (number, point["fact"] + 1, point["fact"], *counts)
+    ledger.execute(f"INSERT INTO segments ({columns}) VALUES ({places})", row)
+    ledger.execute("COMMIT")
+
+
+def _notes(ledger: sqlite3.Connection) -> dict[str, Any]:
+    return {key: json.loads(value) for key, value in ledger.execute("SELECT key, value FROM run")}
+
+
+def _shorten(ledger: sqlite3.Connection, at: float) -> None:
+    """End each worker's last step where the run's clock goes on: what it waited after that is undone."""
+    parts = ("wait", "pull", "push", "other")
+    rows = ledger.execute(
+        f"SELECT rowid, began + compute + push + wait + pull + other, {', '.join(parts)} FROM step_times "
+        "WHERE (worker, step) IN (SELECT worker, step FROM temp.last_steps)"
+    ).fetchall()
+    for row, ended, *seconds in rows:
+        for name, value in zip(parts, seconds, strict=True):
+            less = min(value, max(0.0, ended - at))
+            ended -= less
+            if less:
+                ledger.execute(f"UPDATE step_times SET {name} = ? WHERE rowid = ?", (value - less, row))
+
+
+def _move_versions(folder: Path, version: int, number: int) -> None:
+    """Move the files of undone versions aside. The run has no final version now."""
+    versions = folder / "versions"
+    (versions / "final.safetensors").unlink(missing_ok=True)
+    for file in sorted(versions.glob("*.safetensors")):
+        if file.stem.isdigit() and int(file.stem) > version:
+            _move(file, folder / f"undone-{number}")
+
+
+def _move(file: Path, folder: Path) -> None:
+    """Move that file, if it is there, into that folder."""
+    if file.exists():
+        folder.mkdir(exist_ok=True)
+        file.replace(folder / file.name)
+        _sync(folder)
+
+
+def _sync(folder: Path) -> None:
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with suppress(OSError):  # not every file system can do that
+        os.fsync(directory)
+    os.close(directory)

@@ -1,0 +1,140 @@
+"""The segments of a run: what it was in each, and what was undone before each.
+
+A run that was interrupted and resumed has several. Each begins with a fact `TrainingBegan`, and goes on in the same
+ledger from a snapshot. What had come after that snapshot is undone. It is kept in a ledger of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core.choice import Choice, choose, written
+from paceline.core.listed import count
+from paceline.core.machine import Spec
+
+OF_ONE = ("end", "deaths", "absent")
+"""Keys of the table `run` that tell of one segment: of the newest one. The others' are in the table `segments`."""
+
+
+SEGMENT_OF_FACT = "(SELECT count(*) FROM segments WHERE segments.fact <= facts.id)"
+"""SQL: one more than the number of the segment that a row of `facts` is in; 0 if the ledger has no such table."""
+SEGMENT_OF_TRANSFER = (
+    "(SELECT count(*) FROM segments LEFT JOIN marks ON marks.snapshot = segments.snapshot "
+    "WHERE coalesce(marks.transfers, 0) < transfers.rowid)"
+)
+"""The same of a row of `transfers`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A stretch of a run that was undone: it came after the snapshot from which the run went on."""
+
+    versions: int = 0
+    samples: int | None = 0
+    """In gradients that were ready; None if they were not counted."""
+    seconds: float = 0.0
+    facts: int = 0
+    files: tuple[str, ...] = ()
+    """The ledgers that have it, in the run's folder."""
+
+    def __str__(self) -> str:
+        samples = "" if self.samples is None else f"{count(self.samples, 'sample')} and "
+        return f"{count(self.versions, 'version')}, {samples}{self.seconds:.3g} s"
+
+    def __add__(self, other: Stretch) -> Stretch:
+        counted = self.samples is not None and other.samples is not None
+        return Stretch(
+            versions=self.versions + other.versions,
+            samples=(self.samples or 0) + (other.samples or 0) if counted else None,
+            seconds=self.seconds + other.seconds,
+            facts=self.facts + other.facts,
+            files=(*self.files, *other.files),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run, from one `TrainingBegan` to the next."""
+
+    number: int
+    """From 0."""
+    fact: int
+    """The row of its `TrainingBegan`."""
+    at: float
+    """When it began, in seconds since the run's start."""
+    version: int
+    """The version that it began with."""
+    workers: int
+    """How many workers there were to be."""
+    choice: Choice
+    """The protocol that it began with."""
+    snapshot: int | None = None
+    """The fact whose snapshot it goes on from; None in the first one."""
+    undone: Stretch = field(default_factory=Stretch)
+    """What was undone before it."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """Of the keys in `OF_ONE`, what the run noted in this segment."""
+
+
+def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Mapping[str, Spec]) -> list[Segment]:
+    """The segments that have begun, in order. `config` is all that the table `run` has.
+
+    Ledgers of schema 7 have no such table: they have one segment, as the table `run` says.
+    """
+    rows = ledger.execute(
+        "SELECT segment, fact, at, version, workers, protocol, snapshot, notes FROM segments "
+        "WHERE at IS NOT NULL ORDER BY segment"
+    ).fetchall()
+    undone = dict(undone_before(ledger))
+    now = {key: config[key] for key in OF_ONE if key in config}
+    if not rows:
+        workers, choice = int(config["workers"]), choice_of(config, known)
+        return [Segment(number=0, fact=1, at=0.0, version=0, workers=workers, choice=choice, notes=now)]
+    return [
+        Segment(
+            number=number,
+            fact=fact,
+            at=at,
+            version=version,
+            workers=int(workers),
+            choice=choice_of({"protocol": json.loads(protocol)}, known),
+            snapshot=snapshot,
+            undone=undone[number],
+            notes=now if notes is None else dict(json.loads(notes)),
+        )
+        for number, fact, at, version, workers, protocol, snapshot, notes in rows
+    ]
+
+
+def undone_before(ledger: sqlite3.Connection) -> Iterator[tuple[int, Stretch]]:
+    """Yield each segment's number and what was undone before it, in order."""
+    rows = ledger.execute(
+        "SELECT segment, snapshot, undone_versions, undone_samples, undone_seconds, undone_facts, undone_files "
+        "FROM segments ORDER BY segment"
+    )
+    for number, snapshot, versions, samples, seconds, facts, files in rows:
+        undone = Stretch()
+        if snapshot is not None:
+            undone = Stretch(
+                versions=versions, samples=samples, seconds=seconds, facts=facts, files=tuple(json.loads(files))
+            )
+        yield number, undone
+
+
+def segment_at(segments: Sequence[Segment], at: float) -> Segment:
+    """The segment at that moment of the run; at the moment where one begins, that one."""
+    return next((one for one in reversed(segments) if one.at <= at), segments[0])
+
+
+def choice_of(config: Mapping[str, Any], known: Mapping[str, Spec]) -> Choice:
+    """The protocol that a run's configuration says it began with."""
+    name = config["protocol"]["name"]
+    settings = ",".join(
+        f"{key}={value if isinstance(value, str) else written(value)}"
+        for key, value in config["protocol"]["config"].items()
+    )
+    return choose(f"{name}:{settings}" if settings else name, known)

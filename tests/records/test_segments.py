@@ -1,0 +1,502 @@
+"""Ledgers of runs that were interrupted and resumed: cut at a snapshot, gone on in, and read as one run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cluster.scenario import Kill, Network, Scenario
+from paceline.core.facts import GradientReady, TrainingBegan, WorkerLeft
+from paceline.core.orders import Hold
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.records import broken
+from paceline.records import cut as cutting
+from paceline.records.check.averages import averages
+from paceline.records.check.checking import Checking
+from paceline.records.check.history import history
+from paceline.records.check.times import _link
+from paceline.records.cut import cut
+from paceline.records.explain import numbers, past, sentences
+from paceline.records.fates import Fates, Undone
+from paceline.records.ledger import TABLES, Ledger, connect, read_facts
+from paceline.records.picture import draw
+from paceline.records.reading import open_run, tally_of
+from paceline.records.report.contents import contents
+from paceline.records.report.page import page
+from paceline.records.timeline import read_timeline
+from paceline.records.waits import waits
+from paceline.runs.replay import replay
+from paceline.sim.calibration import read
+from support.recorded import checked, edited, wrong
+from support.segments import leased_and_resumed, resumed
+
+POINTS = (60, 100)
+
+
+def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(connect(path)) as ledger:
+        return ledger.execute(query).fetchall()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An asynchronous run of three segments."""
+    return resumed(tmp_path_factory.mktemp("made") / "run", "ssp", points=POINTS, steps=120, pause=2.0)
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+# --- read as one run --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", registry())
+def test_a_run_of_several_segments_is_checked_as_one(tmp_path: Path, protocol: str) -> None:
+    found = checked(resumed(tmp_path / "run", protocol, points=POINTS, beyond=20, steps=120))
+    assert found.wrong is None
+    assert found.counts["applied"] >= 120
+    said = "3 segments: the run went on from the snapshots after fact 60, 100"
+    assert any(line.startswith(said) for line in found.proved)
+
+
+EVENTFUL = Scenario(
+    compute=0.05,
+    jitter=0.2,
+    nodes=2,
+    speeds={3: 0.5},
+    network=Network(bandwidth=1e9, message=10_000_000, latency=0.001),
+    events=(Kill(worker=1, at_step=3, rejoin_after=0.3), Kill(worker=0, at_step=9)),
+)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "ps-plus", "ad-psgd", "ripples"])
+@pytest.mark.parametrize("pause", [0.0, 1.0])
+def test_a_network_s_transfers_are_those_of_all_segments(tmp_path: Path, protocol: str, pause: float) -> None:
+    folder = resumed(tmp_path / "run", protocol, points=(37, 70), steps=120, scenario=EVENTFUL, pause=pause)
+    assert checked(folder).wrong is None
+    with closing((opened := open_run(folder, registry())).ledger):
+        checking = Checking(opened)
+        history(checking)
+        checking.run = replace(opened, simulated=False)  # its times are asked again only of a real run
+        _link(checking)
+        averages(checking)
+        found = re.search("([0-9]+) of ([0-9]+) (transfers|averages)", checking.proved[-1])
+        assert found is not None, checking.proved
+        assert int(found[1]) >= 0.8 * int(found[2]), "but for those beside transfers that never ended"
+
+
+@pytest.mark.parametrize("protocol", ["asp", "bsp", "ssp:bound=0", "ssp:bound=2"])
+@pytest.mark.parametrize("fact", [1, 2, 30, 61])
+def test_each_sample_is_used_once_over_all_segments(tmp_path: Path, protocol: str, fact: int) -> None:
+    found = checked(leased_and_resumed(tmp_path / "run", protocol, seed=fact, fact=fact))
+    assert found.wrong is None
+    assert (found.counts["samples"], found.counts["samples_used"]) == (100, 100)
+
+
+def test_a_run_that_was_stopped_and_resumed_is_judged_by_its_last_end(tmp_path: Path) -> None:
+    folder = leased_and_resumed(tmp_path / "run", end="interrupted")
+    assert checked(folder).wrong is None
+    ((notes,),) = rows(folder / "ledger.sqlite", "SELECT notes FROM segments WHERE segment = 0")
+    assert json.loads(notes)["end"]["outcome"] == "interrupted"
+
+
+@pytest.mark.parametrize("fact", range(2, 90, 7))
+def test_a_run_that_was_cut_and_not_resumed_yet_is_one_that_crashed_there(tmp_path: Path, fact: int) -> None:
+    found = checked(resumed(tmp_path / "run", "ripples", points=(fact,), steps=90, ends=False))
+    assert found.wrong is None
+    assert found.counts["facts"] == fact
+
+
+def test_what_was_undone_is_summed_up_and_nothing_else_counts_it(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    aside = [run / f"undone-{number}.sqlite" for number in (1, 2)]
+    gradients = "SELECT coalesce(sum(json_extract(body, '$.samples')), 0) FROM facts WHERE kind = 'GradientReady'"
+    versions = "SELECT count(*) FROM orders WHERE kind = 'ApplyUpdate'"
+    assert summary["segments"] == 3
+    assert summary["undone"]["samples"] == sum(rows(path, gradients)[0][0] for path in aside) > 0
+    assert summary["undone"]["versions"] == sum(rows(path, versions)[0][0] for path in aside) > 0
+    assert summary["versions"] == rows(run / "ledger.sqlite", versions)[0][0]
+
+
+def test_the_time_between_two_segments_is_nobodys(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    ((first, last),) = rows(run / "ledger.sqlite", "SELECT min(at), max(at) FROM facts")
+    assert summary["wall_seconds"] == pytest.approx(last - first - 2 * 2.0)
+    for row in summary["per_worker"]:
+        parts = sum(row[f"{part}_seconds"] for part in ("compute", "wait", "transfer", "other"))
+        assert parts == pytest.approx(row["left"]["at"] - first - 2 * 2.0)
+
+
+def test_a_tally_of_a_ledger_is_the_one_that_was_counted_as_it_was_written(run: Path) -> None:
+    with closing((opened := open_run(run, registry())).ledger):
+        again = tally_of(run / "ledger.sqlite").summary(
+            protocol=opened.choice, workers=4, threads=None, seed=0, outcome="completed"
+        )
+    assert again == json.loads((run / "summary.json").read_text())
+
+
+def test_an_update_that_was_outstanding_is_undone() -> None:
+    fates, began = Fates(), TrainingBegan(members=(), version=1, at=2.0)
+    assert fates.fact(GradientReady(worker=3, step=4, version=0, samples=8, at=1.0)) == ()
+    assert fates.fact(began) == [Undone(3, 4)]
+    assert fates.fact(began) == []
+
+
+def test_waits_end_where_the_run_was_interrupted() -> None:
+    began = [TrainingBegan(members=((0, "node-0", 0),), version=0, at=at) for at in (0.0, 9.0)]
+    left = WorkerLeft(worker=1, reason="died", at=4.0)
+    (wait,) = waits([(began[0], (Hold(worker=0, why=("code",)),)), (left, ()), (began[1], ())])
+    assert (wait.began, wait.ended, wait.awaited, wait.cause) == (0.0, 4.0, None, None)
+
+
+def test_explain_says_where_segments_begin_and_what_was_undone(run: Path) -> None:
+    with closing((opened := open_run(run, registry())).ledger):
+        said = sentences(past(opened))
+        assert said[0].startswith("The run was interrupted, and went on ")
+        assert "undone-1.sqlite" in said[0]
+        assert "undone-2.sqlite" in said[1]
+        assert [one["version"] for one in numbers(past(opened))["segments"]] == [
+            version for (version,) in opened.ledger.execute("SELECT version FROM segments")
+        ]
+
+
+def test_explain_tells_that_an_update_was_undone(run: Path) -> None:
+    with closing((opened := open_run(run, registry())).ledger):
+        fates = Fates()
+        undone = []
+        for fact, orders in opened.history():
+            undone += fates.fact(fact)
+            for order in orders:
+                fates.order(order)
+        one = undone[0]
+        assert "Its update was undone: " in " ".join(sentences(past(opened, one.worker, one.step)))
+
+
+def test_timelines_show_where_segments_begin(run: Path) -> None:
+    timeline = read_timeline(run / "ledger.sqlite")
+    began = rows(run / "ledger.sqlite", "SELECT at, version FROM segments WHERE segment > 0")
+    assert [(one.at, one.version) for one in timeline.resumed] == began
+    for lane in timeline.lanes:
+        assert [stay.left for stay in lane.stays] == ["interrupted", "interrupted", "stopped"]
+        assert [stay.began for stay in lane.stays[1:]] == [at for at, _ in began]
+    assert draw(timeline).count(">resumed</text>") == 2
+
+
+@pytest.mark.parametrize("slices", [10, 1000])
+def test_reports_show_where_segments_begin(run: Path, slices: int) -> None:
+    with closing((opened := open_run(run, registry())).ledger):
+        (found,) = (told := contents([opened], slices))["runs"]
+    assert len(found["resumed"]) == len(found["timeline"]["resumed"]) == 2
+    assert "were undone, and are not shown" in page(told)
+
+
+def test_a_prediction_goes_by_all_segments(run: Path) -> None:
+    found = read(run, registry())
+    summary = json.loads((run / "summary.json").read_text())
+    assert found.limit.steps == summary["steps"]
+    taken = {worker: len(steps) for worker, steps in found.recorded.steps.items()}
+    assert taken == dict(rows(run / "ledger.sqlite", "SELECT worker, count(*) FROM step_times GROUP BY worker"))
+
+
+def test_a_switch_that_only_goes_on_is_no_change_of_protocol(tmp_path: Path) -> None:
+    folder = resumed(tmp_path / "run", "sync-switch:switch_at=0.2", points=POINTS, steps=120)
+    switches = json.loads((folder / "summary.json").read_text())["switches"]
+    assert [(one["from"], one["to"]) for one in switches] == [("bsp", "asp")]
+    assert len(rows(folder / "ledger.sqlite", "SELECT 1 FROM orders WHERE kind = 'SwitchProtocol'")) == 2
+
+
+def test_a_run_of_several_segments_is_not_replayed_as_one(run: Path) -> None:
+    with closing((opened := open_run(run, registry())).ledger), pytest.raises(ConfigError, match="and resumed"):
+        replay(opened, run / "train.py", run / "again")
+
+
+# --- cutting ----------------------------------------------------------------------------------------
+
+
+def everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    return {table: rows(path, f"SELECT * FROM {table}") for table in re.findall(r"CREATE TABLE (\w+)", TABLES)}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A run that was killed after its last snapshot, and that snapshot's version."""
+    folder = resumed(tmp_path_factory.mktemp("killed") / "run", "asp", points=(40,), steps=60)
+    path = folder / "ledger.sqlite"
+    with closing(Ledger(path, resume=True)) as ledger:
+        facts = ledger.facts
+    edited(folder, f"INSERT INTO marks VALUES ({facts - 30}, 0, 0, 0, 0)")
+    query = f"SELECT max(version) FROM orders WHERE kind = 'ApplyUpdate' AND fact <= {facts - 30}"
+    return folder, rows(path, query)[0][0]
+
+
+@pytest.fixture
+def point(killed: tuple[Path, int], tmp_path: Path) -> tuple[Path, int, int]:
+    folder, version = killed
+    shutil.copytree(folder, tmp_path / "run")
+    ((fact,),) = rows(folder / "ledger.sqlite", "SELECT max(snapshot) FROM marks")
+    return tmp_path / "run", fact, version
+
+
+def test_what_came_after_the_snapshot_is_in_a_ledger_of_its_own(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    before = everything(folder / "ledger.sqlite")
+    made = cut(folder, fact, version)
+    after, aside = everything(folder / "ledger.sqlite"), everything(folder / "undone-2.sqlite")
+    for table in ("facts", "orders", "commits", "pushes", "batches", "leases"):
+        assert after[table] + aside[table] == before[table]
+    assert [row[0] for row in after["facts"]] == list(range(1, fact + 1))
+    assert max(row[0] for row in after["commits"]) == version
+    assert made.undone.facts == len(aside["facts"]) == 30
+    assert list(read_facts(folder / "undone-2.sqlite"))
+    assert not (folder / "summary.json").exists()
+    assert checked(folder).wrong is None
+
+
+def test_no_step_has_time_that_is_undone(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    made = cut(folder, fact, version)
+    query = "SELECT max(began + compute + push + wait + pull + other) FROM step_times"
+    assert rows(folder / "ledger.sqlite", query)[0][0] <= made.at + 1e-9
+
+
+STAGES = ["_write_aside", "_move", "_take_away", "_shorten", "_move_versions"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_cut_that_is_killed_is_made_by_the_next_one(point: tuple[Path, int, int], stage: str, tmp_path: Path) -> None:
+    folder, fact, version = point
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    expected = cut(other, fact, version)
+    script = (
+        "import os, signal, sys; from pathlib import Path; from paceline.records import cut\n"
+        f"cut.{stage} = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"cut.cut(Path(sys.argv[1]), {fact}, {version})"
+    )
+    before = everything(folder / "ledger.sqlite")
+    assert subprocess.run([sys.executable, "-c", script, str(folder)], check=False).returncode == -9
+    assert stage == "_move_versions" or everything(folder / "ledger.sqlite") == before
+    assert cut(folder, fact, version) == expected
+    assert everything(folder / "ledger.sqlite") == everything(other / "ledger.sqlite")
+    assert everything(folder / "undone-2.sqlite") == everything(other / "undone-2.sqlite")
+
+
+def test_a_disk_that_is_full_leaves_the_ledger_as_it_was(
+    point: tuple[Path, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, fact, version = point
+    before = everything(folder / "ledger.sqlite")
+
+    def full(*arguments: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(cutting, "_shorten", full)
+    with pytest.raises(Exception, match="cannot be cut: database or disk is full"):
+        cut(folder, fact, version)
+    assert everything(folder / "ledger.sqlite") == before
+
+
+def test_a_ledger_can_be_cut_further_back_before_it_goes_on(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    first = cut(folder, fact, version)
+    edited(folder, f"INSERT INTO marks VALUES ({fact - 20}, 0, 0, 0, 0)")
+    query = f"SELECT max(version) FROM orders WHERE kind = 'ApplyUpdate' AND fact <= {fact - 20}"
+    second = cut(folder, fact - 20, rows(folder / "ledger.sqlite", query)[0][0])
+    assert second.segment == first.segment == 2
+    assert second.undone.facts == first.undone.facts + 20
+    assert second.undone.files == ("undone-2.sqlite", "undone-2-2.sqlite")
+    assert checked(folder).wrong is None
+
+
+def test_a_whole_segment_can_be_undone(point: tuple[Path, int, int]) -> None:
+    folder, _, _ = point
+    ((facts,),) = rows(folder / "ledger.sqlite", "SELECT count(*) FROM facts")
+    before = rows(folder / "ledger.sqlite", "SELECT undone_facts FROM segments WHERE segment = 1")[0][0]
+    edited(folder, "INSERT INTO marks VALUES (20, 0, 0, 0, 0)")
+    query = "SELECT max(version) FROM orders WHERE kind = 'ApplyUpdate' AND fact <= 20"
+    made = cut(folder, 20, rows(folder / "ledger.sqlite", query)[0][0])
+    assert (made.segment, made.undone.facts) == (1, before + facts - 20)
+    assert checked(folder).wrong is None
+
+
+def test_what_was_measured_of_undone_versions_is_undone(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    edited(
+        folder,
+        *(f"INSERT INTO evaluations VALUES ({number}, 'loss', 0.5)" for number in (version, version + 1)),
+        f"INSERT INTO run VALUES ('unmeasured', '[{version - 1}, {version + 2}]')",
+    )
+    cut(folder, fact, version)
+    assert rows(folder / "ledger.sqlite", "SELECT version FROM evaluations") == [(version,)]
+    assert rows(folder / "ledger.sqlite", "SELECT value FROM run WHERE key = 'unmeasured'") == [(f"[{version - 1}]",)]
+
+
+def test_files_of_undone_versions_are_moved_aside(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    (folder / "versions").mkdir()
+    kept, gone = (f"{number:08d}.safetensors" for number in (version, version + 1))
+    for name in (kept, gone, "final.safetensors"):
+        (folder / "versions" / name).write_text(name)
+    cut(folder, fact, version)
+    assert [file.name for file in (folder / "versions").iterdir()] == [kept]
+    assert (folder / "undone-2" / gone).read_text() == gone
+
+
+def test_a_ledger_without_the_mark_is_refused_in_one_line(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    with pytest.raises(ConfigError, match=f"not all of the snapshot after fact {fact - 1}; only an earlier") as error:
+        cut(folder, fact - 1, version)
+    assert "\n" not in str(error.value)
+
+
+def test_a_ledger_that_does_not_know_the_version_to_be_made_is_refused(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    edited(folder, f"DELETE FROM commits WHERE version >= {version}")
+    with pytest.raises(ConfigError, match=f"version {version} is not noted as made"):
+        cut(folder, fact, version)
+
+
+def test_a_ledger_of_schema_7_is_refused(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database:
+        database.executescript("DROP TABLE marks; DROP TABLE segments; PRAGMA user_version = 7")
+    with pytest.raises(ConfigError, match="only an earlier snapshot may do"):
+        cut(folder, fact, version)
+
+
+def test_a_run_that_is_still_going_on_is_refused(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    with (
+        closing(Ledger(folder / "ledger.sqlite", resume=True)),
+        pytest.raises(ConfigError, match="still going on"),
+    ):
+        cut(folder, fact, version)
+
+
+def test_a_mark_counts_the_rows_that_were_told_before_it_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with closing(Ledger(path)) as ledger:
+        for number in range(3):
+            ledger.record(WorkerLeft(worker=0, reason="died", at=float(number)), ())
+            ledger.leased(0, 0, (0, number))
+            ledger.epoch_opened(number, [[1]], "digest")
+            ledger.mark()
+            ledger.looked_at(0, 0, 0)
+    assert rows(path, "SELECT * FROM marks") == [(1, 1, 0, 1, 0), (2, 2, 1, 2, 0), (3, 3, 2, 3, 0)]
+
+
+def test_a_ledger_that_goes_on_counts_its_facts_on(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    for resume in (False, True):
+        with closing(Ledger(path, resume=resume)) as ledger:
+            ledger.record(WorkerLeft(worker=0, reason="died", at=1.0), ())
+            assert ledger.facts == 1 + resume
+    assert rows(path, "SELECT id FROM facts") == [(1,), (2,)]
+
+
+# --- forged ones ------------------------------------------------------------------------------------
+
+FORGED: dict[str, tuple[str, str]] = {
+    "no row": ("DELETE FROM segments WHERE segment = 2", broken.SEGMENTS),
+    "another fact": ("UPDATE segments SET fact = fact + 1 WHERE segment = 1", broken.SEGMENTS),
+    "another moment": ("UPDATE segments SET at = at + 1 WHERE segment = 1", broken.SEGMENTS),
+    "another version": ("UPDATE segments SET version = version + 1 WHERE segment = 2", broken.SEGMENTS),
+    "other workers": ("UPDATE segments SET workers = 5 WHERE segment = 0", broken.MEMBERS),
+    "another protocol": (
+        'UPDATE segments SET protocol = \'{"name": "asp", "config": {}}\' WHERE segment = 2',
+        broken.SAME_REASONS,
+    ),
+    "another environment": ("UPDATE segments SET environment = '{}' WHERE segment = 2", broken.SEGMENTS),
+    "another snapshot": ("UPDATE segments SET snapshot = 59 WHERE segment = 1", broken.GOES_ON),
+    "no mark": ("DELETE FROM marks WHERE snapshot = 60", broken.GOES_ON),
+    "a mark beyond the end": ("UPDATE marks SET leases = 9 WHERE snapshot = 60", broken.SEGMENTS),
+    "notes of the newest": ("UPDATE segments SET notes = '{}' WHERE segment = 2", broken.SEGMENTS),
+    "no notes of the first": ("UPDATE segments SET notes = NULL WHERE segment = 0", broken.SEGMENTS),
+    "something undone before the first": ("UPDATE segments SET undone_facts = 1 WHERE segment = 0", broken.SEGMENTS),
+    "less than nothing undone": ("UPDATE segments SET undone_versions = -1 WHERE segment = 1", broken.SEGMENTS),
+    "fewer facts undone": ("UPDATE segments SET undone_facts = 1 WHERE segment = 1", broken.SEGMENTS),
+    "less undone": ("UPDATE segments SET undone_samples = 1 WHERE segment = 1", broken.SUMMED_UP),
+    "a segment too many": (
+        "INSERT INTO segments (segment, fact, at, version, workers, protocol) "
+        "SELECT 3, 150, at, version, workers, protocol FROM segments WHERE segment = 0",
+        broken.SEGMENTS,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_segment_is_found(run: Path, what: str) -> None:
+    statement, rule = FORGED[what]
+    assert wrong(edited(run, statement)).rule == rule
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE segments SET protocol = 'no JSON' WHERE segment = 1",
+        "UPDATE segments SET protocol = NULL WHERE segment = 0",
+        "UPDATE segments SET workers = 'many' WHERE segment = 1",
+        "UPDATE segments SET notes = '[1' WHERE segment = 0",
+        "UPDATE segments SET undone_files = 'none' WHERE segment = 2",
+        "UPDATE segments SET undone_files = NULL WHERE segment = 2",
+    ],
+)
+def test_a_segment_that_cannot_be_read_is_refused_in_one_line(run: Path, statement: str) -> None:
+    edited(run, statement)
+    with pytest.raises(ConfigError) as error:
+        open_run(run, registry())
+    assert "\n" not in str(error.value)
+
+
+def moved(body: str) -> Callable[[Path], Path]:
+    def edit(run: Path) -> Path:
+        return edited(
+            run,
+            f"UPDATE facts SET body = {body}, version = json_extract({body}, '$.version') "
+            "WHERE id = (SELECT fact FROM segments WHERE segment = 1)",
+            "UPDATE segments SET version = (SELECT version FROM facts WHERE id = segments.fact)",
+        )
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        moved("json_set(body, '$.version', 3)"),
+        moved("json_set(body, '$.done', 3)"),
+        moved("json_set(body, '$.members[1][2]', 99)"),
+        moved("json_set(body, '$.members[1][2]', 0)"),
+    ],
+)
+def test_a_segment_that_does_not_go_on_from_the_snapshot_is_found(run: Path, edit: Callable[[Path], Path]) -> None:
+    assert wrong(edit(run)).rule == broken.GOES_ON
+
+
+def test_undone_ledgers_that_are_gone_prove_nothing(run: Path) -> None:
+    (run / "undone-1.sqlite").unlink()
+    assert checked(run).wrong is None
+    (run / "undone-2.sqlite").write_text("no ledger")
+    assert wrong(run).rule == broken.SEGMENTS
+
+
+def test_deaths_are_noted_by_segment(tmp_path: Path) -> None:
+    folder = leased_and_resumed(tmp_path / "run", seed=3)
+    died = rows(folder / "ledger.sqlite", "SELECT 1 FROM facts WHERE kind = 'WorkerLeft' AND id < 60 LIMIT 1")
+    assert died, "a worker dies in the first segment"
+    assert checked(folder).wrong is None
+    edited(folder, "UPDATE segments SET notes = '{}' WHERE segment = 0")
+    assert wrong(folder).rule == broken.DEATHS
