@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import paceline
 from paceline.core.leases import Batch
@@ -322,3 +322,292 @@ def test_per_epoch_code_catches_up_in_past_loops_where_nothing_is_kept(tmp_path:
     expected = Script(keeps=False, loop="range").run(whole)
     run = OneWorker(tmp_path, resume=whole.snapshots[11], takes=False)
     assert same(Script(keeps=False, loop="range").run(run), expected)
+
+
+# --- when a script packs
+
+
+@pytest.mark.parametrize("ends_at", [7, 10, 20])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_ctrl_c_waits_until_what_is_kept_is_packed(loop: str, ends_at: int, tmp_path: Path) -> None:
+    """In the midst of an epoch, after an epoch's last step, and after the last of all."""
+    expected = Script(loop=loop).run(OneWorker(tmp_path / "whole", takes=False))
+    (tmp_path / "cut").mkdir()
+    cut = OneWorker(tmp_path / "cut", ends_at=ends_at, interrupted=True)
+    with pytest.raises(Interrupted):
+        Script(loop=loop).run(cut)
+    run = OneWorker(tmp_path, resume=cut.snapshots[-1], takes=False)
+    assert same(Script(loop=loop).run(run), expected)
+
+
+class Beside(OneWorker):
+    """The order to keep comes a step late: while the worker computes the next one."""
+
+    def released(self) -> Any:
+        order = super().released()
+        if isinstance(order, Keep):
+            self.late = [order]
+            return super().released()
+        return order
+
+    def heard_to_keep(self) -> list[Keep]:
+        late, self.late = getattr(self, "late", []), []
+        return late
+
+
+def test_an_optimizer_that_steps_here_is_packed_before_the_step_in_which_the_order_comes(tmp_path: Path) -> None:
+    on_time, late = OneWorker(tmp_path / "a", "own-step"), Beside(tmp_path / "b", "own-step")
+    for run in (on_time, late):
+        run.folder.mkdir()
+        Script().run(run)
+    for one, other in zip(on_time.snapshots[:-1], late.snapshots[:-1], strict=True):
+        assert (other.after, other.step) == (one.after, one.step)
+        assert same(unpack(other.packing).state, unpack(one.packing).state)
+
+
+class Without(OneWorker):
+    """A run of a script that has no loader."""
+
+    def start(self, offer: Offer) -> Started:
+        self.used = {0: 0}
+        return super().start(offer)
+
+
+def without_loader(link: OneWorker, steps: int) -> tuple[list[int], list[float]]:
+    """Make so many steps. Return the scheduler's count after each, and the parameter in the end."""
+    prepare_module.attach(link)  # type: ignore[arg-type]
+    seed_script(SEED)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model, optimizer = paceline.prepare(model, optimizer, keep={"scheduler": scheduler})
+    counts = []
+    for _ in range(steps):
+        model(torch.randn(3, 2)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        counts.append(scheduler.last_epoch)
+    prepare_module.keep([])
+    return counts, model.weight.flatten().tolist()
+
+
+def test_a_script_without_a_loader_packs_at_its_next_gradient(tmp_path: Path) -> None:
+    whole = Without(tmp_path)
+    counts, weight = without_loader(whole, 6)
+    assert [unpack(one.packing).kept["scheduler"]["last_epoch"] for one in whole.snapshots] == counts == [*range(1, 7)]
+    run = Without(tmp_path, resume=whole.snapshots[2], takes=False)
+    assert without_loader(run, 3) == ([4, 5, 6], weight)
+
+
+# --- what a script is told, and what it can't have
+
+
+def test_past_loops_ask_for_no_batch_and_are_told_of_once(tmp_path: Path) -> None:
+    whole = OneWorker(tmp_path)
+    Script().run(whole)
+    script, run = Script(loop="range"), OneWorker(tmp_path, resume=whole.snapshots[11], takes=False)
+    script.run(run)
+    assert (script.begun, set(run.asked)) == ([0, 1, 2, 3], {2, 3})
+    assert run.said == [
+        "goes on in epoch 2, as every worker does: its loops over epochs 0 to 1 are empty, and what it does once an "
+        "epoch is done again (`for epoch in paceline.epochs(N)` begins at epoch 2)"
+    ]
+
+
+def test_epochs_begin_at_the_one_that_the_run_goes_on_in_and_nothing_is_said(tmp_path: Path) -> None:
+    whole = OneWorker(tmp_path)
+    Script().run(whole)
+    script, run = Script(), OneWorker(tmp_path, resume=whole.snapshots[11], takes=False)
+    script.run(run)
+    assert (script.begun, set(run.asked), run.said) == ([2, 3], {2, 3}, [])
+
+
+@pytest.mark.parametrize(
+    ("loop", "said"),
+    [
+        (
+            "range",
+            '; the optimizer\'s ExponentialLR is not in prepare(..., keep={"scheduler": ...}), so it has no steps',
+        ),
+        ("epochs()", ", and the optimizer's ExponentialLR begins anew: it is not in prepare(..., keep="),
+    ],
+)
+def test_a_scheduler_that_is_not_kept_is_named(loop: str, said: str, tmp_path: Path) -> None:
+    whole = OneWorker(tmp_path)
+    Script(keeps=False).run(whole)
+    run = OneWorker(tmp_path, resume=whole.snapshots[11], takes=False)
+    Script(keeps=False, loop=loop).run(run)
+    (line,) = run.said
+    assert said in line
+
+
+def test_the_first_epoch_has_no_past_loops_to_tell_of(tmp_path: Path) -> None:
+    whole = OneWorker(tmp_path)
+    Script(keeps=False).run(whole)
+    for loop in LOOPS:
+        run = OneWorker(tmp_path, resume=whole.snapshots[2], takes=False)
+        Script(keeps=False, loop=loop).run(run)
+        assert run.said == []
+
+
+def spoil(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """What a script does that begins with a checkpoint of its own."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data.fill_(7.0)
+    next(model.parameters()).data = torch.ones(6, 4)
+    if not paceline.resumed():
+        return
+    plain = torch.optim.SGD([torch.ones(1, requires_grad=True) for _ in model.parameters()], lr=0.1, momentum=0.9)
+    plain.load_state_dict({**plain.state_dict(), "state": {0: {"momentum_buffer": torch.ones(6, 4)}}})
+    state = {**optimizer.state_dict(), "state": plain.state_dict()["state"]}
+    optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", ["own-step", "replica"])
+def test_what_a_script_changes_before_its_first_batch_is_discarded(kind: HolderKind, tmp_path: Path) -> None:
+    whole = OneWorker(tmp_path, kind)
+    expected = Script().run(whole)
+    run = OneWorker(tmp_path, kind, resume=whole.snapshots[6], takes=False)
+    assert same(Script(before=spoil).run(run), expected)
+
+
+def test_a_script_without_a_loader_that_changes_what_it_goes_on_with_is_refused(tmp_path: Path) -> None:
+    whole = Without(tmp_path)
+    without_loader(whole, 2)
+    run = Without(tmp_path, resume=whole.snapshots[0], takes=False)
+    prepare_module.attach(run)  # type: ignore[arg-type]
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model, optimizer = paceline.prepare(model, optimizer, keep={"scheduler": scheduler})
+    assert paceline.resumed()
+    model.weight.data.zero_()
+    model(torch.ones(3, 2)).sum().backward()
+    with pytest.raises(ConfigError, match='changed the parameter "weight" before its first step, and the run goes on'):
+        optimizer.step()
+    assert len(run.refused) == 1
+
+
+class Thing:
+    """A kept object of the user's own."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise RuntimeError("size\n\tmismatch")
+
+
+def prepared(link: OneWorker | None, keep: Any) -> None:
+    if link is not None:
+        prepare_module.attach(link)  # type: ignore[arg-type]
+    model = nn.Linear(2, 1)
+    paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), keep=keep)
+
+
+def test_a_kept_object_that_can_t_be_loaded_is_named_in_one_line(tmp_path: Path) -> None:
+    whole = Without(tmp_path)
+    prepared(whole, {"meter": Thing(count=1)})
+    snapshot = Snapshot(0, 0, {}, tmp_path)
+    whole.store.keep(whole.store.begin_keeping(), 0, tmp_path / "store")
+    session = prepare_module._Process.session
+    assert session is not None
+    snapshot.packing = session.kept.packing(None)  # type: ignore[assignment]
+    run = Without(tmp_path, resume=snapshot)
+    with pytest.raises(ConfigError):
+        prepared(run, {"meter": Thing(count=1)})
+    assert run.refused == ['the kept object "meter" can\'t be loaded from the snapshot: RuntimeError: size mismatch']
+    run = Without(tmp_path, resume=snapshot)
+    with pytest.raises(ConfigError):
+        prepared(run, {"other": Thing()})
+    assert run.refused == ['the script keeps "other", and the snapshot has "meter"; keep the same to go on']
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        ([1], "prepare() got a list as keep; it must be a dict"),
+        ({"a b": Thing()}, "prepare() got keep={'a b': ...}; a name must be an identifier"),
+        ({1: Thing()}, "prepare() got keep={1: ...}; a name must be an identifier"),
+        ({"loss": nn.functional.mse_loss}, 'prepare() got keep={"loss": ...}, a function, which has no state_dict()'),
+    ],
+)
+def test_what_can_t_be_kept_is_refused_by_name_alone_as_well(keep: Any, said: str, tmp_path: Path) -> None:
+    run = Without(tmp_path)
+    for link in (None, run):
+        with pytest.raises(ConfigError) as refused:
+            prepared(link, keep)
+        assert str(refused.value).startswith(said)
+    assert run.refused == [str(refused.value)]
+
+
+def test_a_state_that_can_t_be_packed_is_refused_before_training_and_alone_it_is_never_asked_for(
+    tmp_path: Path,
+) -> None:
+    keep = {"meter": Thing(sum=print)}
+    prepared(None, keep)
+    run = Without(tmp_path)
+    with pytest.raises(ConfigError):
+        prepared(run, keep)
+    (line,) = run.refused
+    assert line.startswith('the kept object "meter" has "sum", a builtin_function_or_method; only tensors')
+
+
+def test_the_model_and_the_optimizer_are_kept_in_any_case() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for one in (model, optimizer):
+        with pytest.raises(ConfigError, match="with what it keeps in any case; leave that out"):
+            paceline.prepare(model, optimizer, keep={"it": one})
+
+
+def test_alone_epochs_are_a_range_and_nothing_is_resumed() -> None:
+    assert [*paceline.epochs(3)] == [0, 1, 2]
+    assert paceline.resumed() is False
+
+
+def test_epochs_tell_how_many_there_are_and_the_command_line_wins(tmp_path: Path) -> None:
+    for asked, wanted in ((None, 4), (2, 2)):
+        script, run = Script(), OneWorker(tmp_path, takes=False, epochs=asked)
+        script.run(run)
+        session = prepare_module._Process.session
+        assert session is not None
+        assert (script.begun, session.epochs) == ([*range(wanted)], wanted)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.randn(8, 4))
+
+
+def test_a_stream_begins_its_epoch_anew_and_says_so_once(tmp_path: Path) -> None:
+    def run(link: OneWorker) -> list[int]:
+        prepare_module.attach(link)  # type: ignore[arg-type]
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(Stream(), batch_size=4))
+        seen = []
+        for epoch in range(3):
+            for x in loader:
+                model(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                seen.append(epoch)
+        prepare_module.keep([])
+        return seen
+
+    class Streaming(OneWorker):
+        def kept(self, order: Keep, step: int, epoch: int, packing: bytes | ConfigError) -> None:
+            self.snapshots[-1].used = dict.fromkeys(range(epoch), BATCHES)
+            super().kept(order, step, epoch, packing)
+
+    whole = Streaming(tmp_path)
+    assert run(whole) == [0, 0, 1, 1, 2, 2]
+    again = OneWorker(tmp_path, resume=whole.snapshots[2], takes=False)
+    assert run(again) == [1, 1, 2, 2]
+    assert again.said[-1] == "begins its stream anew, as every worker does: an IterableDataset can't be wound forward"

@@ -115,8 +115,9 @@ class Session:
         self.changes.see_to()
         gradient = self._first_gradient() if not self.steps else None
         self.steps += 1
-        if self.holder.keeps_state:  # the step changes what is to be kept
+        if self.holder.keeps_state:  # the step may change what is to be kept
             self.keep(self.link.heard_to_keep())
+            self._send_kept()
         self.holder.step()
         self._last = step
         scalars = scalars_of(self.optimizer)
