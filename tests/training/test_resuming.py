@@ -610,4 +610,4 @@ def test_a_stream_begins_its_epoch_anew_and_says_so_once(tmp_path: Path) -> None
     assert run(whole) == [0, 0, 1, 1, 2, 2]
     again = OneWorker(tmp_path, resume=whole.snapshots[2], takes=False)
     assert run(again) == [1, 1, 2, 2]
-    assert again.said[-1] == "begins its stream anew, as every worker does: an IterableDataset can't be wound forward"
+    assert again.said[0] == "begins its stream anew, as every worker does: an IterableDataset can't be wound forward"
