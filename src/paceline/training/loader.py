@@ -107,7 +107,6 @@ class PacedLoader(_Paced):
         self._session.come_by()
         self._skip_past()
         loop = self._loop = self._begun()
-        self._session.epoch = loop.epoch
         steps = self._session.steps
         if self._is_past():
             self._session.past_loop()
@@ -118,6 +117,7 @@ class PacedLoader(_Paced):
             while True:
                 if self._loop is not loop:
                     self._go_on_with(loop)
+                self._session.epoch = loop.epoch
                 self._session.come_by(loop.epoch)
                 asked = time.monotonic()
                 try:
@@ -131,7 +131,8 @@ class PacedLoader(_Paced):
                 yield data
         finally:
             loop.over = True
-            self._session.epoch = loop.epoch + 1
+            if self._loop is loop:
+                self._session.epoch = loop.epoch + 1
             outer_goes_on = loop.within is not None and not loop.within.over
             looked = outer_goes_on and self._session.untouched == loop.handed_out
             if not looked:  # else nobody else is to have them before they go back to their epoch
