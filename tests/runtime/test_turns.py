@@ -53,10 +53,18 @@ PROPER: dict[str, tuple[str, list[str | Message]]] = {
     "the step that it was told to compute": ("asp", [*STARTED, "heard", FINISHED]),
     "the step after that": ("asp", [*STARTED, "heard", FINISHED, "told", COMPUTE, "heard", FINISHED]),
     "a step after it was stopped": ("asp", [*STARTED, STOP, "heard", FINISHED]),
-    "what it keeps for a snapshot": ("asp", [*STARTED, m.Keep(40, 4), "heard", m.Kept(40, 4, None)]),
+    "what it keeps for a snapshot": ("asp", [*STARTED, m.Keep(40, 4, 0), "heard", m.Kept(40, 4, 0, None)]),
     "what it keeps for two snapshots, the later one first": (
         "asp",
-        [*STARTED, m.Keep(40, 4), m.Keep(50, 4), STOP, "heard", m.Kept(50, 4, None), m.Kept(40, 4, "a function")],
+        [
+            *STARTED,
+            m.Keep(40, 4, 0),
+            m.Keep(50, 4, 0),
+            STOP,
+            "heard",
+            m.Kept(50, 4, 0, None),
+            m.Kept(40, 4, 0, "a function"),
+        ],
     ),
     "a changed learning rate": ("asp", [*STARTED, "heard", finished(scalars=[{"lr": 1, "momentum": 0.5}, {"lr": 2}])]),
     "a further hyperparameter": (

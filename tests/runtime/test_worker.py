@@ -11,13 +11,14 @@ import pytest
 from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.leases import Batch
-from paceline.errors import PeerLost, RunFailed
-from paceline.fabric.unix import Channel, pair
+from paceline.errors import ConfigError, PeerLost, RunFailed
+from paceline.fabric.unix import Channel, attached, pair
 from paceline.host import messages
 from paceline.protocols import registry
 from paceline.runtime.settings import Settings
 from paceline.runtime.worker import WorkerLink
-from paceline.training.link import Finished
+from paceline.training import prepare
+from paceline.training.link import Finished, Keep
 from paceline.training.orders import Orders
 from paceline.training.seeding import order_digest
 
@@ -131,3 +132,82 @@ def test_a_stop_ends_every_thread_and_the_one_that_trains_leaves_its_script(ends
         assert batch.result(60) is None
         with pytest.raises(SystemExit):
             link.pause(60.0)
+
+
+# --- what is kept for snapshots
+
+
+def kept_by(coordinator: Any) -> tuple[Any, bytes]:
+    message, descriptors = coordinator.receive()
+    return message, attached(descriptors.pop()) if descriptors else b""
+
+
+def test_an_order_to_keep_comes_in_its_turn_before_the_step_that_follows_it(ends: Any) -> None:
+    link, coordinator = ends
+    link.pushed(FINISHED)
+    for message in (messages.Step(6, 0, 0, None), messages.Keep(40, 6, 1), messages.Compute(7, 1, 2, 0, [])):
+        coordinator.send(message)
+    assert [type(link.released()).__name__ for _ in range(3)] == ["Step", "Keep", "Go"]
+
+
+def test_an_order_to_keep_that_comes_with_a_batch_waits_for_its_turn(ends: Any) -> None:
+    link, coordinator = ends
+    coordinator.send(messages.Keep(40, 5, 1))
+    coordinator.send(messages.Leased(3, 1))
+    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == Batch(3, 1)
+    assert link.heard_to_keep() == [Keep(snapshot=40, step=5, epoch=1)]
+    assert link.heard_to_keep() == []
+
+
+def test_an_order_to_keep_that_has_come_by_now_is_heard_without_waiting(ends: Any) -> None:
+    link, coordinator = ends
+    assert link.heard_to_keep() == []
+    coordinator.send(messages.Keep(40, 5, 1))
+    assert link.heard_to_keep() == [Keep(snapshot=40, step=5, epoch=1)]
+
+
+def test_what_is_kept_comes_along_and_why_it_can_t_be_is_said(ends: Any) -> None:
+    link, coordinator = ends
+    link.kept(Keep(snapshot=40, step=5, epoch=1), 6, 2, b"packed")
+    link.kept(Keep(snapshot=50, step=7, epoch=2), 7, 2, ConfigError("a function"))
+    assert kept_by(coordinator) == (messages.Kept(40, 6, 2, None), b"packed")
+    assert kept_by(coordinator) == (messages.Kept(50, 7, 2, "a function"), b"")
+
+
+@pytest.mark.parametrize("how", ["at once", "interrupted"])
+def test_a_stopped_worker_leaves_its_script_once_it_has_kept_what_was_ordered_before(ends: Any, how: str) -> None:
+    link, coordinator = ends
+    link.pushed(FINISHED)
+    coordinator.send(messages.Keep(40, 6, 1))
+    coordinator.send(messages.Stop(at_once=how == "at once", interrupted=how == "interrupted"))
+    order = link.released()
+    assert order == Keep(snapshot=40, step=6, epoch=1)
+    assert link.released() is None
+    link.raise_if_interrupted()
+    link.kept(order, 6, 1, b"packed")
+    with pytest.raises(SystemExit if how == "at once" else KeyboardInterrupt):
+        link.raise_if_interrupted()
+
+
+def test_an_order_to_keep_is_heard_even_if_another_thread_has_heard_of_the_stop(ends: Any) -> None:
+    link, coordinator = ends
+    link.pushed(FINISHED)
+    coordinator.send(messages.Keep(40, 6, 1))
+    coordinator.send(messages.Stop(at_once=False))
+    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) is None
+    assert link.released() == Keep(snapshot=40, step=6, epoch=1)
+    assert link.released() is None
+
+
+def test_a_worker_that_waits_in_finish_keeps_what_is_ordered_meanwhile(ends: Any, monkeypatch: Any) -> None:
+    link, coordinator = ends
+    orders: list[Keep] = []
+    monkeypatch.setattr(prepare, "keep", orders.extend)
+    coordinator.send(messages.Keep(40, 6, 1))
+    coordinator.send(messages.FinalRecorded("final"))
+    assert link.finish() == Path("final")
+    assert orders == [Keep(snapshot=40, step=6, epoch=1)]
+    coordinator.send(messages.Keep(50, 6, 1))
+    coordinator.send(messages.Exit())
+    link.serve_until_exit()
+    assert orders[1:] == [Keep(snapshot=50, step=6, epoch=1)]

@@ -174,6 +174,8 @@ class Kept(Message):
     snapshot: Count
     step: Count
     """The last of the worker's steps that is in it."""
+    epoch: Count
+    """The epoch that the script is to go on in."""
     error: str | None
 
 
@@ -310,6 +312,7 @@ class Keep(Message):
 
     snapshot: int
     step: int
+    epoch: int
 
 
 class Stop(Message):

@@ -229,6 +229,8 @@ class WorkerLink:
 
     def raise_if_interrupted(self) -> None:
         """See `training.link.Link`."""
+        if self._keeps:
+            return
         if self._interrupted and threading.get_ident() == self._thread:
             self._interrupted = False
             raise Interrupted
@@ -310,14 +312,14 @@ class WorkerLink:
             self._answers = [one for one in self._answers if not isinstance(one[0], messages.Keep)]
         return [self._to_keep(message) for message in heard]
 
-    def kept(self, order: Keep, step: int, packing: bytes | ConfigError) -> None:
+    def kept(self, order: Keep, step: int, epoch: int, packing: bytes | ConfigError) -> None:
         """See `training.link.Link`."""
         self._keeps -= 1
         if isinstance(packing, ConfigError):
-            self._channel.send(messages.Kept(order.snapshot, step, str(packing)))
+            self._channel.send(messages.Kept(order.snapshot, step, epoch, str(packing)))
             return
         descriptor = attachment(packing)
-        self._channel.send(messages.Kept(order.snapshot, step, None), (descriptor,))
+        self._channel.send(messages.Kept(order.snapshot, step, epoch, None), (descriptor,))
         os.close(descriptor)
 
     def begin_to_average(self, groups: GroupAverage) -> None:
@@ -479,7 +481,7 @@ class WorkerLink:
 
     def _to_keep(self, message: messages.Keep) -> Keep:
         self._keeps += 1
-        return Keep(snapshot=message.snapshot, step=message.step)
+        return Keep(snapshot=message.snapshot, step=message.step, epoch=message.epoch)
 
     def _hear(self, most: float | None = None) -> None:
         """Wait for a message to any thread here, so many seconds at most. Call this with `_turn`."""

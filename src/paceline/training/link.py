@@ -64,7 +64,7 @@ class Resumed:
     """Where a worker goes on, in a run that goes on from a snapshot."""
 
     epoch: int
-    """The first epoch that has batches left. Those before it are used up."""
+    """The epoch that its script goes on in. Those before it are past."""
     buffers: int
     """The push area that has the worker's buffers."""
     kept: OfWorker | None
@@ -142,6 +142,8 @@ class Keep:
 
     snapshot: int
     step: int
+    epoch: int
+    """The first epoch that has batches left then. In an earlier one, what the script does once an epoch comes first."""
 
 
 class Baseline(Protocol):
@@ -186,7 +188,7 @@ class Link(Protocol):
     def raise_if_interrupted(self) -> None:
         """Raise the run's Ctrl-C as a KeyboardInterrupt, once, and only in the thread that called `prepare`.
 
-        Leave the script if the run has said so, and something was to be kept first.
+        Not while something is to be kept. If the run has said meanwhile that the script is to be left, leave it.
         """
 
     def refuse(self, message: str) -> None:
@@ -210,8 +212,8 @@ class Link(Protocol):
     def heard_to_keep(self) -> list[Keep]:
         """The orders to keep something that have come by now."""
 
-    def kept(self, order: Keep, step: int, packing: bytes | ConfigError) -> None:
-        """What was to be kept, after that step, or why it can't be."""
+    def kept(self, order: Keep, step: int, epoch: int, packing: bytes | ConfigError) -> None:
+        """What was to be kept, after that step and in that epoch, or why it can't be."""
 
     def remark(self, line: str) -> None:
         """Have the user told what this worker does."""

@@ -104,6 +104,7 @@ class PacedLoader(_Paced):
 
     def __iter__(self) -> Iterator[Any]:
         self._tell_if_over()
+        self._session.come_by()
         self._skip_past()
         loop = self._loop = self._begun()
         steps = self._session.steps
@@ -114,20 +115,24 @@ class PacedLoader(_Paced):
             inner = iter(self._paced)
         try:
             while True:
-                self._session.come_by()
                 if self._loop is not loop:
                     self._go_on_with(loop)
+                self._session.epoch = loop.epoch
+                self._session.come_by(loop.epoch)
                 asked = time.monotonic()
                 try:
                     data = next(inner)
                 except StopIteration:
                     break
+                self._session.come_by()
                 batch = loop.leased.popleft()
                 self._session.handed_out(batch, time.monotonic() - asked)
                 loop.handed_out.append(batch)
                 yield data
         finally:
             loop.over = True
+            if self._loop is loop:
+                self._session.epoch = loop.epoch + 1
             outer_goes_on = loop.within is not None and not loop.within.over
             looked = outer_goes_on and self._session.untouched == loop.handed_out
             if not looked:  # else nobody else is to have them before they go back to their epoch
@@ -200,13 +205,20 @@ class PacedStream(_Paced):
 
     def __iter__(self) -> Iterator[Any]:
         self._tell_if_over()
+        self._session.come_by()
         self._skip_past()
         session = self._session
         if session.resumed is not None and not self._begun and session.link.worker == 0:
             session.link.remark(STREAM_BEGINS_ANEW)
         self._begun = True
         self._epoch += 1
+        session.epoch = self._epoch
         steps = session.steps
+        if self._is_past():
+            session.past_loop()
+            self._trained += 1
+            session.epoch += 1
+            return
         seed_stream(session.link.seed, session.link.worker, self._epoch)
         inner = iter(self._loader)
         asked = time.monotonic()
@@ -217,6 +229,7 @@ class PacedStream(_Paced):
             session.handed_out(None, time.monotonic() - asked)
             yield data
             asked = time.monotonic()
+        session.epoch += 1
         self._trained += session.steps > steps
         if (
             session.here

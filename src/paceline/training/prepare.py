@@ -233,6 +233,7 @@ def finish() -> None:
     if session is None:
         return
     session.come_by()
+    session.go_on()
     session.done_computing()
     file = session.link.finish()
     if file is not None:

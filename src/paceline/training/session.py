@@ -44,6 +44,8 @@ class Session:
         self.kept = kept
         self.resumed: Resumed | None = None
         """What the run goes on with; None if it began here."""
+        self.epoch = 0
+        """The epoch that the script is in; after a loop's end, the next one."""
         self.past_loops = 0
         """Loops of epochs that are used up."""
         self.goes_on_in: int | None = None
@@ -113,8 +115,9 @@ class Session:
         self.changes.see_to()
         gradient = self._first_gradient() if not self.steps else None
         self.steps += 1
-        if self.holder.keeps_state:  # the step changes what is to be kept
+        if self.holder.keeps_state:  # the step may change what is to be kept
             self.keep(self.link.heard_to_keep())
+            self._send_kept()
         self.holder.step()
         self._last = step
         scalars = scalars_of(self.optimizer)
@@ -157,12 +160,22 @@ class Session:
         if any(order.step < self._last for order, _ in self._keeps):
             self._send_kept()
 
-    def come_by(self) -> None:
-        """The script begins something new in its own thread: what it has to keep is as it is after the last step."""
-        if self._keeps and self.here:
-            self._send_kept()
-        if self.go is None and self.here:
-            self.link.raise_if_interrupted()
+    def come_by(self, epoch: int | None = None) -> None:
+        """The script begins something new in its own thread: what it has to keep is as it is after the last step.
+
+        `epoch`: it only asks for the next batch of this epoch. If none is left of that, it ends the epoch first.
+        """
+        if self.here:
+            self._send_kept(epoch)
+            if self.go is None:
+                self.link.raise_if_interrupted()
+
+    def go_on(self) -> None:
+        """The script has its first batch, or it gets none: what it has changed by now, in past loops too, is gone."""
+        if not self._took_up:
+            self._took_up = True
+            self.changes.discard(self._place)
+            self._take_up(kept=self.past_loops > 0)
 
     def past_loop(self) -> None:
         """The script loops over an epoch that was used up before the run went on."""
@@ -187,14 +200,11 @@ class Session:
         """The loader hands a batch to the script, after fetching it for `seconds`. None: the batch is not leased."""
         if self.go is None:
             return
-        if self.here and not self._took_up:
-            self._took_up = True
-            self.changes.discard(self._place)
-            self._take_up(kept=self.past_loops > 0)  # per-epoch code has run in past loops
         if not self.here:  # the script fetches ahead: the next step counts what it has fetched by then
             if batch is not None:
                 self.fetched.append(batch)
             return
+        self.go_on()
         if self.backward_seen and all(parameter.grad is None for parameter in self.parameters):
             self.thrown_away()  # by model.zero_grad(), say
         if self.batches_in_step == 0:
@@ -275,8 +285,7 @@ class Session:
         if self.go is None:
             self.holder.let_go()
             self.holder.hold_newest()
-            if not self._keeps:  # else once the script comes by
-                self.link.raise_if_interrupted()
+            self.link.raise_if_interrupted()
             return
         if self.steps or self.go.slot != self._place:  # the first version is shown already
             self.holder.install(self.go.slot, self.go.ahead)
@@ -297,10 +306,11 @@ class Session:
                 case go:
                     return go
 
-    def _send_kept(self) -> None:
-        keeps, self._keeps = self._keeps, []
-        for order, optimizer in keeps:
-            self.link.kept(order, self._last, self.kept.packing(optimizer))
+    def _send_kept(self, epoch: int | None = None) -> None:
+        due = [(order, state) for order, state in self._keeps if epoch is None or order.epoch <= epoch]
+        for order, state in due:
+            self._keeps.remove((order, state))
+            self.link.kept(order, self._last, self.epoch, self.kept.packing(state))
 
     @torch.no_grad()
     def _take_up(self, kept: bool) -> None:
@@ -310,6 +320,7 @@ class Session:
         """
         if self.resumed is None:
             return
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # past epochs step schedulers: none is to warn
         buffers = self._joined.places.push_area(self.resumed.buffers).buffers
         for name, buffer in self.model.named_buffers():
             buffer.copy_(buffers[name])

@@ -1,0 +1,613 @@
+"""A script that goes on from any snapshot ends on the bits of one that was not interrupted. The run is scripted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import paceline
+from paceline.core.leases import Batch
+from paceline.errors import ConfigError, Interrupted
+from paceline.fabric.memory import Region
+from paceline.training import prepare as prepare_module
+from paceline.training.holders.choice import HolderKind
+from paceline.training.link import Finished, Go, Keep, Offer, Resumed, Started, Step
+from paceline.training.orders import Orders
+from paceline.training.seeding import seed_script
+from paceline.training.snapshots import unpack
+
+SEED, EPOCHS, BATCHES = 3, 4, 5
+
+
+@dataclass
+class Snapshot:
+    """What a run would write down."""
+
+    step: int
+    version: int
+    used: dict[int, int]
+    """Batches of each epoch that are in a step."""
+    folder: Path
+    packing: bytes = b""
+    after: int = -1
+    """The step that the script was after when it packed."""
+
+    @property
+    def epoch(self) -> int:
+        return next(epoch for epoch in range(EPOCHS + 1) if self.used.get(epoch, 0) < BATCHES)
+
+
+@dataclass
+class OneWorker:
+    """A run of one worker, in this process: its store makes each version at once. A snapshot is taken of each."""
+
+    folder: Path
+    kind: HolderKind = "window"
+    resume: Snapshot | None = None
+    ends_at: int = 1000
+    """The version after which the run ends."""
+    interrupted: bool = False
+    """Whether it ends with a Ctrl-C."""
+    takes: bool = True
+    worker: int = 0
+    workers: int = 1
+    seed: int = SEED
+    rate_scale: float = 1.0
+    wants_work: bool = False
+    wants_metrics: bool = False
+    epochs: int | None = None
+    snapshots: list[Snapshot] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    """The epochs that batches were asked of."""
+
+    def start(self, offer: Offer) -> Started:
+        replica = self.kind == "replica"
+        slots, areas = (0, 4) if replica else (3, 1)
+        layout = offer.layout
+        region = Region.create(slots * layout.slot_bytes + areas * layout.push_bytes + 2 * layout.fixed_bytes)
+        self.store = offer.make_store(region, slots, areas, self.kind == "window")
+        self.version = self.step = self.place = 0
+        self.area = 3 if replica else 0
+        self.used: dict[int, int] = {}
+        self.leased: dict[int, int] = {}
+        self.orders: list[Any] = []
+        self.open = 0
+        resumed = None
+        if self.resume is not None:
+            self.version, self.step, self.used = self.resume.version, self.resume.step, dict(self.resume.used)
+            self.leased = dict(self.used)
+            self.place = 2
+            self.store.restore(self.resume.folder / "store", None if replica else 2, {0: 0}, "mean")
+            if replica:
+                self.store.restore_replicas({0: self.resume.folder / "replica"}, {0: 2})
+            kept = unpack(self.resume.packing)
+            resumed = Resumed(epoch=self.resume.epoch, buffers=2 if replica else 0, kept=kept)
+        self.give()
+        return Started(
+            region=region, slots=slots, areas=areas, holder=self.kind, pushes="updates" if self.kind == "own-step"
+            else "gradients", place=self.place, resumed=resumed,
+        )  # fmt: skip
+
+    def give(self) -> None:
+        """The next step may begin, or the run is over."""
+        if self.version >= self.ends_at:
+            self.orders.append(None)
+            return
+        self.step += 1
+        go = Go(step=self.step, version=self.version, slot=self.place, area=self.area, ahead=())
+        self.orders.append(go)
+
+    def pushed(self, finished: Finished) -> None:
+        for batch in (*(finished.batches or ()), *finished.skipped):
+            self.used[batch.epoch] = max(self.used.get(batch.epoch, 0), batch.index + 1)
+        if finished.scalars is not None and self.kind == "window":
+            self.store.set_scalars(finished.scalars)
+        self.version += 1
+        if self.kind == "replica":
+            self.orders.append(Step(step=self.step, source=self.place, target=self.place, gradients=None))
+        else:
+            source, self.place = self.place, (self.place + 1) % 3
+            self.store.commit(source, self.place, [(0, 1.0)])
+        if self.takes:
+            epoch = Snapshot(0, 0, self.used, self.folder).epoch
+            self.orders.append(Keep(snapshot=self.version, step=self.step, epoch=epoch))
+        self.give()
+
+    def released(self) -> Any:
+        order = self.orders.pop(0) if self.orders else None
+        if isinstance(order, Keep):
+            self.take(order)
+        return order
+
+    def take(self, order: Keep) -> None:
+        self.open += 1
+        folder = self.folder / str(order.snapshot)
+        folder.mkdir()
+        replica = self.kind == "replica"
+        self.store.keep(self.store.begin_keeping(), None if replica else self.place, folder / "store")
+        if replica:
+            self.store.keep_replica(self.place, folder / "replica")
+        self.snapshots.append(Snapshot(order.step, order.snapshot, dict(self.used), folder))
+
+    def heard_to_keep(self) -> list[Keep]:
+        return []
+
+    def kept(self, order: Keep, step: int, epoch: int, packing: bytes | ConfigError) -> None:
+        self.open -= 1
+        assert isinstance(packing, bytes), packing
+        (snapshot,) = (one for one in self.snapshots if one.version == order.snapshot)
+        assert not snapshot.packing
+        snapshot.packing, snapshot.after = packing, step
+        assert epoch == snapshot.epoch
+
+    def stepped(self, step: int, not_finite: str | None) -> None:
+        assert not_finite is None
+
+    def lease(self, epoch: int, orders: Orders) -> Batch | None:
+        self.asked.append(epoch)
+        assert len(orders.block(epoch, 0).order) == BATCHES
+        index = self.leased.get(epoch, 0)
+        if index == BATCHES or epoch >= EPOCHS:
+            return None
+        self.leased[epoch] = index + 1
+        return Batch(epoch, index)
+
+    def give_back(self, batches: tuple[Batch, ...]) -> None:
+        for batch in batches:
+            self.leased[batch.epoch] = min(self.leased[batch.epoch], batch.index)
+
+    def raise_if_interrupted(self) -> None:
+        if self.interrupted and self.version >= self.ends_at and not self.open:
+            self.interrupted = False
+            raise Interrupted
+
+    def remark(self, line: str) -> None:
+        self.said.append(line)
+
+    def refuse(self, message: str) -> None:
+        self.refused.append(message)
+
+    def stretched(self, step: int, measured: float) -> float:
+        return measured
+
+    def hold(self) -> int:
+        return self.place
+
+    def done_computing(self) -> None: ...
+    def finish(self) -> None: ...
+    def epochs_are_over(self) -> None: ...
+    def begin_to_average(self, groups: Any) -> None: ...
+
+
+# --- the script
+
+
+class Noisy(TensorDataset):
+    """Its samples are augmented."""
+
+    def __getitem__(self, index: Any) -> Any:
+        x, y = super().__getitem__(index)
+        return x + 0.1 * torch.randn(x.shape), y
+
+
+def through_range(run: Any) -> Iterator[int]:
+    yield from range(EPOCHS)
+
+
+LOOPS: dict[str, Callable[[Any], Iterator[int]]] = {
+    "epochs()": lambda run: paceline.epochs(EPOCHS),
+    "range": through_range,
+}
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+@dataclass
+class Script:
+    """A training script, and the habits that it has."""
+
+    optimizer: str = "SGD"
+    loop: str = "epochs()"
+    keeps: bool = True
+    processes: int = 0
+    persistent: bool = False
+    before: Callable[[nn.Module, torch.optim.Optimizer], None] = lambda model, optimizer: None
+    """What it does between `prepare` and its loop."""
+    begun: list[int] = field(default_factory=list)
+    """Epochs that its loop was begun with."""
+
+    def run(self, link: OneWorker) -> dict[str, Any]:
+        """Run it. Return all that training comes to."""
+        prepare_module.attach(link)  # type: ignore[arg-type]
+        seed_script(SEED)
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 2))
+        optimizer = OPTIMIZERS[self.optimizer](model.parameters())
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        each_step = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.1, total_steps=EPOCHS * BATCHES, cycle_momentum=False
+        )
+        ema = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+        data = Noisy(torch.randn(BATCHES * 4, 4), torch.randn(BATCHES * 4, 2))
+        loader = DataLoader(
+            data, batch_size=4, shuffle=True, num_workers=self.processes, persistent_workers=self.persistent
+        )
+        keep = {"each_step": each_step, "scheduler": scheduler, "ema": ema} if self.keeps else {}
+        model, optimizer, loader = paceline.prepare(model, optimizer, loader, keep=keep)
+        self.before(model, optimizer)
+        for epoch in LOOPS[self.loop](link):
+            self.begun.append(epoch)
+            for x, y in loader:
+                loss = nn.functional.mse_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if self.keeps:
+                    each_step.step()
+                ema.update_parameters(model)
+            scheduler.step()
+        paceline.finish()
+        prepare_module.keep([])  # as the runtime does after the script's end
+        found = {"parameters": [p.detach().clone() for p in model.parameters()], "rates": scheduler.get_last_lr()}
+        found |= {"buffers": [b.clone() for b in model.buffers()]}
+        if self.keeps:
+            found |= {"scheduler": scheduler.state_dict(), "each_step": each_step.state_dict()}
+            found |= {"ema": copy.deepcopy(ema.state_dict())}
+        return found
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.fixture(autouse=True)
+def _alone_again() -> Iterator[None]:
+    yield
+    prepare_module._Process.link = prepare_module._Process.session = None
+    prepare_module._Process.prepared = False
+
+
+# --- bits
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["window", "own-step", "replica"])
+def test_a_script_that_goes_on_from_any_snapshot_ends_as_one_that_was_not_interrupted(
+    kind: HolderKind, optimizer: str, loop: str, tmp_path: Path
+) -> None:
+    whole = OneWorker(tmp_path, kind)
+    expected = Script(optimizer, loop).run(whole)
+    assert [one.after for one in whole.snapshots] == [one.step for one in whole.snapshots] == [*range(1, 21)]
+    for snapshot in (whole.snapshots[version - 1] for version in (1, 5, 6, 13, 19, 20)):
+        run = OneWorker(tmp_path, kind, resume=snapshot, takes=False)
+        found = Script(optimizer, loop).run(run)
+        assert same(found, expected), snapshot
+        assert run.version == EPOCHS * BATCHES
+
+
+def test_snapshots_change_no_bit_of_the_run_that_takes_them(tmp_path: Path) -> None:
+    assert same(Script().run(OneWorker(tmp_path)), Script().run(OneWorker(tmp_path, takes=False)))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_loader_processes_go_on_too(persistent: bool, tmp_path: Path) -> None:
+    script = Script(processes=1, persistent=persistent, loop="range")
+    whole = OneWorker(tmp_path)
+    expected = script.run(whole)
+    snapshot = whole.snapshots[12]
+    assert same(script.run(OneWorker(tmp_path, resume=snapshot, takes=False)), expected)
+
+
+def test_per_epoch_code_catches_up_in_past_loops_where_nothing_is_kept(tmp_path: Path) -> None:
+    whole = OneWorker(tmp_path)
+    expected = Script(keeps=False, loop="range").run(whole)
+    run = OneWorker(tmp_path, resume=whole.snapshots[11], takes=False)
+    assert same(Script(keeps=False, loop="range").run(run), expected)
+
+
+# --- when a script packs
+
+
+@pytest.mark.parametrize("ends_at", [7, 10, 20])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_ctrl_c_waits_until_what_is_kept_is_packed(loop: str, ends_at: int, tmp_path: Path) -> None:
+    """In the midst of an epoch, after an epoch's last step, and after the last of all."""
+    expected = Script(loop=loop).run(OneWorker(tmp_path / "whole", takes=False))
+    (tmp_path / "cut").mkdir()
+    cut = OneWorker(tmp_path / "cut", ends_at=ends_at, interrupted=True)
+    with pytest.raises(Interrupted):
+        Script(loop=loop).run(cut)
+    run = OneWorker(tmp_path, resume=cut.snapshots[-1], takes=False)
+    assert same(Script(loop=loop).run(run), expected)
+
+
+class Beside(OneWorker):
+    """The order to keep comes a step late: while the worker computes the next one."""
+
+    def released(self) -> Any:
+        order = super().released()
+        if isinstance(order, Keep):
+            self.late = [order]
+            return super().released()
+        return order
+
+    def heard_to_keep(self) -> list[Keep]:
+        late, self.late = getattr(self, "late", []), []
+        return late
+
+
+def test_an_optimizer_that_steps_here_is_packed_before_the_step_in_which_the_order_comes(tmp_path: Path) -> None:
+    on_time, late = OneWorker(tmp_path / "a", "own-step"), Beside(tmp_path / "b", "own-step")
+    for run in (on_time, late):
+        run.folder.mkdir()
+        Script().run(run)
+    for one, other in zip(on_time.snapshots[:-1], late.snapshots[:-1], strict=True):
+        assert (other.after, other.step) == (one.after, one.step)
+        assert same(unpack(other.packing).state, unpack(one.packing).state)
+
+
+class Without(OneWorker):
+    """A run of a script that has no loader."""
+
+    def start(self, offer: Offer) -> Started:
+        self.used = {0: 0}
+        return super().start(offer)
+
+
+def without_loader(link: OneWorker, steps: int) -> tuple[list[int], list[float]]:
+    """Make so many steps. Return the scheduler's count after each, and the parameter in the end."""
+    prepare_module.attach(link)  # type: ignore[arg-type]
+    seed_script(SEED)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model, optimizer = paceline.prepare(model, optimizer, keep={"scheduler": scheduler})
+    counts = []
+    for _ in range(steps):
+        model(torch.randn(3, 2)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        counts.append(scheduler.last_epoch)
+    prepare_module.keep([])
+    return counts, model.weight.flatten().tolist()
+
+
+def test_a_script_without_a_loader_packs_at_its_next_gradient(tmp_path: Path) -> None:
+    whole = Without(tmp_path)
+    counts, weight = without_loader(whole, 6)
+    assert [unpack(one.packing).kept["scheduler"]["last_epoch"] for one in whole.snapshots] == counts == [*range(1, 7)]
+    run = Without(tmp_path, resume=whole.snapshots[2], takes=False)
+    assert without_loader(run, 3) == ([4, 5, 6], weight)
+
+
+# --- what a script is told, and what it can't have
+
+
+def test_past_loops_ask_for_no_batch_and_are_told_of_once(tmp_path: Path) -> None:
+    whole = OneWorker(tmp_path)
+    Script().run(whole)
+    script, run = Script(loop="range"), OneWorker(tmp_path, resume=whole.snapshots[11], takes=False)
+    script.run(run)
+    assert (script.begun, set(run.asked)) == ([0, 1, 2, 3], {2, 3})
+    assert run.said == [
+        "goes on in epoch 2, as every worker does: its loops over epochs 0 to 1 are empty, and what it does once an "
+        "epoch is done again (`for epoch in paceline.epochs(N)` begins at epoch 2)"
+    ]
+
+
+def test_epochs_begin_at_the_one_that_the_run_goes_on_in_and_nothing_is_said(tmp_path: Path) -> None:
+    whole = OneWorker(tmp_path)
+    Script().run(whole)
+    script, run = Script(), OneWorker(tmp_path, resume=whole.snapshots[11], takes=False)
+    script.run(run)
+    assert (script.begun, set(run.asked), run.said) == ([2, 3], {2, 3}, [])
+
+
+@pytest.mark.parametrize(
+    ("loop", "said"),
+    [
+        (
+            "range",
+            '; the optimizer\'s ExponentialLR is not in prepare(..., keep={"scheduler": ...}), so it has no steps',
+        ),
+        ("epochs()", ", and the optimizer's ExponentialLR begins anew: it is not in prepare(..., keep="),
+    ],
+)
+def test_a_scheduler_that_is_not_kept_is_named(loop: str, said: str, tmp_path: Path) -> None:
+    whole = OneWorker(tmp_path)
+    Script(keeps=False).run(whole)
+    run = OneWorker(tmp_path, resume=whole.snapshots[11], takes=False)
+    Script(keeps=False, loop=loop).run(run)
+    (line,) = run.said
+    assert said in line
+
+
+def test_the_first_epoch_has_no_past_loops_to_tell_of(tmp_path: Path) -> None:
+    whole = OneWorker(tmp_path)
+    Script(keeps=False).run(whole)
+    for loop in LOOPS:
+        run = OneWorker(tmp_path, resume=whole.snapshots[2], takes=False)
+        Script(keeps=False, loop=loop).run(run)
+        assert run.said == []
+
+
+def spoil(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """What a script does that begins with a checkpoint of its own."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data.fill_(7.0)
+    next(model.parameters()).data = torch.ones(6, 4)
+    if not paceline.resumed():
+        return
+    plain = torch.optim.SGD([torch.ones(1, requires_grad=True) for _ in model.parameters()], lr=0.1, momentum=0.9)
+    plain.load_state_dict({**plain.state_dict(), "state": {0: {"momentum_buffer": torch.ones(6, 4)}}})
+    state = {**optimizer.state_dict(), "state": plain.state_dict()["state"]}
+    optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", ["own-step", "replica"])
+def test_what_a_script_changes_before_its_first_batch_is_discarded(kind: HolderKind, tmp_path: Path) -> None:
+    whole = OneWorker(tmp_path, kind)
+    expected = Script().run(whole)
+    run = OneWorker(tmp_path, kind, resume=whole.snapshots[6], takes=False)
+    assert same(Script(before=spoil).run(run), expected)
+
+
+def test_a_script_without_a_loader_that_changes_what_it_goes_on_with_is_refused(tmp_path: Path) -> None:
+    whole = Without(tmp_path)
+    without_loader(whole, 2)
+    run = Without(tmp_path, resume=whole.snapshots[0], takes=False)
+    prepare_module.attach(run)  # type: ignore[arg-type]
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model, optimizer = paceline.prepare(model, optimizer, keep={"scheduler": scheduler})
+    assert paceline.resumed()
+    model.weight.data.zero_()
+    model(torch.ones(3, 2)).sum().backward()
+    with pytest.raises(ConfigError, match='changed the parameter "weight" before its first step, and the run goes on'):
+        optimizer.step()
+    assert len(run.refused) == 1
+
+
+class Thing:
+    """A kept object of the user's own."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise RuntimeError("size\n\tmismatch")
+
+
+def prepared(link: OneWorker | None, keep: Any) -> None:
+    if link is not None:
+        prepare_module.attach(link)  # type: ignore[arg-type]
+    model = nn.Linear(2, 1)
+    paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), keep=keep)
+
+
+def test_a_kept_object_that_can_t_be_loaded_is_named_in_one_line(tmp_path: Path) -> None:
+    whole = Without(tmp_path)
+    prepared(whole, {"meter": Thing(count=1)})
+    snapshot = Snapshot(0, 0, {}, tmp_path)
+    whole.store.keep(whole.store.begin_keeping(), 0, tmp_path / "store")
+    session = prepare_module._Process.session
+    assert session is not None
+    snapshot.packing = session.kept.packing(None)  # type: ignore[assignment]
+    run = Without(tmp_path, resume=snapshot)
+    with pytest.raises(ConfigError):
+        prepared(run, {"meter": Thing(count=1)})
+    assert run.refused == ['the kept object "meter" can\'t be loaded from the snapshot: RuntimeError: size mismatch']
+    run = Without(tmp_path, resume=snapshot)
+    with pytest.raises(ConfigError):
+        prepared(run, {"other": Thing()})
+    assert run.refused == ['the script keeps "other", and the snapshot has "meter"; keep the same to go on']
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        ([1], "prepare() got a list as keep; it must be a dict"),
+        ({"a b": Thing()}, "prepare() got keep={'a b': ...}; a name must be an identifier"),
+        ({1: Thing()}, "prepare() got keep={1: ...}; a name must be an identifier"),
+        ({"loss": nn.functional.mse_loss}, 'prepare() got keep={"loss": ...}, a function, which has no state_dict()'),
+    ],
+)
+def test_what_can_t_be_kept_is_refused_by_name_alone_as_well(keep: Any, said: str, tmp_path: Path) -> None:
+    run = Without(tmp_path)
+    for link in (None, run):
+        with pytest.raises(ConfigError) as refused:
+            prepared(link, keep)
+        assert str(refused.value).startswith(said)
+    assert run.refused == [str(refused.value)]
+
+
+def test_a_state_that_can_t_be_packed_is_refused_before_training_and_alone_it_is_never_asked_for(
+    tmp_path: Path,
+) -> None:
+    keep = {"meter": Thing(sum=print)}
+    prepared(None, keep)
+    run = Without(tmp_path)
+    with pytest.raises(ConfigError):
+        prepared(run, keep)
+    (line,) = run.refused
+    assert line.startswith('the kept object "meter" has "sum", a builtin_function_or_method; only tensors')
+
+
+def test_the_model_and_the_optimizer_are_kept_in_any_case() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for one in (model, optimizer):
+        with pytest.raises(ConfigError, match="with what it keeps in any case; leave that out"):
+            paceline.prepare(model, optimizer, keep={"it": one})
+
+
+def test_alone_epochs_are_a_range_and_nothing_is_resumed() -> None:
+    assert [*paceline.epochs(3)] == [0, 1, 2]
+    assert paceline.resumed() is False
+
+
+def test_epochs_tell_how_many_there_are_and_the_command_line_wins(tmp_path: Path) -> None:
+    for asked, wanted in ((None, 4), (2, 2)):
+        script, run = Script(), OneWorker(tmp_path, takes=False, epochs=asked)
+        script.run(run)
+        session = prepare_module._Process.session
+        assert session is not None
+        assert (script.begun, session.epochs) == ([*range(wanted)], wanted)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.randn(8, 4))
+
+
+def test_a_stream_begins_its_epoch_anew_and_says_so_once(tmp_path: Path) -> None:
+    def run(link: OneWorker) -> list[int]:
+        prepare_module.attach(link)  # type: ignore[arg-type]
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(Stream(), batch_size=4))
+        seen = []
+        for epoch in range(3):
+            for x in loader:
+                model(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                seen.append(epoch)
+        prepare_module.keep([])
+        return seen
+
+    class Streaming(OneWorker):
+        def kept(self, order: Keep, step: int, epoch: int, packing: bytes | ConfigError) -> None:
+            self.snapshots[-1].used = dict.fromkeys(range(epoch), BATCHES)
+            super().kept(order, step, epoch, packing)
+
+    whole = Streaming(tmp_path)
+    assert run(whole) == [0, 0, 1, 1, 2, 2]
+    again = OneWorker(tmp_path, resume=whole.snapshots[2], takes=False)
+    assert run(again) == [1, 1, 2, 2]
+    assert again.said[0] == "begins its stream anew, as every worker does: an IterableDataset can't be wound forward"
