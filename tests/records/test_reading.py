@@ -136,30 +136,6 @@ def test_a_real_run_is_going_on_until_its_launcher_is_killed_and_can_be_checked_
     assert found.counts["facts"] > 0
 
 
-def test_a_run_is_over_when_its_launcher_is_though_a_worker_is_still_there(tmp_path: Path) -> None:
-    (passed, told), (let_go, has_let_go) = os.pipe(), os.pipe()
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    with ledger.still():
-        worker = os.fork()
-    if not worker:
-        ledger.let_go_of_lock()
-        os.close(told)
-        os.write(has_let_go, b"!")
-        os.read(passed, 1)
-        os._exit(0)
-    os.read(let_go, 1)
-    assert is_written(tmp_path)
-    assert ledger._lock is not None
-    os.close(ledger._lock)  # as the kernel does for a launcher that is killed
-    ledger._lock = None
-    assert not is_written(tmp_path)
-    os.close(told)
-    os.waitpid(worker, 0)
-    for end in (passed, let_go, has_let_go):
-        os.close(end)
-    ledger.close()
-
-
 def facts(folder: Path) -> int:
     try:
         with closing(sqlite3.connect(f"{(folder / 'ledger.sqlite').as_uri()}?mode=ro", uri=True)) as database:

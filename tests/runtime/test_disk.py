@@ -7,6 +7,7 @@ import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,31 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     return Ledger(tmp_path / "ledger.sqlite")
 
 
+class Slow:
+    """Takes the place of a ledger's database: no transaction begins before it may."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self.may_begin = threading.Event()
+
+    def __enter__(self) -> object:
+        self.may_begin.wait()
+        return self._database.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._database.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+
+def slowed(ledger: Ledger) -> threading.Event:
+    """Let the ledger write nothing until this is set."""
+    slow: Any = Slow(ledger._database)
+    ledger._database = slow
+    return slow.may_begin
+
+
 def fill(ledger: Ledger) -> int:
     """Put as much in as it keeps, beside what its thread has taken out to write. How many records those are in all."""
     ledger.undone(0, 0)
@@ -46,13 +72,12 @@ def test_a_run_waits_for_the_disk_in_its_loop_and_says_so_once(ledger: Ledger, t
     disk = Disk(ledger, loop, said.append)
     disk.wait()
     for _ in range(2):
-        still = ledger.still()
-        still.__enter__()
+        may_begin = slowed(ledger)
         fill(ledger)
 
-        def go_on(still=still) -> None:
+        def go_on(may_begin: threading.Event = may_begin) -> None:
             heard.append(disk.busy_with)
-            still.__exit__(None, None, None)
+            may_begin.set()
 
         loop.after(0.0, go_on)
         disk.wait()
@@ -68,52 +93,19 @@ def test_who_records_a_fact_waits_while_the_disk_is_too_far_behind_and_nothing_i
     ledger: Ledger, tmp_path: Path
 ) -> None:
     """A simulation has no loop."""
-    with ledger.still():
-        count = fill(ledger)
-        recording = threading.Thread(target=ledger.record, args=(FACT, ()))
-        recording.start()
-        recording.join(0.1)
-        assert recording.is_alive()
+    may_begin = slowed(ledger)
+    count = fill(ledger)
+    recording = threading.Thread(target=ledger.record, args=(FACT, ()))
+    recording.start()
+    recording.join(0.1)
+    assert recording.is_alive()
+    may_begin.set()
     recording.join()
     ledger.close()
     database = connect(tmp_path / "ledger.sqlite")
     counts = "SELECT (SELECT count(*) FROM undone), (SELECT count(*) FROM facts)"
     assert database.execute(counts).fetchone() == (count, 1)
     database.close()
-
-
-def test_a_fork_waits_until_the_ledger_s_thread_is_out_of_sqlite(ledger: Ledger) -> None:
-    """Else the child has a lock of SQLite's that nobody opens."""
-    writing, go_on, still = threading.Event(), threading.Event(), threading.Event()
-    real = ledger._database
-
-    class Slow:
-        def __enter__(self) -> object:
-            writing.set()
-            go_on.wait()
-            return real.__enter__()
-
-        def __exit__(self, *error: object) -> None:
-            real.__exit__(*error)
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(real, name)
-
-    ledger._database = Slow()  # type: ignore[assignment]
-
-    def fork() -> None:
-        with ledger.still():
-            still.set()
-
-    ledger.undone(0, 0)
-    writing.wait()
-    forking = threading.Thread(target=fork)
-    forking.start()
-    assert not still.wait(0.1)
-    go_on.set()
-    forking.join()
-    assert still.is_set()
-    ledger.close()
 
 
 def test_what_a_run_notes_of_itself_is_whole_or_not_there(ledger: Ledger, tmp_path: Path) -> None:

@@ -188,17 +188,25 @@ def test_a_run_goes_on_with_the_workers_that_it_has_when_its_zygote_is_killed(la
 
 
 def test_a_run_whose_zygote_is_killed_before_it_has_all_workers_fails_in_one_line(tmp_path: Path) -> None:
+    """The launcher has one thread when it forks the zygote, and more by then."""
     (tmp_path / "train.py").write_text(training())
     program = """
         import os, signal
+        from paceline.host import zygote
         from paceline.host.workers import Workers
         from support.processes import zygote_of
-        start = Workers.start
+        def threads():
+            return len(os.listdir("/proc/self/task"))
+        fork, start = zygote.fork_child, Workers.start
+        def fork_alone(body):
+            assert threads() == 1
+            return fork(body)
         def kill_first(workers, worker):
             if worker == 1:
+                assert threads() > 1
                 os.kill(zygote_of(os.getpid()), signal.SIGKILL)
             start(workers, worker)
-        Workers.start = kill_first
+        zygote.fork_child, Workers.start = fork_alone, kill_first
         from paceline.cli.main import main
         raise SystemExit(main())
     """
@@ -229,10 +237,10 @@ if step == 0:
 
 
 def test_workers_hold_nothing_of_each_other_and_nothing_of_the_ledger(launch: Launch) -> None:
-    """The second worker is forked when the launcher has the first one's channel, and the ledger."""
+    """The second worker is forked when the launcher has the first one's channel, the ledger, and the folder's lock."""
     run = launch.run(training(HELD), "-n", "2", "-p", "asp", "--tee", "none", fresh=True).completed()
     held = [dict(line.split(" ", 1) for line in run.log(worker).splitlines()) for worker in range(2)]
-    assert not [what for one in held for what in one.values() if "ledger" in what]
+    assert not [what for one in held for what in one.values() if "ledger" in what or what == str(run.folder)]
     sockets = [[what for what in one.values() if what.startswith("socket:")] for one in held]
     assert len(sockets[0]) == len(sockets[1]) == 1, f"a worker's own channel, and no other: {held}"
     assert sockets[0] != sockets[1]

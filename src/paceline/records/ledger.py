@@ -15,7 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -256,8 +256,6 @@ class Ledger:
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self._facts = 0
         self._closing = threading.Event()
-        self._writing = threading.Lock()
-        """Held while SQLite is called."""
         self._error: Exception | None = None
         with suppress(OSError):  # SQLite reports errors; by itself it would let only the owner write the file
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
@@ -295,18 +293,6 @@ class Ledger:
         """How many records wait to be written, if those are too many: then the recording thread waits for the disk."""
         waiting = self._queue.qsize()
         return waiting if waiting >= MOST_BEHIND else 0
-
-    @contextmanager
-    def still(self) -> Iterator[None]:
-        """Write nothing meanwhile, so that a process forked now inherits no lock of SQLite's that would stay closed."""
-        with self._writing:
-            yield
-
-    def let_go_of_lock(self) -> None:
-        """In a process that was forked: whether the run is still going on is not for it to show."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
     def pushed(self, worker: int, step: int, learning_rates: Sequence[float], batch: int | None) -> None:
         """A step's push: the learning rate of each parameter group, and the samples in it (None: not counted)."""
@@ -403,8 +389,6 @@ class Ledger:
         self._queue.put(None)
         self._thread.join()
         if self._lock is not None:
-            with suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_UN)  # also for processes that were forked with it and kept it
             os.close(self._lock)
             self._lock = None
         error, self._error = self._error, None
@@ -419,10 +403,9 @@ class Ledger:
             with closing(self._database):
                 while self._write_batch():
                     pass
-                with self._writing:
-                    self._database.execute("PRAGMA busy_timeout = 0")
-                    with suppress(sqlite3.OperationalError):  # another process is reading: the log stays until then
-                        self._database.execute("PRAGMA journal_mode = DELETE")
+                self._database.execute("PRAGMA busy_timeout = 0")
+                with suppress(sqlite3.OperationalError):  # another process is reading: the log stays until then
+                    self._database.execute("PRAGMA journal_mode = DELETE")
         except Exception as error:
             self._error = error
             while not self._closing.is_set():  # this loop leaves nothing waiting
@@ -435,7 +418,7 @@ class Ledger:
             self._closing.wait(GATHER)
         batch += [self._queue.get() for _ in range(min(self._queue.qsize(), AT_MOST))]
         statements = self._statements(batch)
-        with self._writing, self._database:
+        with self._database:
             for statement, rows in statements:
                 self._database.executemany(statement, rows)
         return None not in batch
