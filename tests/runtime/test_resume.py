@@ -48,8 +48,14 @@ PER_EPOCH = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)"
 PER_STEP = "scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)"
 
 
-def script(optimizer: str = SGD, scheduler: str = "", per: str = "", keep: bool = True, epochs: str = "paceline.epochs(3)",
-           loaders: int = 0) -> str:  # fmt: skip
+def script(
+    optimizer: str = SGD,
+    scheduler: str = "",
+    per: str = "",
+    keep: bool = True,
+    epochs: str = "paceline.epochs(3)",
+    loaders: int = 0,
+) -> str:
     """A script that draws, normalizes over batches, and schedules its learning rate, if it does."""
     stepped = "scheduler.step()" if scheduler else "pass"
     return SCRIPT.format(

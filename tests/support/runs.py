@@ -112,15 +112,18 @@ def start(
         file = script
     folder = tmp_path / f"run_{number}"
     quiet = [] if "--progress" in flags else ["--quiet"]  # else what is printed depends on how long it takes
-    return _started(["run", *quiet, "--out", str(folder), *flags, str(file), *args], folder, env, fresh)
+    arguments = ["run", *quiet, "--out", str(folder), *flags, str(file), *args]
+    return _started(arguments, folder, env, fresh=fresh, first=first)
 
 
-def resume(run: Path, *flags: str, env: Mapping[str, str] | None = None, fresh: bool = False) -> Launcher:
+def resume(run: Path, *flags: str, env: Mapping[str, str] | None = None) -> Launcher:
     """`paceline run --resume RUN FLAGS`, not waited for."""
-    return _started(["run", "--quiet", "--resume", str(run), *flags], run, env, fresh)
+    return _started(["run", "--quiet", "--resume", str(run), *flags], run, env)
 
 
-def _started(arguments: list[str], folder: Path, env: Mapping[str, str] | None, fresh: bool) -> Launcher:
+def _started(
+    arguments: list[str], folder: Path, env: Mapping[str, str] | None, *, fresh: bool = False, first: str = ""
+) -> Launcher:
     process: Launcher
     if fresh:
         assert not first

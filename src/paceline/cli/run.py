@@ -23,7 +23,7 @@ from paceline.core.listed import cut
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
-from paceline.records.reading import choice_of
+from paceline.records.segments import choice_of
 from paceline.records.snapshots import Snapshot
 from paceline.records.snapshots import whole as whole_snapshots
 from paceline.records.summary import Target

@@ -58,8 +58,8 @@ class Resumption:
 
     folder: str
     version: int
-    epoch: int
-    """The first epoch that has batches left."""
+    epochs: Mapping[int, int]
+    """By worker: the epoch that its script goes on in."""
     replicas: Sequence[int]
     """Workers whose replicas it has."""
     kept: Mapping[int, int]

@@ -46,6 +46,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """See `core.leases.Leases.plain`."""
     epoch: int
     """The first epoch that has batches left."""
+    epochs: dict[int, int]
+    """By worker: the epoch that its script is to go on in, which may be an earlier one."""
     next_steps: dict[int, int]
     """By worker that trained: its next step number."""
     scalars: dict[int, list[dict[str, Any]]]

@@ -194,8 +194,8 @@ class Coordinator:
                 rooms.output.say(f"worker {worker} {line}")
             case messages.Offered():
                 self._offered(member, message)
-            case messages.Kept(snapshot=snapshot):
-                rooms.snapshots.packed(worker, snapshot)
+            case messages.Kept(snapshot=snapshot, epoch=epoch):
+                rooms.snapshots.packed(worker, snapshot, epoch)
             case messages.Refused(message=text):
                 rooms.ending.refuse(text)
             case messages.StoreNotForked(error=error):

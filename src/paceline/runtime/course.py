@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.core.leases import Batch, Dealing, Leases
 from paceline.errors import ConfigError
@@ -96,7 +97,7 @@ class Course:
             deaths_are_told=True,
         )
 
-    def _leases(self, dealing: Dealing, workers: list[int]) -> Leases:
+    def _leases(self, dealing: Dealing, workers: list[int], before: Mapping[str, Any] | None) -> Leases:
         if self.prescribed is None:
             return Leases(dealing, workers)
         self.opened = {during for leases in self.prescribed.values() for during, _ in leases}

@@ -38,7 +38,7 @@ class Data:
         self._give_up = give_up
         self._opened = opened
         self._untold: dict[tuple[int, int], tuple[Batch, ...]] = {}
-        """By (worker, step): batches that the script skipped before that step, until the machine is told of the step."""
+        """By (worker, step): batches that the script skipped before it, until the machine is told of that step."""
 
     def wanted(self, member: Member, wanted: messages.LeaseWanted) -> None:
         """The worker's loader wants its next batch: lease it one, or have the order drawn that it comes from."""

@@ -85,6 +85,8 @@ class Snapshots:
         """The number of the next snapshot."""
         self._asked: dict[int, bool] = {}
         """Workers that were told to pack their parts of it, and whether they have."""
+        self._epochs: dict[int, int] = {}
+        """By worker: the epoch that its script is to go on in, as of what it packed last."""
         self._draft: _Draft | None = None
         self._newest = 0
         """The fact of the newest whole snapshot."""
@@ -122,11 +124,15 @@ class Snapshots:
 
     def ask(self, members: Iterable[Member]) -> None:
         """Tell these workers to pack their parts of the next snapshot, as their scripts are now."""
+        if not self._takes:
+            return
+        epoch = None
         for member in members:
             worker = member.worker
-            if self._takes and worker in self._next_steps and worker not in self._asked:
+            if worker in self._next_steps and worker not in self._asked:
+                epoch = self._data.leases.epoch() if epoch is None else epoch
                 self._asked[worker] = False
-                self._send(member, messages.Keep(self._number, self._next_steps[worker] - 1))
+                self._send(member, messages.Keep(self._number, self._next_steps[worker] - 1, epoch))
 
     def go_on(self) -> None:
         """The orders of a fact are carried out: take the snapshot if it is due."""
@@ -146,8 +152,9 @@ class Snapshots:
 
     # --- what comes in ------------------------------------------------------------------------------
 
-    def packed(self, worker: int, number: int) -> None:
-        """The worker has packed its part of that snapshot."""
+    def packed(self, worker: int, number: int, epoch: int) -> None:
+        """The worker has packed its part of that snapshot. Its script is to go on in that epoch."""
+        self._epochs[worker] = epoch
         if number == self._number:
             self._asked[worker] = True
         elif self._draft is not None:
@@ -195,6 +202,7 @@ class Snapshots:
             memory=self.memory(),
             leases=self._data.plain(self._applied.in_replicas()),
             epoch=self._data.leases.epoch(),
+            epochs={},
             next_steps=dict(self._next_steps),
             scalars={worker: self._members[worker].scalars for worker in self._next_steps},
             files={},
@@ -209,6 +217,7 @@ class Snapshots:
     def _seal_if_there(self) -> None:
         draft = self._draft
         if draft is not None and not draft.awaited:
-            text = msgspec.json.encode(msgspec.structs.replace(draft.state, files=draft.files))
+            state = msgspec.structs.replace(draft.state, files=draft.files, epochs=dict(self._epochs))
+            text = msgspec.json.encode(state)
             older = [path for path in whole(self._run) if int(path.name) not in self.stays]
             self._host.seal(text, [str(path.absolute()) for path in older[KEPT - 1 :]])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from paceline.core.facts import Fact, TrainingBegan, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Order, StepReplica
 from paceline.records.due import Due
-from paceline.records.fates import Applied, Dropped, Fate, Fates, Undone
+from paceline.records.fates import Dropped, Fate, Fates, Undone
 
 
 class Made(NamedTuple):
