@@ -40,7 +40,7 @@ from paceline.records.waits import waits
 from paceline.runs.replay import replay
 from paceline.sim.calibration import read
 from support.recorded import checked, edited, wrong
-from support.segments import leased_and_resumed, resumed
+from support.resumed_runs import leased_and_resumed, resumed
 
 POINTS = (60, 100)
 
