@@ -18,7 +18,7 @@ import pytest
 
 from paceline.cluster.scenario import Kill, Network, Scenario
 from paceline.core.facts import GradientReady, TrainingBegan, WorkerLeft
-from paceline.core.orders import Hold
+from paceline.core.orders import Hold, StepReplica
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import broken
@@ -40,7 +40,7 @@ from paceline.records.waits import waits
 from paceline.runs.replay import replay
 from paceline.sim.calibration import read
 from support.recorded import checked, edited, wrong
-from support.segments import leased_and_resumed, resumed
+from support.resumed_runs import leased_and_resumed, resumed
 
 POINTS = (60, 100)
 
@@ -107,6 +107,13 @@ def test_each_sample_is_used_once_over_all_segments(tmp_path: Path, protocol: st
     assert (found.counts["samples"], found.counts["samples_used"]) == (100, 100)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_worker_may_be_leased_a_batch_again_that_it_had_when_the_run_was_interrupted(
+    tmp_path: Path, seed: int
+) -> None:
+    assert checked(leased_and_resumed(tmp_path / "run", "bsp", seed=seed, fact=30, beyond=9, deaths=0.0)).wrong is None
+
+
 def test_a_run_that_was_stopped_and_resumed_is_judged_by_its_last_end(tmp_path: Path) -> None:
     folder = leased_and_resumed(tmp_path / "run", end="interrupted")
     assert checked(folder).wrong is None
@@ -154,6 +161,14 @@ def test_an_update_that_was_outstanding_is_undone() -> None:
     assert fates.fact(GradientReady(worker=3, step=4, version=0, samples=8, at=1.0)) == ()
     assert fates.fact(began) == [Undone(3, 4)]
     assert fates.fact(began) == []
+
+
+def test_what_a_replica_had_alone_is_in_its_snapshot() -> None:
+    fates = Fates()
+    fates.fact(GradientReady(worker=3, step=4, version=0, samples=8, at=1.0))
+    fates.order(StepReplica(worker=3, step=4, version=1))
+    fates.fact(TrainingBegan(members=(), version=0, at=2.0))
+    assert fates.taken_back(3, 4) is None
 
 
 def test_waits_end_where_the_run_was_interrupted() -> None:

@@ -213,7 +213,13 @@ def returned(leases: Leases, members: list[int]) -> Leases:
 
 
 def leased_and_resumed(
-    folder: Path, protocol: str = "asp", seed: int = 0, fact: int = 60, beyond: int = 30, end: str | None = None
+    folder: Path,
+    protocol: str = "asp",
+    seed: int = 0,
+    fact: int = 60,
+    beyond: int = 30,
+    end: str | None = None,
+    deaths: float = 0.05,
 ) -> Path:
     """A run with two epochs of leased batches that was killed and resumed; as if it had been a real one.
 
@@ -242,7 +248,7 @@ def leased_and_resumed(
         journal.ledger.leased(worker, epoch, (epoch, batch))
         journal.ledger.batch_used(worker, step, epoch, batch, "step")
 
-    history = Leased(protocol, seed, on_record=record, on_batch=use)
+    history = Leased(protocol, seed, deaths=deaths, on_record=record, on_batch=use)
     history.kill_after(fact, beyond)
     history.on_point = lambda: journal.ledger.mark()  # type: ignore[method-assign]
     noted(folder, journal.ledger, {**AS_REAL, "protocol": choice.to_plain(), "workers": 4, "seed": seed})
@@ -250,10 +256,12 @@ def leased_and_resumed(
     journal.ledger.note("deaths", deaths)
     with suppress(Killed):
         _with_epochs(history, journal.ledger)
-    if end is not None:
+    leases, seen = history.kept
+    if end is not None:  # it records where it stands
+        file = f"versions/{seen.version:08d}.safetensors"
+        journal.recorded(seen.version, made[seen.version], leases.settled, "4" * 64, file)
         journal.ended(end, None)
     journal.ledger.close()
-    _, seen = history.kept
     begins = cut(folder, fact, seen.version)
     tally = tally_of(folder / LEDGER)
     journal = Journal(Ledger(folder / LEDGER, resume=True), tally)
