@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -41,18 +41,19 @@ class Company:
         self.output = Output(shown_on=sys.stdout, prefix=True)
         self.heard: list[tuple[int, object]] = []
         self.workers = Workers(self.loop, self.output, self._fork)
-        for worker in range(len(bodies)):
-            if worker not in late:
-                self.workers.start(worker)
-                if first is not None:
-                    self.workers.send(worker, first)
+        self.workers.start([worker for worker in range(len(bodies)) if worker not in late])
+        for worker in self.workers.numbers if first is not None else ():
+            self.workers.send(worker, first)
         self.workers.open(lambda worker, message, _: self.heard.append((worker, message)), self._gone)
 
-    def _fork(self, worker: int) -> Process:
+    def _fork(self, workers: Sequence[int]) -> list[Process]:
+        return [self._fork_one(worker) for worker in workers]
+
+    def _fork_one(self, worker: int) -> Process:
         ours, theirs = pair()
         printed, output = os.pipe()
         os.set_blocking(printed, False)
-        process = self.zygote.fork(worker, (theirs.fileno(), output))
+        (process,) = self.zygote.fork([(worker, (theirs.fileno(), output))])
         theirs.close()
         os.close(output)
         return Process(
@@ -211,7 +212,7 @@ def test_a_process_that_has_ended_is_ended_no_more(
 
 def test_a_worker_can_be_started_while_others_are_listened_to(company: Callable[..., Company]) -> None:
     made = company(waits, answers, late=(1,))
-    made.workers.start(1)
+    made.workers.start([1])
     made.workers.send(1, messages.Leased(2, 5))
     made.workers.end(0)
     heard = made.until_all_have_gone()
@@ -227,7 +228,7 @@ def test_a_worker_that_has_gone_can_be_started_again_and_again_and_may_say_all_t
     assert made.until_all_have_gone() == [(0, OFFER), (0, "exit code 7")]
     before = set(os.listdir("/proc/self/fd"))
     for times in (2, 3):
-        made.workers.start(0)
+        made.workers.start([0])
         assert made.until_all_have_gone() == [(0, OFFER), (0, "exit code 7")] * times
     assert set(os.listdir("/proc/self/fd")) == before
     assert made.workers.numbers == [0]
@@ -236,14 +237,14 @@ def test_a_worker_that_has_gone_can_be_started_again_and_again_and_may_say_all_t
 def test_what_a_worker_prints_that_is_started_again_is_appended_to_its_log(company: Callable[..., Company]) -> None:
     made = company(prints_and_ends)
     made.until_all_have_gone()
-    made.workers.start(0)
+    made.workers.start([0])
     made.until_all_have_gone()
     assert made.workers.processes[0].log.read_text() == "a word\n" * 20
 
 
 def test_a_worker_that_is_here_is_not_started_again(company: Callable[..., Company]) -> None:
     made = company(waits)
-    with pytest.raises(AssertionError, match="worker 0 is here"):
-        made.workers.start(0)
+    with pytest.raises(AssertionError, match=r"^worker 0 can't be started while there is a process"):
+        made.workers.start([0])
     made.workers.end(0)
     assert made.until_all_have_gone() == [(0, "killed by SIGKILL")]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from paceline.host import zygote as zygotes
-from paceline.host.processes import NoProcess, adopt_orphans, exit_phrase, fork_child
+from paceline.host.processes import NoProcess, adopt_orphans, children, exit_phrase, fork_child
 from paceline.host.zygote import Become, Zygote
 from support.events import LONG, await_stop
 
@@ -32,6 +32,12 @@ def forked(adopting: None) -> Iterator[Callable[[Become], Zygote]]:
     yield make
     for zygote in made:
         zygote.end()
+
+
+def one(zygote: Zygote, worker: int = 0, descriptors: tuple[int, ...] = ()) -> int:
+    """Fork one process."""
+    (process,) = zygote.fork([(worker, descriptors)])
+    return process
 
 
 def how_it_ended(process: int) -> str:
@@ -66,7 +72,7 @@ def tells_what_it_has(worker: int, descriptors: list[int]) -> int:
 
 def test_what_is_forked_is_a_child_of_this_process_and_leads_a_group(forked: Callable[[Become], Zygote]) -> None:
     zygote = forked(waits)
-    process = zygote.fork(0, ())
+    process = one(zygote)
     assert os.getpgid(process) == process
     os.kill(process, signal.SIGKILL)
     assert how_it_ended(process) == "killed by SIGKILL"
@@ -74,7 +80,7 @@ def test_what_is_forked_is_a_child_of_this_process_and_leads_a_group(forked: Cal
 
 def test_each_is_told_which_worker_it_is_and_ends_with_its_own_exit_code(forked: Callable[[Become], Zygote]) -> None:
     zygote = forked(exits_with)
-    processes = [zygote.fork(worker, ()) for worker in (3, 0, 7)]
+    processes = [one(zygote, 3), *zygote.fork([(0, ()), (7, ())])]
     assert [how_it_ended(process) for process in processes] == ["exit code 3", "exit code 0", "exit code 7"]
 
 
@@ -84,41 +90,43 @@ def test_a_launcher_with_threads_forks_too_and_the_process_has_one(forked: Calla
     thread = threading.Thread(target=over.wait)
     thread.start()
     try:
-        assert how_it_ended(zygote.fork(0, ())) == "exit code 1"
+        assert how_it_ended(one(zygote)) == "exit code 1"
     finally:
         over.set()
         thread.join()
 
 
+@pytest.mark.parametrize("together", [1, 3])
 def test_a_process_has_what_was_open_before_the_zygote_and_what_it_is_handed_and_nothing_else(
-    forked: Callable[[Become], Zygote], tmp_path: Path
+    together: int, forked: Callable[[Become], Zygote], tmp_path: Path
 ) -> None:
     """Neither what the launcher has opened since, nor what others were handed, nor the zygote's own channel."""
     before = held()
     zygote = forked(tells_what_it_has)
     with (tmp_path / "ledger").open("w"):
-        for worker in range(3):
-            heard, tells = os.pipe()
-            other, others = os.pipe()
-            handed = Counter(os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in (tells, others))
-            process = zygote.fork(worker, (tells, others))
-            os.close(tells)
-            os.close(others)
-            with open(heard) as answer:
-                has = json.load(answer)
-            os.close(other)
-            assert Counter(has["held"]) == before + handed
-            assert has["inherited"] == [False, False], "programs that it starts would have them"
-            assert how_it_ended(process) == "exit code 0"
+        for _ in range(2):
+            pipes = [(os.pipe(), os.pipe()) for _ in range(together)]
+            handed = [(tells, others) for (_, tells), (_, others) in pipes]
+            processes = zygote.fork(list(enumerate(handed)))
+            links = [Counter(os.readlink(f"/proc/self/fd/{number}") for number in both) for both in handed]
+            for number in (number for both in handed for number in both):
+                os.close(number)
+            for ((heard, _), (other, _)), process, own in zip(pipes, processes, links, strict=True):
+                with open(heard) as answer:
+                    has = json.load(answer)
+                os.close(other)
+                assert Counter(has["held"]) - before == own
+                assert has["inherited"] == [False, False], "programs that it starts would have them"
+                assert how_it_ended(process) == "exit code 0"
 
 
 def test_a_killed_zygote_leaves_its_processes_alone_and_forks_no_more(forked: Callable[[Become], Zygote]) -> None:
     zygote = forked(waits)
-    process = zygote.fork(0, ())
+    process = one(zygote)
     os.kill(zygote.process, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(NoProcess, match=rf"^the process that workers are forked from \({zygote.process}\) has "):
-            zygote.fork(1, ())
+            one(zygote)
     os.kill(process, 0)
     os.kill(process, signal.SIGTERM)
     assert how_it_ended(process) == "killed by SIGTERM"
@@ -132,7 +140,7 @@ def test_a_stopped_zygote_is_not_waited_for_without_end(
     os.kill(zygote.process, signal.SIGSTOP)
     await_stop(zygote.process)
     with pytest.raises(NoProcess, match=r"did not answer$"):
-        zygote.fork(0, ())
+        one(zygote)
 
 
 def test_a_process_that_the_machine_refuses_is_told_and_the_next_one_is_forked(
@@ -150,14 +158,14 @@ def test_a_process_that_the_machine_refuses_is_told_and_the_next_one_is_forked(
     full.touch()
     for _ in range(2):
         with pytest.raises(NoProcess, match=r"^no further process can be started: Resource temporarily unavailable; "):
-            zygote.fork(0, ())
+            one(zygote)
     full.unlink()
     heard, tells = os.pipe()
     handed = Counter([os.readlink(f"/proc/self/fd/{tells}")])
-    process = zygote.fork(0, (tells,))
+    process = one(zygote, 0, (tells,))
     os.close(tells)
     with open(heard) as answer:
-        assert Counter(json.load(answer)["held"]) == before + handed, "a fork that failed has left something open"
+        assert Counter(json.load(answer)["held"]) - before == handed, "a fork that failed has left something open"
     assert how_it_ended(process) == "exit code 0"
 
 
@@ -167,7 +175,7 @@ def test_a_launcher_that_is_killed_takes_the_zygote_and_all_that_it_has_forked_a
     def launcher() -> int:
         adopt_orphans()
         zygote = Zygote(waits)
-        os.write(tells, json.dumps([zygote.process, zygote.fork(0, ()), zygote.fork(1, ())]).encode() + b"\n")
+        os.write(tells, json.dumps([zygote.process, *zygote.fork([(0, ()), (1, ())])]).encode() + b"\n")
         signal.pause()
         return 0
 
@@ -182,3 +190,33 @@ def test_a_launcher_that_is_killed_takes_the_zygote_and_all_that_it_has_forked_a
             poll.register(watch, select.POLLIN)
             assert poll.poll(LONG * 1000)
             os.close(watch)
+
+
+def test_of_processes_that_are_forked_together_there_are_all_or_none(
+    forked: Callable[[Become], Zygote],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The third of three is refused. The first two have begun by then, and none of them comes to do anything."""
+    fork, calls = os.fork, [0]
+
+    def limited() -> int:
+        calls[0] += 1
+        if calls[0] == 5:  # after the zygote, the process in between, and two processes
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    def leaves_a_trace(worker: int, _: list[int]) -> int:
+        (tmp_path / str(worker)).touch()
+        return 0
+
+    monkeypatch.setattr(os, "fork", limited)
+    before = children()
+    zygote = forked(leaves_a_trace)
+    with pytest.raises(NoProcess, match=r"^no further process can be started: Resource temporarily unavailable; "):
+        zygote.fork([(worker, ()) for worker in range(3)])
+    for process in children() - before - {zygote.process}:
+        assert how_it_ended(process) == "exit code 1"
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr().err == ""

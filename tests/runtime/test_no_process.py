@@ -86,10 +86,10 @@ def run_of_four(launch: Launch, forks: int) -> Run:
 
 
 def test_workers_that_cannot_be_forked_fail_the_run_with_3_and_a_summary_and_leave_nothing(launch: Launch) -> None:
-    """The zygote is the first fork. Each worker takes one of the zygote's and one of the process in between."""
+    """The zygote is the first fork, the process in between the second. Two of the workers are there for a moment."""
     ended = run_of_four(launch, forks=4)
     assert ended.summary["outcome"] == "failed"
-    assert ended.summary["error"].startswith(f"worker 2 can't be started: {FULL}")
+    assert ended.summary["error"].startswith(f"workers 0, 1, 2, 3 can't be started: {FULL}")
 
 
 def test_a_zygote_that_cannot_be_forked_fails_the_run_with_3_in_one_line(launch: Launch) -> None:

@@ -200,13 +200,15 @@ def test_a_run_whose_zygote_is_killed_before_it_has_all_workers_fails_in_one_lin
             return len(os.listdir("/proc/self/task"))
         fork, start = zygote.fork_child, Workers.start
         def fork_alone(body):
+            from paceline.runtime import run
+            run.AT_ONCE = 1
             assert threads() == 1
             return fork(body)
-        def kill_first(workers, worker):
-            if worker == 1:
+        def kill_first(workers, numbers):
+            if numbers[0]:
                 assert threads() > 1
                 os.kill(zygote_of(os.getpid()), signal.SIGKILL)
-            start(workers, worker)
+            start(workers, numbers)
         zygote.fork_child, Workers.start = fork_alone, kill_first
         from paceline.cli.main import main
         raise SystemExit(main())

@@ -10,8 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.unix import Channel, End
@@ -19,7 +18,9 @@ from paceline.host import messages
 from paceline.host.loop import Loop
 from paceline.host.outbox import Outbox
 from paceline.host.processes import fork_orphan
-from paceline.training.link import Measure
+
+if TYPE_CHECKING:
+    from paceline.training.link import Measure
 
 THREADS = 1
 """The worker may have computed with more before the fork, and libgomp's threads don't survive one."""
@@ -36,6 +37,8 @@ def fork_evaluator(measure: Measure, end: socket.socket, worker: Channel, launch
 
 
 def _serve(measure: Measure, end: socket.socket, worker: Channel, show: Show) -> int:
+    import torch
+
     worker.close()  # else it would seem open after the worker has died
     torch.set_num_threads(THREADS)
     channel = Channel(end, messages.ToEvaluator, "the coordinator")

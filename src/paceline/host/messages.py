@@ -631,16 +631,18 @@ class Fork(Message):
     descriptors: ClassVar[int] = 3
 
     worker: Count
+    more: bool
+    """Whether another such order follows, which is to be carried out together with this one."""
 
 
 class Forked(Message):
-    """The process is there, as a child of the launcher."""
+    """The processes that were ordered together are there, as children of the launcher."""
 
-    process: int
+    processes: list[int]
 
 
 class NotForked(Message):
-    """The machine can't start a process. The text says so."""
+    """The machine can't start all of them, and none is there. The text says why."""
 
     error: str
 

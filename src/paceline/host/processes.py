@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -207,10 +207,16 @@ def _die_at_end(watch: int) -> None:
 
 
 def fork_orphan(body: Callable[[], int], parent: int) -> int:
-    """Fork a process whose parent is to be `parent`, an ancestor that adopts orphans. It dies with that ancestor.
+    """Fork one orphan. See `fork_orphans`."""
+    (child,) = fork_orphans([body], parent)
+    return child
 
-    Returns its id, once it has that parent and leads a process group of its own. Raises NoProcess if the machine has
-    none to give.
+
+def fork_orphans(bodies: Sequence[Callable[[], int]], parent: int) -> list[int]:
+    """Fork processes whose parent is to be `parent`, an ancestor that adopts orphans. They die with that ancestor.
+
+    Returns their ids, once they have that parent, and each leads a process group. Raises NoProcess if the machine has
+    not enough to give. Then none of the bodies is run.
     """
     global _orphaning
     ours, theirs = socket.socketpair()
@@ -222,32 +228,41 @@ def fork_orphan(body: Callable[[], int], parent: int) -> int:
         theirs.close()
         raise NoProcess.because(error) from error
     finally:
-        _orphaning = False  # of who was forked, too: it forks nothing but the orphan, which has a parent to die with
+        _orphaning = False  # of who was forked, too: it forks nothing but orphans, which have a parent to die with
     if not between:
         _orphaning = True
-        try:
-            child = os.fork()
-        except OSError as error:
-            os._exit(error.errno or errno.EAGAIN)
-        if child:
+        for body in bodies:
+            try:
+                child = os.fork()
+            except OSError as error:
+                os._exit(error.errno or errno.EAGAIN)
+            if not child:
+                _orphaning = False
+                ours.close()
+                _await_adoption(theirs)
+                _run_child(parent, body)
             os.setpgid(child, child)
-            theirs.send(b"%d" % child)
-            os._exit(0)
-        _orphaning = False
-        ours.close()
-        adopted = theirs.recv(1)  # sent when the process in between is gone; nothing if the sender is
-        theirs.close()
-        if not adopted:
-            os._exit(1)
-        _run_child(parent, body)
+            theirs.send(b"%d " % child)
+        os._exit(0)
     theirs.close()
     with ours:
         code = os.waitstatus_to_exitcode(os.waitpid(between, 0)[1])
         if code:
             raise NoProcess.because(OSError(abs(code), os.strerror(abs(code))))
-        child = int(ours.recv(32))
-        ours.send(b"!")
-    return child
+        children = [int(child) for child in ours.recv(1 << 16).split()]
+        ours.send(b"!" * len(children))
+    return children
+
+
+def _await_adoption(told: socket.socket) -> None:
+    """Wait until the process in between is gone. End at once if whoever would say so is gone, or has given up."""
+    try:
+        adopted = told.recv(1)
+    except OSError:  # it has left something unread
+        adopted = b""
+    told.close()
+    if not adopted:
+        os._exit(1)
 
 
 def _run_child(parent: int, body: Callable[[], int]) -> NoReturn:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from paceline.core.listed import workers_named
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.unix import Channel
 from paceline.host import messages
@@ -42,8 +43,8 @@ class Process:
     """Whether it has not ended. Its number may be another process's after that."""
 
 
-Fork = Callable[[int], Process]
-"""Forks this worker's process. Raises NoProcess."""
+Fork = Callable[[Sequence[int]], list[Process]]
+"""Forks these workers' processes. Raises NoProcess, and then none is there."""
 
 
 class Workers:
@@ -69,17 +70,18 @@ class Workers:
         """The workers, ascending."""
         return list(self._processes)
 
-    def start(self, worker: int) -> None:
-        """Fork the worker's process, at any time: the first, or one after the last has gone. Raises NoProcess.
+    def start(self, workers: Sequence[int]) -> None:
+        """Fork these workers' processes, at any time: the first ones, or others after those have gone.
 
-        It can be told something before it is listened to: to stop, say.
+        A worker can be told something before it is listened to: to stop, say. Raises NoProcess, and then none is there.
         """
-        last = self._processes.get(worker)
-        assert last is None or not last.here, f"worker {worker} is here"
-        one = self._processes[worker] = self._fork(worker)
-        one.outbox = Outbox(one.channel, self._loop, partial(self.give_up, worker, "it has stopped reading"))
-        if self._listens:
-            self._listen(one)
+        here = [worker for worker in workers if worker in self._processes and self._processes[worker].here]
+        assert not here, f"{workers_named(here)} can't be started while there is a process"
+        for one in self._fork(workers):
+            self._processes[one.worker] = one
+            one.outbox = Outbox(one.channel, self._loop, partial(self.give_up, one.worker, "it has stopped reading"))
+            if self._listens:
+                self._listen(one)
 
     def open(self, hear: Hear, gone: Callable[[int, int], None]) -> None:
         """Listen to all of them. `gone(worker, status)` is called when a process has ended, as waitpid returned it."""

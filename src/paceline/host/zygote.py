@@ -10,16 +10,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from paceline.errors import PeerLost
 from paceline.fabric.unix import Channel, pair
 from paceline.host import messages
-from paceline.host.processes import NoProcess, fork_child, fork_orphan
+from paceline.host.processes import NoProcess, fork_child, fork_orphans
 
+AT_ONCE = 16
+"""Workers that are forked together at most: their orders have to fit into a socket."""
 PATIENCE = 60.0
-"""Seconds that the zygote has for a fork, which takes some milliseconds. A stopped one is not waited for any longer."""
+"""Seconds that the zygote has for these: each takes some milliseconds. A stopped zygote is waited for no longer."""
 
 Become = Callable[[int, list[int]], int]
 """What a forked process does: it is told which worker it is, and has these descriptors. Returns its exit code."""
@@ -48,13 +51,15 @@ class Zygote:
             theirs.close()
         self._channel = Channel(ours, messages.FromZygote, "the zygote")
 
-    def fork(self, worker: int, descriptors: tuple[int, ...]) -> int:
-        """Fork this worker's process, and hand it these descriptors. Returns its id; see `fork_orphan`.
+    def fork(self, workers: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:
+        """Fork these workers' processes, and hand each its descriptors. Returns their ids; see `fork_orphans`.
 
-        The descriptors may be closed then. This process must adopt orphans. Raises NoProcess.
+        Up to `AT_ONCE` together take half as long as one by one. The descriptors may be closed then. This process must
+        adopt orphans. Raises NoProcess, and then none is there.
         """
         try:
-            self._channel.send(messages.Fork(worker), descriptors)
+            for left, (worker, descriptors) in zip(reversed(range(len(workers))), workers, strict=True):
+                self._channel.send(messages.Fork(worker, more=left > 0), descriptors)
             if not self._channel.ready(PATIENCE):
                 os.kill(self.process, signal.SIGKILL)  # so that it forks nothing later
             answer, _ = self._channel.receive()
@@ -63,8 +68,8 @@ class Zygote:
             raise NoProcess(why) from None
         if isinstance(answer, messages.NotForked):
             raise NoProcess(answer.error)
-        process: int = answer.process
-        return process
+        processes: list[int] = answer.processes
+        return processes
 
     def end(self) -> None:
         """End it. What was forked from it goes on."""
@@ -77,20 +82,30 @@ def _serve(launcher: Channel, become: Become, parent: int) -> int:
     """Fork what the launcher asks for, until it has gone."""
     with suppress(PeerLost):
         while True:
-            order, descriptors = launcher.receive()
+            orders: list[tuple[messages.Fork, list[int]]] = [launcher.receive()]
+            while orders[-1][0].more:
+                orders.append(launcher.receive())
 
-            def body(worker: int = order.worker, descriptors: list[int] = descriptors) -> int:
+            def begin(at: int, orders: list[tuple[messages.Fork, list[int]]] = orders) -> int:
                 launcher.close()
-                for descriptor in descriptors:
+                order, own = orders.pop(at)
+                _close(orders)
+                for descriptor in own:
                     os.set_inheritable(descriptor, False)  # one that comes through a socket goes on to programs
-                return become(worker, descriptors)
+                return become(order.worker, own)
 
             answer: messages.Forked | messages.NotForked
             try:
-                answer = messages.Forked(fork_orphan(body, parent))
+                answer = messages.Forked(fork_orphans([partial(begin, at) for at in range(len(orders))], parent))
             except NoProcess as error:
                 answer = messages.NotForked(str(error))
-            for descriptor in descriptors:
-                os.close(descriptor)
+            _close(orders)
             launcher.send(answer)
     return 0
+
+
+def _close(orders: list[tuple[messages.Fork, list[int]]]) -> None:
+    """Close the descriptors that came along with these."""
+    for _, descriptors in orders:
+        for descriptor in descriptors:
+            os.close(descriptor)

@@ -9,8 +9,8 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +21,7 @@ import tomli_w
 
 from paceline.cluster.scenario_file import to_plain
 from paceline.core.drive import drive
+from paceline.core.listed import workers_named
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed, unforeseen
 from paceline.fabric.memory import available_bytes
 from paceline.fabric.unix import Channel, pair
@@ -37,7 +38,7 @@ from paceline.host.processes import (
 )
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
-from paceline.host.zygote import Zygote
+from paceline.host.zygote import AT_ONCE, Zygote
 from paceline.records import summary as summaries
 from paceline.records.cut import cut
 from paceline.records.journal import Journal
@@ -218,18 +219,20 @@ def _coordinate(
     interrupts.output = output
     loop = Loop()
     output.after = loop.after
-    _write_config(settings, None, journal)
     folders = notes()
-    workers = Workers(loop, output, lambda worker: _fork(worker, settings, zygote, folders))
+    workers = Workers(loop, output, lambda numbers: _fork(numbers, settings, zygote, folders))
     rooms, failure = None, ""
     try:
-        for worker in range(settings.workers):
+        for first in range(0, settings.workers, AT_ONCE):
             if interrupts.pending or failure:  # forking hundreds takes a while
                 break
+            together = range(first, min(first + AT_ONCE, settings.workers))
             try:
-                workers.start(worker)
+                workers.start(together)
             except NoProcess as error:
-                failure = f"worker {worker} can't be started: {error}"
+                failure = f"{workers_named(together)} can't be started: {error}"
+
+        _write_config(settings, None, journal)  # while the workers get ready
 
         def on_begin(offer: messages.Offered) -> None:
             _write_config(settings, offer, journal)
@@ -273,29 +276,39 @@ def _coordinate(
         loop.close()
 
 
-def _fork(worker: int, settings: Settings, zygote: Zygote, folders: int) -> Process:
-    ours, theirs = pair()
-    log = settings.folder / f"worker-{worker}.log"
-    printed = None
-    if settings.tee == "all" or (settings.tee == "first" and worker == 0):
-        printed, output = os.pipe()
-        os.set_blocking(printed, False)
-    else:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, MODE)
-    try:
-        process = zygote.fork(worker, (theirs.fileno(), output, folders))
-    except NoProcess:
-        ours.close()
-        if printed is not None:
-            os.close(printed)
-        raise
-    finally:
-        theirs.close()
-        os.close(output)
-    channel = Channel(ours, messages.FromWorker, f"worker {worker}")
-    watch = os.pidfd_open(process)
-    turns = Turns(stored=settings.choice.spec.versions == "stored")
-    return Process(worker=worker, process=process, watch=watch, channel=channel, log=log, printed=printed, turns=turns)
+def _fork(workers: Sequence[int], settings: Settings, zygote: Zygote, folders: int) -> list[Process]:
+    """Fork these workers' processes, each with its end of a channel and what it prints to. Raises NoProcess."""
+    lines, handed = [], []
+    with ExitStack() as kept, ExitStack() as theirs:
+        for worker in workers:
+            our_end, their_end = pair()
+            kept.callback(our_end.close)
+            theirs.callback(their_end.close)
+            log = settings.folder / f"worker-{worker}.log"
+            printed = None
+            if settings.tee == "all" or (settings.tee == "first" and worker == 0):
+                printed, output = os.pipe()
+                os.set_blocking(printed, False)
+                kept.callback(os.close, printed)
+            else:
+                output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, MODE)
+            theirs.callback(os.close, output)
+            lines.append((our_end, log, printed))
+            handed.append((worker, (their_end.fileno(), output, folders)))
+        processes = zygote.fork(handed)
+        kept.pop_all()  # they stay open
+    return [
+        Process(
+            worker=worker,
+            process=process,
+            watch=os.pidfd_open(process),
+            channel=Channel(our_end, messages.FromWorker, f"worker {worker}"),
+            log=log,
+            printed=printed,
+            turns=Turns(stored=settings.choice.spec.versions == "stored"),
+        )
+        for worker, process, (our_end, log, printed) in zip(workers, processes, lines, strict=True)
+    ]
 
 
 def _write_config(settings: Settings, offer: messages.Offered | None, journal: Journal) -> None:
