@@ -9,7 +9,7 @@ import pytest
 from paceline.records.snapshots import FORMAT, STORE, State, draft_of, folder_of, newest, read
 
 STATE = State(
-    format=FORMAT, fact=0, version=3, at=1.5, steps=6, samples=48, memory=None, leases={}, epoch=0, epochs={},
+    format=FORMAT, fact=0, version=3, at=1.5, steps=6, samples=48, memory=None, leases={}, epoch=0,
     next_steps={0: 4, 1: 3}, scalars={0: [{"lr": 0.1}]}, files={},
 )  # fmt: skip
 

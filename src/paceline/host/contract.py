@@ -58,8 +58,8 @@ class Resumption:
 
     folder: str
     version: int
-    epochs: Mapping[int, int]
-    """By worker: the epoch that its script goes on in."""
+    epoch: int
+    """The epoch that scripts go on in."""
     replicas: Sequence[int]
     """Workers whose replicas it has."""
     kept: Mapping[int, int]

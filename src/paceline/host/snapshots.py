@@ -132,9 +132,7 @@ class Snapshots:
         assert self.resumption is not None
         kept = self.resumption.kept.get(worker)
         there = None if kept is None else os.open(self._file(worker_file(kept)), os.O_RDONLY | os.O_CLOEXEC)
-        resumed = messages.Resumed(
-            epoch=self.resumption.epochs[worker], buffers=self._area(worker), kept=there is not None
-        )
+        resumed = messages.Resumed(epoch=self.resumption.epoch, buffers=self._area(worker), kept=there is not None)
         return resumed, there
 
     def _area(self, worker: int) -> int:

@@ -45,9 +45,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     leases: dict[str, Any]
     """See `core.leases.Leases.plain`."""
     epoch: int
-    """The first epoch that has batches left."""
-    epochs: dict[int, int]
-    """By worker: the epoch that its script is to go on in, which may be an earlier one."""
+    """The epoch that scripts go on in: the first that has batches left, or one whose end a script has yet to see."""
     next_steps: dict[int, int]
     """By worker that trained: its next step number."""
     scalars: dict[int, list[dict[str, Any]]]

@@ -164,7 +164,7 @@ def _resumption(rooms: Rooms, workers: Sequence[int]) -> Resumption | None:
     return Resumption(
         folder=str(snapshot.folder.absolute()),
         version=state.version,
-        epochs={worker: state.epochs.get(worker, state.epoch) for worker in workers},
+        epoch=state.epoch,
         replicas=[worker for worker in state.next_steps if replica_file(worker) in state.files],
         kept={worker: one for worker, one in kept.items() if one is not None},
     )

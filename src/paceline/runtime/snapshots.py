@@ -37,6 +37,8 @@ class _Draft:
     """The files that it lacks."""
     packing: set[int]
     """Workers that have not packed their parts."""
+    epochs: list[int]
+    """Of the others: the epoch that the script of each is in."""
     files: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of each that is there."""
 
@@ -83,10 +85,8 @@ class Snapshots:
         """Whether a snapshot is due at the end of this fact's orders."""
         self._number = 1
         """The number of the next snapshot."""
-        self._asked: dict[int, bool] = {}
-        """Workers that were told to pack their parts of it, and whether they have."""
-        self._epochs: dict[int, int] = {}
-        """By worker: the epoch that its script is to go on in, as of what it packed last."""
+        self._asked: dict[int, int | None] = {}
+        """By worker that was told to pack its part of it: see `packed`; None if it has not."""
         self._draft: _Draft | None = None
         self._newest = 0
         """The fact of the newest whole snapshot."""
@@ -131,7 +131,7 @@ class Snapshots:
             worker = member.worker
             if worker in self._next_steps and worker not in self._asked:
                 epoch = self._data.leases.epoch() if epoch is None else epoch
-                self._asked[worker] = False
+                self._asked[worker] = None
                 self._send(member, messages.Keep(self._number, self._next_steps[worker] - 1, epoch))
 
     def go_on(self) -> None:
@@ -153,16 +153,16 @@ class Snapshots:
     # --- what comes in ------------------------------------------------------------------------------
 
     def packed(self, worker: int, number: int, epoch: int) -> None:
-        """The worker has packed its part of that snapshot. Its script is to go on in that epoch."""
-        self._epochs[worker] = epoch
+        """The worker has packed its part of that snapshot. Its script has seen the ends of the epochs before that."""
         if number == self._number:
-            self._asked[worker] = True
-        elif self._draft is not None:
+            self._asked[worker] = epoch
+        elif self._draft is not None and worker in self._draft.packing:
             self._draft.packing.discard(worker)
+            self._draft.epochs.append(epoch)
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended. If it has not packed its part, the snapshot does without."""
-        if not self._asked.get(worker, True):
+        if worker in self._asked and self._asked[worker] is None:
             del self._asked[worker]
         if self._draft is not None and worker in self._draft.packing:
             self._draft.packing.discard(worker)
@@ -202,7 +202,6 @@ class Snapshots:
             memory=self.memory(),
             leases=self._data.plain(self._applied.in_replicas()),
             epoch=self._data.leases.epoch(),
-            epochs={},
             next_steps=dict(self._next_steps),
             scalars={worker: self._members[worker].scalars for worker in self._next_steps},
             files={},
@@ -210,14 +209,17 @@ class Snapshots:
         self._ledger.mark()
         folder = draft_of(folder_of(self._run, fact))
         files = self._host.keep(self._number, str(folder.absolute()), self._version, sorted(means))
-        packing = {worker for worker, has in self._asked.items() if not has}
-        self._draft = _Draft(state, folder, self._number, {*files, *map(worker_file, self._asked)}, packing)
+        packing = {worker for worker, epoch in self._asked.items() if epoch is None}
+        epochs = [epoch for epoch in self._asked.values() if epoch is not None]
+        awaited = {*files, *map(worker_file, self._asked)}
+        self._draft = _Draft(state, folder, self._number, awaited, packing, epochs)
         self._number, self._asked = self._number + 1, {}
 
     def _seal_if_there(self) -> None:
         draft = self._draft
         if draft is not None and not draft.awaited:
-            state = msgspec.structs.replace(draft.state, files=draft.files, epochs=dict(self._epochs))
+            epoch = min([draft.state.epoch, *draft.epochs])
+            state = msgspec.structs.replace(draft.state, files=draft.files, epoch=epoch)
             text = msgspec.json.encode(state)
             older = [path for path in whole(self._run) if int(path.name) not in self.stays]
             self._host.seal(text, [str(path.absolute()) for path in older[KEPT - 1 :]])

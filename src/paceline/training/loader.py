@@ -123,6 +123,7 @@ class PacedLoader(_Paced):
                 try:
                     data = next(inner)
                 except StopIteration:
+                    self._session.come_by(loop.epoch)  # the run may have been stopped, with batches left
                     break
                 self._session.come_by()
                 batch = loop.leased.popleft()
@@ -187,6 +188,8 @@ class PacedLoader(_Paced):
             batch = link.lease(loop.epoch, self._orders)
             if batch is None:
                 loop.ran_out = True
+                if self._session.here:  # the order to keep something may have come while a batch was asked for
+                    self._session.keep(link.heard_to_keep())
                 link.raise_if_interrupted()
                 return
             loop.leased.append(batch)
