@@ -13,7 +13,7 @@ from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended
 
-EPOCHS, SAMPLES = 3, 48
+EPOCHS, SAMPLES, STEPS = 3, 48, 36
 EXACT = ("all-reduce", "bsp")
 """Protocols under which a run that was stopped ends on the bits of one that was not."""
 
@@ -42,7 +42,7 @@ for epoch in {epochs}:
 """
 
 FIRST = """
-import errno, os, signal
+import errno, os, posix, signal
 from paceline.host import zygote
 from paceline.records import cut
 from paceline.runtime import worker
@@ -74,8 +74,8 @@ def befall():
         for _ in range(1 + (what == "interrupt twice")):
             os.killpg(launcher, signal.SIGINT)
 
-def on_disk(name, path_of):
-    real = getattr(os, name)
+def on_disk(module, name, path_of):
+    real = getattr(module, name)
     def call(first, *more, **keys):
         path = path_of(first)
         if "/snapshots" in str(path):
@@ -83,6 +83,7 @@ def on_disk(name, path_of):
             if over and (what == "full disk" or what == "full disk once" and seen == nth):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return real(first, *more, **keys)
+    setattr(module, name, call)
     setattr(os, name, call)
 
 def around(owner, name, place):
@@ -105,9 +106,9 @@ def work(number, *arguments, real=worker.work):
     return real(number, *arguments)
 
 zygote._serve, worker.work = serve, work
-on_disk("fsync", lambda descriptor: os.readlink("/proc/self/fd/%d" % descriptor))
-on_disk("rename", str)
-on_disk("mkdir", str)
+on_disk(os, "fsync", lambda descriptor: os.readlink("/proc/self/fd/%d" % descriptor))
+on_disk(os, "rename", str)
+on_disk(posix, "mkdir", str)  # which the store has again
 for name in ("_write_aside", "_take_away", "_move_versions"):
     around(cut, name, "cut")
 for name in ("commit", "keep", "restore", "record"):
@@ -120,23 +121,23 @@ DEATHS = ("kill launcher", "kill launcher", "kill itself", "kill zygote")
 ENDS = ("terminate", "interrupt", "interrupt twice")
 FULL = ("full disk", "full disk once")
 PLACES = {
-    "step": (8, 44, (*DEATHS, *ENDS)),
-    "commit": (8, 60, ("kill launcher", "kill itself", "terminate")),
-    "keep": (1, 12, (*DEATHS, "terminate")),
-    "fsync": (1, 40, (*DEATHS, *ENDS, *FULL, *FULL)),
-    "rename": (1, 8, (*DEATHS, *FULL)),
-    "mkdir": (1, 6, ("kill launcher", *FULL)),
-    "record": (1, 2, ("kill launcher", "kill itself")),
+    "step": (lambda workers, snapshots: 2 * STEPS // workers, (*DEATHS, *ENDS)),
+    "commit": (lambda workers, snapshots: 2 * STEPS // workers, (*DEATHS, "terminate")),
+    "keep": (lambda workers, snapshots: 2 * snapshots, (*DEATHS, "terminate")),
+    "fsync": (lambda workers, snapshots: (4 + workers) * snapshots, (*DEATHS, *ENDS, *FULL, *FULL)),
+    "rename": (lambda workers, snapshots: snapshots, (*DEATHS, *FULL)),
+    "mkdir": (lambda workers, snapshots: (1 + workers) * snapshots, ("kill launcher", *FULL)),
+    "record": (lambda workers, snapshots: 2, ("kill launcher", "kill itself")),
 }
-"""Where a run is stopped: how often a process comes there at least and at most before, and what may happen then.
+"""Where a run is stopped: about how often a process comes there with so many workers and snapshots, and what happens.
 
 A worker begins and ends a step; the store commits, writes files of snapshots (with an fsync each) and renames; the
 launcher makes folders.
 """
 RESUMING = PLACES | {
-    "cut": (1, 6, ("kill launcher",)),
-    "restore": (1, 2, ("kill launcher", "kill itself")),
-    "begin": (1, 1, ("kill launcher", "kill zygote", "terminate")),
+    "cut": (lambda workers, snapshots: 6, ("kill launcher",)),
+    "restore": (lambda workers, snapshots: 2, ("kill launcher", "kill itself")),
+    "begin": (lambda workers, snapshots: 2, ("kill launcher", "kill zygote", "kill itself", "terminate")),
 }
 """The same of a run that goes on."""
 
@@ -161,18 +162,20 @@ class Schedule:
         chance = random.Random(seed)
         protocols = sorted(registry())
         protocol = protocols[seed % len(protocols)]
-        workers = chance.randint(1, 3)
-        flags = ["-n", str(workers), "-p", protocol, "--checkpoint", str(chance.choice([1, 2, 4, 6]))]
+        workers, snapshots = chance.randint(1, 3), chance.choice([1, 2, 3, 4, 6])
+        flags = ["-n", str(workers), "-p", protocol, "--checkpoint", str(snapshots)]
         flags += ["--drain", "5"] if chance.random() < 0.3 else []
         flags += ["--record", "0"] if chance.random() < 0.3 else []
         flags += ["--on-loss", "stop"] if chance.random() < 0.4 else []
         flags += ["--shards", "static"] if chance.random() < 0.2 else []
-        stops = []
+        stops: list[Stop] = []
         for number in range(chance.randint(1, 3)):
             places = RESUMING if number else PLACES
             where = chance.choice(list(places))
-            least, most, whats = places[where]
-            stops.append((where, chance.randint(least, most), chance.choice(whats), chance.randrange(workers)))
+            comes, whats = places[where]
+            often = comes(workers, EPOCHS * snapshots)
+            nth = chance.randint(1, max(1, often // 2)) if number else chance.randint(often // 3 + 1, often)
+            stops.append((where, nth, chance.choice(whats), chance.randrange(workers)))
         return cls(seed, protocol, workers, tuple(flags), _script(chance), tuple(stops))
 
     @property
@@ -230,9 +233,9 @@ def carry_out(schedule: Schedule, launch: Launch) -> list[Run]:
                 raise Broken(f"without a snapshot, it ends with {runs[-1].code}")
             return runs
         if runs[-1].code == 2:
-            raise Broken(f"it has the snapshots {before}, and does not go on")
+            raise Broken(f"it has the snapshots {before}, and does not go on: {runs[-1].err}")
         if stop is None and runs[-1].code:
-            raise Broken(f"nothing befell it, and it ends with {runs[-1].code}")
+            raise Broken(f"nothing befell it, and it ends with {runs[-1].code}: {runs[-1].err}")
     return runs
 
 
