@@ -18,6 +18,7 @@ EXACT = ("all-reduce", "bsp")
 """Protocols under which a run that was stopped ends on the bits of one that was not."""
 
 SCRIPT = """
+import time
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -36,16 +37,17 @@ for epoch in {epochs}:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
+        time.sleep(0.004)
         {each_step}
     {each_epoch}
 {end}
 """
 
 FIRST = """
-import errno, os, posix, signal
+import errno, os, posix, signal, sqlite3
 from paceline.host import zygote
-from paceline.records import cut
-from paceline.runtime import worker
+from paceline.records import cut, ledger
+from paceline.runtime import snapshots, worker
 from paceline.training import session, store
 
 launcher, parent, me, seen = os.getpid(), None, None, 0
@@ -105,7 +107,13 @@ def work(number, *arguments, real=worker.work):
     me = number
     return real(number, *arguments)
 
-zygote._serve, worker.work = serve, work
+def write_batch(self, real=ledger.Ledger._write_batch):
+    if comes_to("ledger") and what == "full disk":
+        raise sqlite3.OperationalError("database or disk is full")
+    return real(self)
+
+zygote._serve, worker.work, ledger.Ledger._write_batch = serve, work, write_batch
+ledger.GATHER, snapshots.LOOK_AGAIN = 0.005, 0.002  # short runs have time for many snapshots
 on_disk(os, "fsync", lambda descriptor: os.readlink("/proc/self/fd/%d" % descriptor))
 on_disk(os, "rename", str)
 on_disk(posix, "mkdir", str)  # which the store has again
@@ -127,6 +135,7 @@ PLACES = {
     "fsync": (lambda workers, snapshots: (4 + workers) * snapshots, (*DEATHS, *ENDS, *FULL, *FULL)),
     "rename": (lambda workers, snapshots: snapshots, (*DEATHS, *FULL)),
     "mkdir": (lambda workers, snapshots: (1 + workers) * snapshots, ("kill launcher", *FULL)),
+    "ledger": (lambda workers, snapshots: 30, ("kill launcher", "kill zygote", "full disk")),
     "record": (lambda workers, snapshots: 2, ("kill launcher", "kill itself")),
 }
 """Where a run is stopped: about how often a process comes there with so many workers and snapshots, and what happens.

@@ -238,7 +238,7 @@ class Snapshots:
         draft = self._draft
         if draft is None or draft.awaited:
             return
-        if draft.failed:
+        if draft.failed or self._ledger.broken:  # the run's end says why its ledger is
             self._host.drop()
             self._newest, self._draft = draft.state.fact, None
             return
