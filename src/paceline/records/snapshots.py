@@ -103,7 +103,7 @@ def remove_undone(run: Path, fact: int) -> None:
     """Remove all that was kept after that fact, from which the run goes on: other facts will have the same numbers."""
     for folder in whole(run):
         if int(folder.name) > fact:
-            shutil.rmtree(folder)
+            folder.rename(draft_of(folder))  # not whole any more, even if it is not removed to its end
     remove_drafts(run)
 
 
