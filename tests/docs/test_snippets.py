@@ -48,7 +48,7 @@ def test_every_command_has_flags_that_there_are_and_files_that_there_are(page: P
         for command in block.commands:
             if command.words[0] == "paceline" and command.words[1] in COMMANDS:
                 own = list(takewhile(lambda word: word not in (">", "|"), command.words[1:]))
-                for flag in ("--config", "--resume"):  # read as flags are parsed; an earlier command of the page makes it
+                for flag in ("--config", "--resume"):  # an earlier command of the page makes what they name
                     if flag in own:
                         del own[(at := own.index(flag)) : at + 2]
                 parser(own[0]).parse_args(own)  # raises with the parser's own message
