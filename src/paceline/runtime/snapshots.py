@@ -219,7 +219,7 @@ class Snapshots:
             leases=self._data.plain(self._applied.in_replicas()),
             epoch=self._data.leases.epoch(),
             next_steps=dict(self._next_steps),
-            scalars={worker: self._members[worker].scalars for worker in self._next_steps},
+            scalars={worker: one.scalars for worker, one in self._members.items() if worker in self._next_steps},
             files={},
         )
         self._ledger.mark()
