@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -109,7 +109,7 @@ def test_each_sample_is_used_once_in_each_epoch_over_all_segments(protocol: str,
 
 
 def test_a_killed_launcher_loses_what_came_after_the_newest_snapshot_and_no_more(launch: Launch) -> None:
-    process = launch.start(script() + "", "-n", "2", "--checkpoint", "4")
+    process = launch.start(script(), "-n", "2", "--checkpoint", "4")
     snapshots = process.folder / "snapshots"  # type: ignore[union-attr]
     while not snapshots.exists() or not list(whole(process.folder)):  # type: ignore[union-attr]
         assert process.poll() is None
@@ -130,21 +130,16 @@ def test_a_complete_run_goes_on_if_it_is_asked_for_more(launch: Launch) -> None:
     assert json.loads((run.folder / "summary.json").read_text())["outcome"] == "completed"
 
 
-def _swap(folder: Path) -> None:
-    (folder.parent / "other.py").write_text("pass\n")
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["-p", "all-reduce"], "it is a run of bsp, whose state all-reduce can't go on with"),
         (["--out", "elsewhere"], "leave --out out"),
-        (["-p", "ddp"], "keeps no snapshots"),
-        (["other.py"], "not of other.py; leave the script out"),
+        (["-p", "ddp"], "-p ddp, which can't follow it"),
+        ([__file__], "test_resume.py; leave the script out"),
     ],
 )
-def test_what_a_run_can_not_go_on_with_is_one_line(flags: list[str], said: str, launch: Launch, stopped: Run,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_what_a_run_can_not_go_on_with_is_one_line(flags: list[str], said: str, launch: Launch, stopped: Run) -> None:
     refused = launch.resume(stopped.folder, *flags)
     assert refused.code == 2
     assert said in refused.err
@@ -154,19 +149,19 @@ def test_what_a_run_can_not_go_on_with_is_one_line(flags: list[str], said: str, 
 @pytest.fixture
 def stopped(launch: Launch) -> Run:
     """A run that was stopped after a few steps."""
-    (launch.tmp_path / "other.py").write_text("pass\n")
     return launch.run(script(), "-n", "2", "--max-steps", "9").completed()
 
 
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda run: [__import__("shutil").rmtree(run.folder / "snapshots")], "no snapshot can be read"),
+        (lambda run: shutil.rmtree(run.folder / "snapshots"), "no snapshot can be read"),
         (lambda run: [path.write_text("pass\n") for path in run.folder.parent.glob("train_*.py")], "has changed since"),
     ],
 )
-def test_a_run_that_can_not_go_on_is_left_as_it_was(harm: Callable[[Run], object], said: str, launch: Launch,
-                                                    stopped: Run) -> None:  # fmt: skip
+def test_a_run_that_can_not_go_on_is_left_as_it_was(
+    harm: Callable[[Run], object], said: str, launch: Launch, stopped: Run
+) -> None:
     before = (stopped.folder / "summary.json").read_bytes()
     harm(stopped)
     refused = launch.resume(stopped.folder)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.drive import drive
 from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan
-from paceline.core.leases import Batch, Leases
+from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.protocols import registry
 from paceline.records.cut import Cut, cut
@@ -177,7 +177,7 @@ class Leased(History):
         super().tell(fact)
         self.seen.record(*self.pairs[-1])
         if len(self.pairs) == self.point:
-            self.kept = deepcopy((self.leases, self.seen))
+            self.kept = deepcopy((self.leases, self.seen, self.settled))
             self.on_point()
         if len(self.pairs) == self.last:
             raise Killed
@@ -187,8 +187,8 @@ class Leased(History):
 
     def resume(self, began: TrainingBegan) -> None:
         """Go on with a fresh machine, from the snapshot."""
-        leases, self.seen = self.kept
-        self.leases = returned(leases, [worker for worker, _, _ in began.members])
+        leases, self.seen, self.settled = self.kept
+        self.leases = Leases.resumed(leases.plain(), "queue", [worker for worker, _, _ in began.members])
         self.point = self.last = -1
         self.at = began.at
         self.machine = choose(self.protocol, registry()).machine()
@@ -196,20 +196,8 @@ class Leased(History):
         self.doing = {worker: deque() for worker, _, _ in began.members}
         self.used = {worker: step for worker, _, step in began.members}
         self.tell(began)
-        while self.doing or self.leases.settled < 100:
+        while self.doing or self.settled < 100:
             self.next()
-
-
-def returned(leases: Leases, members: list[int]) -> Leases:
-    """These leases, with everything that is outstanding back in its epoch's queue, in order."""
-    bound = [batch for batches in leases.bound.values() for batch in batches]
-    outstanding = [*leases.pool, *(batch for held in leases.held.values() for batch in held), *bound]
-    for number, opened in leases.epochs.items():
-        back = [batch.index for batch in outstanding if batch.epoch == number]
-        queue = sorted([*opened.queue, *back])
-        opened.queue.clear()
-        opened.queue.extend(queue)
-    return replace(leases, members=members, pool=type(leases.pool)(), held={}, bound={}, times=dict[Batch, int]())
 
 
 def leased_and_resumed(
@@ -256,10 +244,10 @@ def leased_and_resumed(
     journal.ledger.note("deaths", deaths)
     with suppress(Killed):
         _with_epochs(history, journal.ledger)
-    leases, seen = history.kept
+    _, seen, settled = history.kept
     if end is not None:  # it records where it stands
         file = f"versions/{seen.version:08d}.safetensors"
-        journal.recorded(seen.version, made[seen.version], leases.settled, "4" * 64, file)
+        journal.recorded(seen.version, made[seen.version], settled, "4" * 64, file)
         journal.ended(end, None)
     journal.ledger.close()
     begins = cut(folder, fact, seen.version)

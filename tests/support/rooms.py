@@ -201,5 +201,6 @@ OFFER = messages.Offered(
     shards=None,
     evaluates=False,
     metrics=None,
+    code={},
 )
 """What a worker brings to `prepare`."""

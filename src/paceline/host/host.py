@@ -398,12 +398,11 @@ class LocalHost:
         self._news.lost(why)
 
     def _send_with(self, worker: int, message: messages.Message, ends: Sequence[Any]) -> None:
-        """Tell the worker. The region comes along, and these ends of channels and descriptors, which are closed."""
+        """Tell the worker. The region comes along, and these ends of channels or open files, which are closed here."""
         assert self.region is not None
-        descriptors = [end if isinstance(end, int) else end.detach() for end in ends]
-        self._workers.send(worker, message, (self.region.descriptor, *descriptors))
-        for descriptor in descriptors:
-            os.close(descriptor)
+        self._workers.send(worker, message, (self.region.descriptor, *(end.fileno() for end in ends)))
+        for end in ends:
+            end.close()
 
     def _idle_cores(self) -> int:
         """Cores that no worker computes on now."""

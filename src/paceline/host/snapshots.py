@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from paceline.core.items import Replica, Version
 from paceline.host import messages
@@ -127,11 +128,11 @@ class Snapshots:
         there = [(worker, self._file(replica_file(worker))) for worker in resumption.replicas]
         self._send(messages.Restore(self._file(STORE), slot, areas, there, buffers))
 
-    def begins(self, worker: int) -> tuple[messages.Resumed, int | None]:
-        """What that worker goes on with, and the descriptor of what its script kept, if there is any."""
+    def begins(self, worker: int) -> tuple[messages.Resumed, BinaryIO | None]:
+        """What that worker goes on with, and the open file of what its script kept, if there is any."""
         assert self.resumption is not None
         kept = self.resumption.kept.get(worker)
-        there = None if kept is None else os.open(self._file(worker_file(kept)), os.O_RDONLY | os.O_CLOEXEC)
+        there = None if kept is None else open(self._file(worker_file(kept)), "rb")  # noqa: SIM115  # the host sends it
         resumed = messages.Resumed(epoch=self.resumption.epoch, buffers=self._area(worker), kept=there is not None)
         return resumed, there
 

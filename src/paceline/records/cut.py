@@ -80,6 +80,16 @@ def cut(folder: Path, fact: int, version: int) -> Cut:
         raise RunFailed(f"{path}: the ledger cannot be cut: {error}; is the disk full, or the folder gone?") from error
 
 
+def why_not(folder: Path, fact: int, version: int) -> str:
+    """Why the ledger of the run in that folder can't be cut at that snapshot; empty if it can."""
+    with closing(connect(folder / LEDGER)) as ledger:
+        try:
+            _look_at(folder, ledger, {"fact": fact, "version": version})
+        except ConfigError as error:
+            return str(error).partition(": ")[2]
+    return ""
+
+
 def _cut(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> Cut:
     _look_at(folder, ledger, point)
     ledger.execute(_LAST_STEPS, point)
@@ -203,9 +213,9 @@ def _notes(ledger: sqlite3.Connection) -> dict[str, Any]:
 
 def _shorten(ledger: sqlite3.Connection, at: float) -> None:
     """End each worker's last step where the run's clock goes on: what it waited after that is undone."""
-    parts = ("wait", "pull", "push", "other")
+    parts = ("wait", "pull", "push")
     rows = ledger.execute(
-        f"SELECT rowid, began + compute + push + wait + pull + other, {', '.join(parts)} FROM step_times "
+        f"SELECT rowid, began + compute + push + wait + pull, {', '.join(parts)} FROM step_times "
         "WHERE (worker, step) IN (SELECT worker, step FROM temp.last_steps)"
     ).fetchall()
     for row, ended, *seconds in rows:

@@ -254,6 +254,8 @@ class Ledger:
             connect(path).close()
         self._path = path
         self._queue: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        self._asked = self._reached = 0
+        """How often it was asked whether all is written, and up to which of these it is."""
         self._facts = 0
         self._closing = threading.Event()
         self._error: Exception | None = None
@@ -287,6 +289,16 @@ class Ledger:
     def mark(self) -> None:
         """A snapshot was taken after the last fact's orders: whatever is told until now belongs to it, and no more."""
         self._queue.put(("mark", self._facts))
+
+    def ask(self) -> int:
+        """Return a number for `has`: whatever is told until now."""
+        self._asked += 1
+        self._queue.put(("asked", self._asked))
+        return self._asked
+
+    def has(self, number: int) -> bool:
+        """Whether all that was told before `ask` returned this number is in the file."""
+        return self._reached >= number
 
     @property
     def behind(self) -> int:
@@ -421,6 +433,7 @@ class Ledger:
         with self._database:
             for statement, rows in statements:
                 self._database.executemany(statement, rows)
+        self._reached = max((item[1] for item in batch if item and item[0] == "asked"), default=self._reached)
         return None not in batch
 
     def _statements(self, batch: Sequence[tuple[Any, ...] | None]) -> list[_Statement]:
@@ -429,7 +442,7 @@ class Ledger:
         rows: _Rows = defaultdict(list)
         for item in batch:
             match item:
-                case None:
+                case None | ("asked", _):
                     pass
                 case ("facts", number, fact, orders):
                     self._encode(number, fact, orders, rows)

@@ -12,6 +12,7 @@ from paceline.core.choice import Choice
 from paceline.core.listed import listed
 from paceline.errors import ConfigError
 from paceline.files import read_file
+from paceline.records.cut import why_not
 from paceline.records.folders import is_run
 from paceline.records.reading import SUMMARY, is_written
 from paceline.records.snapshots import SNAPSHOTS, Snapshot, newest
@@ -71,7 +72,7 @@ KEPT_BY = {
 
 def snapshot_of(run: Path) -> tuple[Snapshot, list[str]]:
     """The snapshot that the run goes on from, and a line on each newer one that is passed over."""
-    found, passed = newest(run)
+    found, passed = newest(run, lambda state: why_not(run, state.fact, state.version))
     if found is not None:
         return found, passed
     why = f" ({passed[0]})" if passed else f": {run / SNAPSHOTS} has none; one is written in each epoch (--checkpoint)"

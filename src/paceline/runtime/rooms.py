@@ -78,6 +78,7 @@ class Rooms:
             self.data,
             self.recordings,
             ledger,
+            loop,
             send=self.send,
             say=say,
         )

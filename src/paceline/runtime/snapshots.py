@@ -17,6 +17,7 @@ import msgspec
 from paceline.core.facts import Fact, GradientReady, TrainingBegan
 from paceline.host import messages
 from paceline.host.contract import Host
+from paceline.host.loop import Loop
 from paceline.records.due import Due
 from paceline.records.ledger import Ledger
 from paceline.records.snapshots import FORMAT, KEPT, State, draft_of, folder_of, whole, worker_file
@@ -24,6 +25,8 @@ from paceline.runtime.applied import Applied
 from paceline.runtime.data import Data
 from paceline.runtime.member import Member
 from paceline.runtime.recordings import Recordings
+
+LOOK_AGAIN = 0.05  # seconds: the ledger writes ten times a second
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ class _Draft:
     """Of the others: the epoch that the script of each is in."""
     files: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of each that is there."""
+    noted: int | None = None
+    """What to ask the ledger for once all files are there; see `Ledger.ask`."""
 
 
 class Snapshots:
@@ -56,6 +61,7 @@ class Snapshots:
         data: Data,
         recordings: Recordings,
         ledger: Ledger,
+        loop: Loop,
         *,
         send: Callable[[Member, messages.Message], None],
         say: Callable[[str], None],
@@ -74,6 +80,7 @@ class Snapshots:
         self._data = data
         self._recordings = recordings
         self._ledger = ledger
+        self._loop = loop
         self._send = send
         self._say = say
         self._at = 0.0
@@ -217,7 +224,13 @@ class Snapshots:
 
     def _seal_if_there(self) -> None:
         draft = self._draft
-        if draft is not None and not draft.awaited:
+        if draft is None or draft.awaited:
+            return
+        if draft.noted is None:
+            draft.noted = self._ledger.ask()
+        if not self._ledger.has(draft.noted):  # else a killed run could have a snapshot that its ledger lacks
+            self._loop.after(LOOK_AGAIN, lambda: self._seal_if_there() if self._draft is draft else None)
+        else:
             epoch = min([draft.state.epoch, *draft.epochs])
             state = msgspec.structs.replace(draft.state, files=draft.files, epoch=epoch)
             text = msgspec.json.encode(state)
