@@ -130,15 +130,27 @@ FROM_THE_LOOP = {"time", "datetime", "socket", "select", "selectors", "subproces
 ROOMS = (
     *("accounts", "adoption", "applied", "clock", "coordinator", "course", "data", "director", "display", "ending"),
     *("evaluations", "leaving", "lifecycle", "limits", "losses", "news", "recordings", "rooms", "scores", "terms"),
-    "versions",
+    *("snapshots", "versions"),
 )
 AT_HOME = (
     *("arithmetic", "averages", "commits", "contract", "copies", "fetch", "host", "paced", "plan", "pulls", "pushes"),
-    *("releases", "seat", "shelf", "steps", "turns", "workers"),
+    *("releases", "seat", "shelf", "snapshots", "steps", "turns", "workers"),
 )
 
 
-PLACES = {"arithmetic", "averages", "commits", "copies", "pulls", "pushes", "releases", "seat", "shelf", "steps"}
+PLACES = {
+    "arithmetic",
+    "averages",
+    "commits",
+    "copies",
+    "pulls",
+    "pushes",
+    "releases",
+    "seat",
+    "shelf",
+    "snapshots",
+    "steps",
+}
 """Modules of the host that know places and claims."""
 
 

@@ -116,8 +116,10 @@ def test_a_replica_and_what_a_worker_packed_are_written(processes: list[Process]
 
 
 def test_a_file_that_can_t_be_written_is_said_and_the_process_goes_on(processes: list[Process], tmp_path: Path) -> None:
-    first = processes[0]
-    for message in (messages.KeepState(0, "/nowhere/store"), messages.KeepReplica(0, "/nowhere/replica")):
+    first, no_folder = processes[0], tmp_path / "file"
+    no_folder.write_text("a file, in which there can be no others")
+    orders = (messages.KeepState(0, str(no_folder / "store")), messages.KeepReplica(0, str(no_folder / "replica")))
+    for message in orders:
         first.channel.send(message)
         kept = first.heard()
         assert (kept.sha256, kept.error.startswith(f"{message.file} can't be written: ")) == ("", True)

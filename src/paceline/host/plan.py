@@ -10,8 +10,9 @@ from paceline.host.messages import Offered
 
 CLAIMS = 3
 """Versions that a worker claims at most: for its step, for a later step that it was pulled for, and to look at."""
-BESIDE_READERS = 3
-"""Versions besides: the newest one, the one that is being made, the one that is being written to disk."""
+BESIDE_READERS = 4
+"""Versions besides: the newest one, the one that is being made, those that are being written to disk as a recording and
+for a snapshot."""
 REPLICAS = 6
 """Of each worker: its replica, what a step or an average of it is made in, what it computes on, what a mean of
 gradients is made in, and two for the present cut."""
@@ -55,8 +56,8 @@ class Plan:
 def plan(spec: Spec, unapplied: int, capacity: int) -> Plan:
     """The places that this protocol needs, if so many updates of a worker may be unapplied at once.
 
-    With a store a commit always finds a place: workers claim `CLAIMS` versions each, and `BESIDE_READERS` are claimed
-    besides.
+    With a store a commit finds a place whatever workers claim: they claim `CLAIMS` versions each, and `BESIDE_READERS`
+    are claimed besides. It waits if the disk lags behind, with several versions to be written.
     """
     if spec.versions == "means":
         return Plan(capacity, slots=0, areas=REPLICAS + 1)

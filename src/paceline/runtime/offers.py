@@ -29,9 +29,9 @@ def difference(first: Offered, other: Offered) -> str:
 def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int) -> str:
     """Why this model does not fit into so many bytes; empty if it does.
 
-    Places are counted for the worst case. With a store no two workers read the same version, each looks at another, and
-    each computes while the store still needs its last update. A replica is averaged while its worker computes. If the
-    store does not step the optimizer, every worker has parameters and a state of its own.
+    Places are counted as runs use them. A place that is never needed takes no memory, so the plan has more. With a
+    store each worker reads a version of its own, and has an update. A replica is averaged while its worker computes.
+    If the store does not step the optimizer, every worker has parameters and a state of its own.
     """
     if spec.versions == "means":
         areas = 3 * workers + 2
