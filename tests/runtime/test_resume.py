@@ -108,6 +108,14 @@ def test_each_sample_is_used_once_in_each_epoch_over_all_segments(protocol: str,
     assert times == [(1,)] * 288
 
 
+@pytest.mark.parametrize("protocol", ["ad-psgd", "all-reduce"])
+def test_what_is_in_a_replica_is_used_up_where_scripts_go_on(protocol: str, launch: Launch) -> None:
+    flags = ("-n", "1", "-p", protocol)
+    whole_run = launch.run(KINDS["per epoch, range"], *flags).completed()
+    stopped = launch.run(KINDS["per epoch, range"], *flags, "--max-steps", "48").completed()
+    assert same_bits(launch.resume(stopped.folder).completed(), whole_run)
+
+
 def test_a_killed_launcher_loses_what_came_after_the_newest_snapshot_and_no_more(launch: Launch) -> None:
     process = launch.start(script(), "-n", "2", "--checkpoint", "4")
     snapshots = process.folder / "snapshots"  # type: ignore[union-attr]

@@ -132,10 +132,8 @@ class Leases:
         snapshot has a copy of that replica, so they count as settled. `unskipped`: batches that were skipped before
         steps that are not in the snapshot, so they are dealt again.
         """
-        kept = {batch: None for key in in_replicas for batch in self.bound.get(key, ())}
-        outstanding = self._outstanding(without=kept)
-        for batch in unskipped:
-            outstanding[batch.epoch] = sorted([*outstanding[batch.epoch], batch.index])
+        kept = self._bound_for(in_replicas)
+        outstanding = self._undone(kept, unskipped)
         over = [number for number in sorted(self.epochs) if self._is_over(number, outstanding)]
         return {
             "dealing": self.dealing,
@@ -160,9 +158,12 @@ class Leases:
             "leased": [[batch.epoch, batch.index] for batch in self._leased() if batch not in kept],
         }
 
-    def epoch(self) -> int:
-        """Return the lowest epoch that is not used up, or else the next one: where a resumed run goes on."""
-        outstanding = self._outstanding()
+    def epoch(self, in_replicas: Collection[tuple[int, int]] = (), unskipped: Collection[Batch] = ()) -> int:
+        """Return the lowest epoch that is not used up, or else the next one: where a resumed run goes on.
+
+        See `plain`.
+        """
+        outstanding = self._undone(self._bound_for(in_replicas), unskipped)
         return next(number for number in count() if not self._is_over(number, outstanding))
 
     def open(self, epoch: int, sizes: list[int], digest: str, last: bool = True) -> None:
@@ -346,6 +347,16 @@ class Leases:
     def _leased(self) -> list[Batch]:
         """Batches that were leased, also before the run was resumed, and are not used up."""
         return [*self.times, *(batch for batch in self.earlier if batch not in self.times)]
+
+    def _bound_for(self, updates: Collection[tuple[int, int]]) -> dict[Batch, None]:
+        return {batch: None for key in updates for batch in self.bound.get(key, ())}
+
+    def _undone(self, kept: Collection[Batch], unskipped: Collection[Batch]) -> dict[int, list[int]]:
+        """By opened epoch: the batches that are not in a snapshot, ascending. See `plain`."""
+        outstanding = self._outstanding(without=kept)
+        for batch in unskipped:
+            outstanding[batch.epoch] = sorted([*outstanding[batch.epoch], batch.index])
+        return outstanding
 
     def _outstanding(self, without: Collection[Batch] = ()) -> dict[int, list[int]]:
         """By opened epoch: its batches that are to be used, ascending.

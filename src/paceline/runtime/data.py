@@ -107,8 +107,14 @@ class Data:
 
     def plain(self, in_replicas: Collection[tuple[int, int]]) -> dict[str, Any]:
         """The book of leases as it is with all that the machine was told. See `Leases.plain`."""
-        untold = [batch for batches in self._untold.values() for batch in batches]
-        return self.leases.plain(in_replicas, unskipped=untold)
+        return self.leases.plain(in_replicas, self._unskipped())
+
+    def epoch(self, in_replicas: Collection[tuple[int, int]]) -> int:
+        """The epoch that a run goes on in which has all that the machine was told. See `Leases.epoch`."""
+        return self.leases.epoch(in_replicas, self._unskipped())
+
+    def _unskipped(self) -> list[Batch]:
+        return [batch for batches in self._untold.values() for batch in batches]
 
     def holds(self, member: Member, batches: list[tuple[int, int]]) -> bool:
         """Return whether these batches were leased to the worker, each once. If not, give the worker up."""

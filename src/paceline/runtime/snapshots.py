@@ -141,7 +141,7 @@ class Snapshots:
         for member in members:
             worker = member.worker
             if worker in self._next_steps and worker not in self._asked:
-                epoch = self._data.leases.epoch() if epoch is None else epoch
+                epoch = self._data.epoch(self._applied.in_replicas()) if epoch is None else epoch
                 self._asked[worker] = None
                 self._send(member, messages.Keep(self._number, self._next_steps[worker] - 1, epoch))
 
@@ -217,7 +217,7 @@ class Snapshots:
             samples=self._applied.samples,
             memory=self.memory(),
             leases=self._data.plain(self._applied.in_replicas()),
-            epoch=self._data.leases.epoch(),
+            epoch=self._data.epoch(self._applied.in_replicas()),
             next_steps=dict(self._next_steps),
             scalars={worker: one.scalars for worker, one in self._members.items() if worker in self._next_steps},
             files={},
