@@ -183,6 +183,47 @@ def test_a_damaged_newest_snapshot_falls_back_to_the_one_before_and_says_so(laun
     assert before.name < newest.name
 
 
+BROKEN_LEDGER = """
+import sqlite3
+from paceline.records import ledger
+batches = []
+def write_batch(self, real=ledger.Ledger._write_batch):
+    batches.append(None)
+    if len(batches) > 2:
+        raise sqlite3.OperationalError("database or disk is full")
+    return real(self)
+ledger.Ledger._write_batch = write_batch
+"""
+
+
+def test_a_run_whose_ledger_can_not_be_written_ends_without_another_snapshot(launch: Launch) -> None:
+    failed = launch.run(script(), "-n", "2", "--checkpoint", "4", first=BROKEN_LEDGER)
+    assert failed.code == 3
+    assert "is the disk full" in failed.summary["error"]
+
+
+KEEPS_WHAT_FAILS = """
+class Fails:
+    calls = 0
+    def state_dict(self):
+        self.calls += 1
+        if self.calls in (3, 4):
+            raise RuntimeError("by the test")
+        return {}
+    def load_state_dict(self, state):
+        pass
+scheduler = Fails()
+"""
+
+
+def test_a_snapshot_for_which_a_worker_can_not_pack_its_part_is_removed_and_the_next_is_taken(launch: Launch) -> None:
+    run = launch.run(script(scheduler=KEEPS_WHAT_FAILS), "-n", "1", "--checkpoint", "4").completed()
+    assert "can't be made: what the script keeps can't be had: RuntimeError: by the test" in run.err
+    facts = run.rows("SELECT max(id) FROM facts")[0][0]
+    assert next(int(path.name) for path in whole(run.folder)) == facts
+    assert not list((run.folder / "snapshots").glob(".*"))
+
+
 def test_a_complete_run_is_complete_when_its_script_is_named_again(launch: Launch) -> None:
     run = launch.run(script(), "-n", "2", "--epochs", "3").completed()
     (name,) = (path.name for path in run.folder.parent.glob("train_*.py"))

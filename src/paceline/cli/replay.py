@@ -59,13 +59,18 @@ def call(options: argparse.Namespace) -> int:
         if options.until is not None and options.until > newest:
             raise ConfigError(f"--until is {options.until}; the run's last version is {newest}")
         folder = options.out or new_folder(f"replay-{options.run.name}")
-        summary = replay(recorded, script, folder, options.until, json=options.json)
-        compared = compared_with(recorded, folder, summary, options.until, options.excused)
+        replayed = replay(recorded, script, folder, options.until, json=options.json)
+        summary = replayed.summary
+        compared = compared_with(recorded, folder, summary, replayed.until, options.excused)
+    if replayed.note:
+        notes.append(replayed.note)
     if options.json:
         print(json.dumps(_plain(options, folder, notes, summary, compared), indent=2))
     elif compared is None:
         print(f"{summary['outcome']}: {summary['error']}")
     else:
+        if replayed.note:
+            print(f"paceline: {replayed.note}")
         for sentence in compared.sentences:
             print(sentence)
         print(f"{folder}: the replay's ledger and versions")

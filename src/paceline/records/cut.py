@@ -20,7 +20,7 @@ from typing import Any
 from paceline.errors import ConfigError, RunFailed
 from paceline.records.ledger import MARKED, SCHEMA, TABLES, connect
 from paceline.records.reading import LEDGER, SUMMARY, is_written
-from paceline.records.segments import OF_ONE, Stretch, undone_before
+from paceline.records.segments import ASKED, OF_ONE, Stretch, undone_before
 
 _LAST_STEPS = """
     CREATE TEMP TABLE last_steps AS SELECT worker, max(step) AS step FROM (
@@ -116,7 +116,7 @@ def _look_at(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) ->
     what = f"{folder}: its ledger has not all of the snapshot after fact {point['fact']}"
     if schema != SCHEMA or ledger.execute("SELECT 1 FROM marks WHERE snapshot = :fact", point).fetchone() is None:
         raise ConfigError(f"{what}; only an earlier snapshot may do")
-    made = (f"SELECT 1 FROM {table} WHERE version = :version" for table in ("commits", "versions"))
+    made = (f"SELECT 1 FROM {table} WHERE version = :version" for table in ("commits", "checksums", "versions"))
     if point["version"] and not any(ledger.execute(query, point).fetchone() for query in made):
         raise ConfigError(f"{what}: version {point['version']} is not noted as made; only an earlier one may do")
 
@@ -193,7 +193,7 @@ def _take_away(ledger: sqlite3.Connection, point: dict[str, int], number: int, a
     notes = _notes(ledger)
     ledger.execute(
         "UPDATE segments SET notes = ? WHERE segment = ? AND notes IS NULL",
-        (json.dumps({key: notes[key] for key in OF_ONE if key in notes}), number - 1),
+        (json.dumps({key: notes[key] for key in (*OF_ONE, *ASKED) if key in notes}), number - 1),
     )
     ledger.execute(f"DELETE FROM run WHERE key IN ({', '.join('?' * len(OF_ONE))})", OF_ONE)
     if "unmeasured" in notes:

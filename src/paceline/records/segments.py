@@ -18,7 +18,8 @@ from paceline.core.machine import Spec
 
 OF_ONE = ("end", "deaths", "absent")
 """Keys of the table `run` that tell of one segment: of the newest one. The others' are in the table `segments`."""
-
+ASKED = ("arguments", "threads", "shards", "record", "limits", "learning_rate_scale", "start")
+"""Keys of the table `run` that a resumed run may ask for otherwise. Those of earlier segments are there, too."""
 
 SEGMENT_OF_FACT = "(SELECT count(*) FROM segments WHERE segments.fact <= facts.id)"
 """SQL: one more than the number of the segment that a row of `facts` is in; 0 if the ledger has no such table."""
@@ -81,7 +82,7 @@ class Segment:
     undone: Stretch = field(default_factory=Stretch)
     """What was undone before it."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Of the keys in `OF_ONE`, what the run noted in this segment."""
+    """Of the keys in `OF_ONE`, what the run noted in this segment; of earlier ones also of those in `ASKED`."""
 
 
 def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Mapping[str, Spec]) -> list[Segment]:

@@ -7,10 +7,12 @@ computes depends on its version, its samples, the seed, the worker and the step,
 from __future__ import annotations
 
 import platform
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from importlib.metadata import version
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version as version_of
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,6 @@ from paceline.core.facts import (
     TrainingBegan,
     WorkerLeft,
 )
-from paceline.core.leases import Batch
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.records import kept
@@ -33,12 +34,13 @@ from paceline.records.ledger import connect
 from paceline.records.reading import LEDGER, RecordedRun
 from paceline.records.replayed import Compared, compare
 from paceline.records.summary import Summary
+from paceline.runs.prescribed import Part, parts
 from paceline.runs.run import STARTS
 from paceline.runs.script import changes
 
 if TYPE_CHECKING:
-    from paceline.runtime.course import Prescribed
     from paceline.runtime.director import Director
+    from paceline.runtime.settings import Settings
 
 
 def script_of(recorded: RecordedRun) -> Path:
@@ -59,7 +61,7 @@ def differences(config: Mapping[str, Any], script: Path) -> Iterator[str]:
     now = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "numpy": version("numpy"),
+        "numpy": version_of("numpy"),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
     for key, value in now.items():
@@ -68,54 +70,54 @@ def differences(config: Mapping[str, Any], script: Path) -> Iterator[str]:
             yield f"the run was made with {key} {then}, and here it is {value}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A replay that has come to an end."""
+
+    summary: Summary
+    """Its times are the recorded ones."""
+    until: int | None
+    """The version up to which it goes; None: to the recording's end."""
+    note: str = ""
+    """Why it goes no further, if nobody asked for that."""
+
+
 def replay(
     recorded: RecordedRun, script: Path, folder: Path, until: int | None = None, *, json: bool = False
-) -> Summary:
-    """Make it again, up to that version. Returns the summary of the replay, whose times are the recorded ones.
+) -> Replayed:
+    """Make it again, segment by segment, up to that version.
 
-    Raises ConfigError if it can't be made again here.
+    Each segment begins from the recorded run's snapshot, if the replay has come to the same bits there. Raises
+    ConfigError if it can't be made again here.
     """
-    if len(recorded.segments) > 1:
-        raise ConfigError(
-            f"{recorded.folder}: this run was interrupted and resumed; a replay makes runs of one segment"
-        )
-    from paceline.host.evaluator import THREADS as EVALUATION_THREADS
     from paceline.runtime.run import Interrupts, run
+
+    interrupts, history = Interrupts(), recorded.history()
+    for part in parts(recorded, until):
+        direct = partial(_direct, part=part, history=history, until=until)
+        summary = run(_settings(part, script, folder, json=json), interrupts, direct)
+        if summary["outcome"] != "completed" or part.ends is None:
+            break
+        version = part.ends.version
+        if until is not None and version >= until:
+            break
+        if not _agree(recorded, folder, version):
+            note = f"the run went on from a snapshot of version {version}; the replay has other bits, and ends there"
+            return Replayed(summary=summary, until=version, note=note)
+    return Replayed(summary=summary, until=until)
+
+
+def _settings(part: Part, script: Path, folder: Path, *, json: bool) -> Settings:
+    from paceline.host.evaluator import THREADS as EVALUATION_THREADS
     from paceline.runtime.settings import Settings
 
-    config = recorded.config
-
-    def direct(workers: Director, journal: Journal) -> None:
-        journal.ledger.note("replay_of", str(recorded.folder))
-        if until is not None:
-            journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
-        workers.prescribe(_leases(recorded))
-        workers.recordings.prescribed = _recordings(recorded)
-        workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
-        began = workers.begin()
-        for fact, orders in recorded.history():
-            if workers.interrupted:
-                return
-            if isinstance(fact, TrainingBegan):
-                _expect_beginning(fact, began)
-            else:
-                _reenact(fact, workers)
-            try:
-                journal.record(fact, orders)
-                for order in orders:
-                    workers.direct(order, fact.at)
-            except (KeyError, ValueError, AssertionError) as error:  # it can't follow on what was ordered before
-                what = f"{fact} can't be followed by {list(orders)} here: the ledger is not as it was made"
-                raise RunFailed(f"{what}; paceline check says where it was changed") from error
-            if until is not None and _reached(until, orders, workers):
-                return
-
-    settings = Settings(
+    recorded, config = part.recorded, part.config
+    return Settings(
         script=script,
         source=script.read_bytes(),
         arguments=tuple(config["arguments"]),
-        choice=recorded.choice,
-        workers=recorded.workers,
+        choice=part.segment.choice,
+        workers=part.segment.workers,
         scenario=Scenario(nodes=recorded.scenario.nodes),  # who was slow, and who died, is in the ledger
         simulated=recorded.scenario,
         seed=recorded.seed,
@@ -136,8 +138,58 @@ def replay(
         learning_rate_scale=config.get("learning_rate_scale", 1.0),
         start=config.get("start", STARTS[0]),
         evaluation_threads=EVALUATION_THREADS if config.get("stop_at_target") else None,
+        checkpoint=0,
+        resumed=part.begins,
     )
-    return run(settings, Interrupts(), direct)
+
+
+def _direct(
+    workers: Director,
+    journal: Journal,
+    *,
+    part: Part,
+    history: Iterator[tuple[Fact, tuple[Order, ...]]],
+    until: int | None,
+) -> None:
+    """Have that segment happen again, up to that version."""
+    recorded = part.recorded
+    journal.ledger.note("replay_of", str(recorded.folder))
+    if until is not None:
+        journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
+    workers.prescribe(part.leases())
+    workers.recordings.prescribed = part.recordings()
+    workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
+    began = workers.begin()
+    for fact, orders in islice(history, part.facts):
+        if workers.interrupted:
+            return
+        if isinstance(fact, TrainingBegan):
+            _expect_beginning(fact, began)
+        else:
+            _reenact(fact, workers)
+        try:
+            journal.record(fact, orders)
+            for order in orders:
+                workers.direct(order, fact.at)
+        except (KeyError, ValueError, AssertionError) as error:  # it can't follow on what was ordered before
+            what = f"{fact} can't be followed by {list(orders)} here: the ledger is not as it was made"
+            raise RunFailed(f"{what}; paceline check says where it was changed") from error
+        if until is not None and _reached(until, orders, workers):
+            return
+    if part.ends is not None:
+        journal.ledger.mark()  # here the ledger is cut, as the recorded one was, before the next segment begins
+
+
+def _agree(recorded: RecordedRun, folder: Path, version: int) -> bool:
+    """Whether the replay has the bits of that version which the recording's ledger knows, if it knows any."""
+    tables = (("checksums", "checksum"), ("versions", "sha256"))
+    queries = [f"SELECT {column} FROM {table} WHERE version = ?" for table, column in tables]
+    with closing(connect(folder / LEDGER)) as again:
+        for query in queries:
+            then, now = (ledger.execute(query, (version,)).fetchone() for ledger in (recorded.ledger, again))
+            if then not in (None, now):
+                return False
+    return True
 
 
 def compared_with(
@@ -193,33 +245,6 @@ def _expect_beginning(recorded: TrainingBegan, began: TrainingBegan) -> None:
 def _reached(until: int, orders: tuple[Order, ...], workers: Director) -> bool:
     made = max((order.version for order in orders if isinstance(order, ApplyUpdate)), default=0)
     return max(made, workers.recordings.newest.version) >= until
-
-
-def _leases(recorded: RecordedRun) -> Prescribed:
-    leases: Prescribed = {worker: deque() for worker in range(recorded.workers)}
-    rows = recorded.ledger.execute("SELECT worker, during, epoch, batch FROM leases ORDER BY rowid")
-    for worker, during, epoch, batch in rows:
-        leases[worker].append((during, None if epoch is None else Batch(epoch, batch)))
-    return leases
-
-
-def _recordings(recorded: RecordedRun) -> deque[tuple[int, int]] | None:
-    """Of how many samples and replicas each mean was that was recorded while it trained; None if they are not counted.
-
-    A run that came to its end recorded the last one there, as its replay will. What a store makes is recorded as in
-    any run: when is no matter of time.
-    """
-    query = (
-        "SELECT at, samples, (SELECT replicas FROM consensus WHERE consensus.version = versions.version) "
-        "FROM versions ORDER BY version"
-    )
-    rows = recorded.ledger.execute(query).fetchall()
-    if recorded.choice.spec.family == "parameter-server" or any(samples is None for _, samples, _ in rows):
-        return None
-    (over,) = recorded.ledger.execute("SELECT max(at) FROM facts WHERE id IN (SELECT fact FROM orders)").fetchone()
-    if recorded.ended and rows and rows[-1][0] >= (over or 0.0):
-        rows.pop()
-    return deque((samples, recorded.workers if replicas is None else replicas) for _, samples, replicas in rows)
 
 
 def _versions(recorded: RecordedRun, table: str) -> list[int]:

@@ -24,6 +24,21 @@ class PrescribedLeases(Leases):
     accounted: set[Batch] = field(default_factory=set)
     """Batches applied, skipped or missed. One may be taken here before it has returned, so the pool doesn't tell."""
 
+    @classmethod
+    def of(cls, book: Leases, prescribed: Prescribed) -> PrescribedLeases:
+        """Return such a book, which begins as that one does."""
+        return cls(
+            book.dealing,
+            book.members,
+            epochs=book.epochs,
+            skipped=book.skipped,
+            missed=book.missed,
+            dealt=book.dealt,
+            scattered=book.scattered,
+            earlier=book.earlier,
+            prescribed=prescribed,
+        )
+
     def undrawn(self, worker: int, epoch: int) -> tuple[int, int] | None:
         """See `Leases`."""
         if epoch not in self.epochs:
@@ -60,7 +75,7 @@ class PrescribedLeases(Leases):
 
     def left_over(self) -> int:
         """See `Leases`."""
-        waiting = {*self.pool, *(batch for held in self.held.values() for batch in held)}
+        waiting = {*self.earlier, *self.pool, *(batch for held in self.held.values() for batch in held)}
         waiting |= {batch for batches in self.bound.values() for batch in batches}
         return self.missed + sum(map(self.size, waiting - self.accounted))
 
@@ -75,7 +90,7 @@ class Course:
     """What each worker gets when it asks for a batch; None at an epoch's end. A worker that asks again waits. None:
     batches are dealt as in any run."""
     opened: set[int] = field(default_factory=set)
-    """Epochs in which some worker is to ask for a batch."""
+    """Epochs in which some worker is to ask for a batch, and those that were open before the run was resumed."""
     asks_in_vain: dict[int, None] = field(default_factory=dict)
     """Workers that asked for a batch once more than they were to."""
     astray: dict[int, str] = field(default_factory=dict)
@@ -98,10 +113,11 @@ class Course:
         )
 
     def _leases(self, dealing: Dealing, workers: list[int], before: Mapping[str, Any] | None) -> Leases:
+        book = Leases(dealing, workers) if before is None else Leases.resumed(before, dealing, workers)
         if self.prescribed is None:
-            return Leases(dealing, workers)
-        self.opened = {during for leases in self.prescribed.values() for during, _ in leases}
-        return PrescribedLeases(dealing, workers, prescribed=self.prescribed)
+            return book
+        self.opened = {during for leases in self.prescribed.values() for during, _ in leases} | book.epochs.keys()
+        return PrescribedLeases.of(book, self.prescribed)
 
     def _answers(self, worker: int, epoch: int) -> bool:
         if self.prescribed is None:

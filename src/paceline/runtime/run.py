@@ -44,6 +44,7 @@ from paceline.records.cut import cut
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
 from paceline.records.reading import LEDGER, tally_of
+from paceline.records.snapshots import remove_drafts, remove_undone
 from paceline.records.summary import Summary
 from paceline.records.whole import MODE, write_whole
 from paceline.runtime.coordinator import Coordinator
@@ -150,11 +151,15 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
 
 
 def _cut(settings: Settings) -> Settings:
-    """Cut the run's ledger at the snapshot that the run goes on from. Return the settings with the time of the cut."""
+    """Cut the run's ledger at the snapshot that the run goes on from. Return the settings with the time of the cut.
+
+    A replay knows a later one: when the recorded run went on.
+    """
     assert settings.resumed is not None
     state = settings.resumed.state
     at = cut(settings.folder, state.fact, state.version).at
-    state = msgspec.structs.replace(state, at=at)
+    remove_undone(settings.folder, state.fact)
+    state = msgspec.structs.replace(state, at=max(at, state.at))
     return replace(settings, resumed=replace(settings.resumed, state=state))
 
 
@@ -237,7 +242,7 @@ def _coordinate(
         def on_begin(offer: messages.Offered) -> None:
             _write_config(settings, offer, journal)
 
-        course = Course()
+        course = Course(moment=0.0 if settings.resumed is None else settings.resumed.state.at)
         terms = of_a_run(settings, loop.now) if direct is None else course.terms()
         rooms = Rooms(settings, workers, journal, output, loop, terms)
         coordinator, ending, limits = Coordinator(rooms, on_begin), rooms.ending, rooms.limits
@@ -271,6 +276,7 @@ def _coordinate(
             if unfinished.suffix != ".safetensors":  # the store was writing it when it was ended
                 with suppress(OSError):
                     unfinished.unlink()
+        remove_drafts(settings.folder)
         os.close(folders)
         output.close()
         loop.close()

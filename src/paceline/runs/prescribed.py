@@ -1,0 +1,117 @@
+"""What a recorded run prescribes to its replay, segment by segment: leases, recordings, and where each goes on from."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from paceline.core.leases import Batch
+from paceline.errors import ConfigError
+from paceline.records.reading import RecordedRun
+from paceline.records.segments import ASKED, Segment
+from paceline.records.snapshots import Snapshot, State, folder_of, read
+
+if TYPE_CHECKING:
+    from paceline.runtime.course import Prescribed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A segment of a recorded run, and what its replay takes from there."""
+
+    segment: Segment
+    recorded: RecordedRun
+    begins: Snapshot | None
+    """The snapshot that the segment goes on from; None in the first one."""
+    ends: State | None
+    """The state at its end, from which the next segment goes on; None in the last one."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The run's configuration, as it was in this segment."""
+        notes = self.segment.notes
+        return {**self.recorded.config, **{key: notes[key] for key in ASKED if key in notes}}
+
+    @property
+    def facts(self) -> int | None:
+        """How many facts the segment has; None in the last one: all the rest."""
+        return None if self.ends is None else self.ends.fact + 1 - self.segment.fact
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run came to its end in this segment, and recorded the last version there."""
+        if self.ends is None:
+            return self.recorded.ended
+        end = self.segment.notes.get("end")
+        return end is not None and end["facts"] == self.ends.fact
+
+    def leases(self) -> Prescribed:
+        """By worker, what it was leased in this segment. A batch that it asked for after the cut is not among it."""
+        leases: Prescribed = {worker: deque() for worker in range(self.segment.workers)}
+        query = "SELECT worker, during, epoch, batch FROM leases WHERE rowid > ? AND rowid <= ? ORDER BY rowid"
+        states = (None if self.begins is None else self.begins.state, self.ends)
+        first, last = (None if one is None else self._mark(one) for one in states)
+        for worker, during, epoch, batch in self.recorded.ledger.execute(query, (first or 0, last or sys.maxsize)):
+            leases[worker].append((during, None if epoch is None else Batch(epoch, batch)))
+        return leases
+
+    def recordings(self) -> deque[tuple[int, int]] | None:
+        """Of how many samples and replicas each mean was that was recorded in this segment while it trained.
+
+        None if samples are not counted. A run that came to its end recorded the last mean there, as its replay will.
+        What a store makes is recorded as in any run: when is no matter of time.
+        """
+        ledger = self.recorded.ledger
+        query = (
+            "SELECT at, samples, (SELECT replicas FROM consensus WHERE consensus.version = versions.version) "
+            "FROM versions WHERE version > ? AND version <= ? ORDER BY version"
+        )
+        first = 0 if self.begins is None else self.begins.state.version
+        rows = ledger.execute(query, (first, sys.maxsize if self.ends is None else self.ends.version)).fetchall()
+        if self.segment.choice.spec.family == "parameter-server" or any(samples is None for _, samples, _ in rows):
+            return None
+        query = "SELECT max(at) FROM facts WHERE id IN (SELECT fact FROM orders) AND id >= ? AND id <= ?"
+        until = sys.maxsize if self.ends is None else self.ends.fact
+        (over,) = ledger.execute(query, (self.segment.fact, until)).fetchone()
+        if self.closed and rows and rows[-1][0] >= (over or 0.0):
+            rows.pop()
+        workers = self.segment.workers
+        return deque((samples, workers if replicas is None else replicas) for _, samples, replicas in rows)
+
+    def _mark(self, state: State) -> int:
+        """The last row of `leases` that belongs to that snapshot."""
+        (row,) = self.recorded.ledger.execute("SELECT leases FROM marks WHERE snapshot = ?", (state.fact,)).fetchone()
+        return int(row)
+
+
+def parts(recorded: RecordedRun, until: int | None) -> list[Part]:
+    """The segments of the run, up to the one that came to that version. Raises ConfigError if a snapshot has gone."""
+    found: list[Part] = []
+    begins: Snapshot | None = None
+    for segment, following in zip(recorded.segments, [*recorded.segments[1:], None], strict=True):
+        ends = None if following is None else _snapshot(recorded, following)
+        state = None if ends is None else ends.state
+        found.append(Part(segment=segment, recorded=recorded, begins=begins, ends=state))
+        if state is not None and until is not None and state.version >= until:
+            break
+        begins = ends
+    return found
+
+
+def _snapshot(recorded: RecordedRun, segment: Segment) -> Snapshot:
+    """The snapshot that this segment goes on from, with the moment at which it does."""
+    folder = folder_of(recorded.folder, segment.snapshot or 0)
+    try:
+        snapshot = read(folder)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ConfigError(
+            f"{folder}: the run went on from this snapshot, and its replay can't ({why}); a replay needs the "
+            "snapshots of a run that was resumed"
+        ) from None
+    return Snapshot(snapshot.folder, msgspec.structs.replace(snapshot.state, at=segment.at))
