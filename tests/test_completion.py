@@ -53,6 +53,7 @@ def test_bash_completes_commands_flags_protocols_and_files(tab: object) -> None:
     assert tab("run", "-p", "bsp", "") == tab("run", "") == ["runs", "train.py"]
     assert tab("run", "--scenario", "") == ["runs", "slow.toml"]
     assert tab("run", "--config", "runs/one/") == ["runs/one/config.toml"]
+    assert tab("run", "--resume", "runs/") == ["runs/one"]
     assert tab("check", "") == tab("replay", "r") == ["runs"]
     assert tab("run", "--on-loss", "") == ["auto", "continue", "stop"]
     assert tab("runs", "") == ["du", "list", "rm"]

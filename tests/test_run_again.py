@@ -89,7 +89,7 @@ def test_every_setting_of_the_run_is_taken_from_its_configuration() -> None:
             "script": Path("train.py"),
             "arguments": ["--lr", "0.1"],
         } == vars(options)
-        assert scenario(options.config).speeds == {2: 0.5}
+        assert scenario(options.config, "--config").speeds == {2: 0.5}
 
 
 def test_flags_that_are_given_win_over_the_configuration_s() -> None:

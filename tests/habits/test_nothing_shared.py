@@ -167,6 +167,9 @@ def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here
         untouched=[],
         backward_seen=False,
         loop_begins=lambda last: False,
+        come_by=lambda *_: None,
+        goes_on_in=None,
+        resumed=None,
         loop_ended=lambda: None,
         done_computing=lambda: None,
     )

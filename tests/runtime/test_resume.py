@@ -234,8 +234,8 @@ def test_a_snapshot_for_which_a_worker_can_not_pack_its_part_is_removed_and_the_
 
 def test_a_complete_run_is_complete_when_its_script_is_named_again(launch: Launch) -> None:
     run = launch.run(script(), "-n", "2", "--epochs", "3").completed()
-    (name,) = (path.name for path in run.folder.parent.glob("train_*.py"))
-    refused = launch.resume(run.folder, name)
+    (name,) = run.folder.parent.glob("train_*.py")
+    refused = launch.resume(run.folder, str(name))
     assert refused.code == 2
     assert "this run is complete" in refused.err
 
@@ -258,7 +258,8 @@ def test_a_resumed_run_says_where_it_goes_on(launch: Launch) -> None:
     stopped = launch.run(script(), "-n", "2", "--max-steps", "9").completed()
     newest = next(whole(stopped.folder))
     steps = stopped.summary["steps"]
-    assert f"going on after {steps} steps and {4 * steps} samples, from {newest}" in launch.resume(stopped.folder).err
+    resumed = launch.resume(stopped.folder, quiet=False)
+    assert f"going on after {steps} steps and {4 * steps} samples, from {newest}" in resumed.err
 
 
 def test_a_run_goes_on_with_fewer_workers_and_then_with_more(launch: Launch) -> None:

@@ -34,15 +34,15 @@ class Launch:
         """See `support.runs.run`."""
         return ended(self.start(script, *flags, args=args, fresh=fresh, first=first))
 
-    def start_resumed(self, run: Path, *flags: str, first: str = "") -> Launcher:
+    def start_resumed(self, run: Path, *flags: str, first: str = "", quiet: bool = True) -> Launcher:
         """See `support.runs.resume`."""
         traces = Traces(self.tmp_path / f"temporary_{next(self._numbers)}")
         self.traces.append(traces)
-        return resume(run, *flags, env=traces.environment | self.events.environment, first=first)
+        return resume(run, *flags, env=traces.environment | self.events.environment, first=first, quiet=quiet)
 
-    def resume(self, run: Path, *flags: str) -> Run:
+    def resume(self, run: Path, *flags: str, quiet: bool = True) -> Run:
         """Go on with that run, to its end."""
-        return ended(self.start_resumed(run, *flags))
+        return ended(self.start_resumed(run, *flags, quiet=quiet))
 
     def assert_nothing_left(self) -> None:
         """Neither processes, nor shared memory, sockets or temporary files."""
