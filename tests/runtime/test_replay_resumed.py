@@ -96,6 +96,7 @@ def test_a_run_that_was_killed_and_resumed_ends_on_the_same_bits_again(protocol:
     assert again.code == 0, again.out + again.err
     assert again.summary["final_parameters_sha256"] == recorded.summary["final_parameters_sha256"]
     assert same(recorded, again, "SELECT worker, step, epoch, batch FROM batches ORDER BY worker, step, batch")
+    assert ("replicas from which segment 1 went on" in again.out) == (protocol in ("all-reduce", "ad-psgd"))
     assert checked(again.folder).ok
 
 

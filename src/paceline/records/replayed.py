@@ -195,8 +195,7 @@ def _beginning(sides: _Sides, tell: Tell) -> None:
         "UNION ALL SELECT (SELECT count(*) FROM segments WHERE at IS NOT NULL AND notes IS NOT NULL), "
         "json_extract(value, '$') FROM run WHERE key = 'beginning'"
     )
-    rows = sides.both(query)
-    then, now = ({segment: checksum for segment, checksum in side} for side in rows)
+    then, now = (dict(side) for side in sides.both(query))
     for segment in sorted(then.keys() & now.keys()):
         one, other = then[segment], now[segment]
         if one != other and None not in (one, other):
