@@ -12,16 +12,16 @@ from paceline.cli.table import print_summary
 EMPTY: Any = {
     "outcome": "completed", "error": None, "protocol": {"name": "bsp", "config": {}}, "wall_seconds": 1.0, "steps": 100,
     "versions": 50, "steps_per_second": 100.0, "samples_missed": 0, "staleness": {"mean": None}, "consensus": [],
-    "evaluations": [], "targets": {},
+    "evaluations": [], "targets": {}, "segments": 1, "undone": {"versions": 0, "samples": 0, "seconds": 0.0},
 }  # fmt: skip
 
 
-def shown(steps: list[int], samples: float | None, capsys: pytest.CaptureFixture[str]) -> str:
+def shown(steps: list[int], samples: float | None, capsys: pytest.CaptureFixture[str], **others: Any) -> str:
     seconds = {f"{part}_seconds": 1.0 for part in ("compute", "wait", "transfer", "other")}
     rows = [
         {"worker": worker, "steps": made, "max_lead": 0, "left": None, **seconds} for worker, made in enumerate(steps)
     ]
-    summary = {**EMPTY, "workers": len(steps), "samples_per_second": samples, "per_worker": rows}
+    summary = {**EMPTY, "workers": len(steps), "samples_per_second": samples, "per_worker": rows, **others}
     print_summary(summary, Path())  # type: ignore[arg-type]
     return capsys.readouterr().out
 
@@ -39,3 +39,18 @@ def test_of_hundreds_of_workers_the_first_have_a_line_and_the_others_one(capsys:
     assert "and 484 more workers, with 7 to 9 steps each\n" in out
     assert len(out.splitlines()) == 21
     assert "more workers" not in shown([50] * 16, 32.0, capsys)
+
+
+def test_a_resumed_run_says_how_often_and_what_was_undone(capsys: pytest.CaptureFixture[str]) -> None:
+    undone = {"versions": 4, "samples": 64, "seconds": 0.25}
+    assert "resumed 2 times; undone: 4 versions, 64 samples and 0.25 s\n" in shown(
+        [50], 32.0, capsys, segments=3, undone=undone
+    )
+    assert "resumed 1 time; nothing was undone\n" in shown([50], 32.0, capsys, segments=2)
+    assert "resumed" not in shown([50], 32.0, capsys)
+
+
+def test_a_run_that_was_resumed_with_fewer_workers_has_as_many_as_it_was_resumed_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert " · 1 worker · " in shown([50, 20, 20], 32.0, capsys, workers=1)

@@ -48,8 +48,9 @@ def test_every_command_has_flags_that_there_are_and_files_that_there_are(page: P
         for command in block.commands:
             if command.words[0] == "paceline" and command.words[1] in COMMANDS:
                 own = list(takewhile(lambda word: word not in (">", "|"), command.words[1:]))
-                if "--config" in own:  # it is read as the flags are parsed, and an earlier command of the page makes it
-                    del own[(at := own.index("--config")) : at + 2]
+                for flag in ("--config", "--resume"):  # an earlier command of the page makes what they name
+                    if flag in own:
+                        del own[(at := own.index(flag)) : at + 2]
                 parser(own[0]).parse_args(own)  # raises with the parser's own message
             files = [word for word in command.words if re.fullmatch(r"[\w/]+\.(py|toml)", word)]
             known = [word for word in files if word in titles or (ROOT / word).exists() or not block.run]

@@ -138,8 +138,14 @@ def test_a_run_that_did_not_use_what_prepare_returned_says_so_at_its_end(
 ) -> None:
     steps, opened, fetched = used
     offer: Any = SimpleNamespace(loads=loads, optimizer="SGD")
-    told = unused(offer, workers, steps=steps, opened=opened, fetched=fetched)
+    told = unused(offer, workers, steps=steps, opened=opened, fetched=fetched, resumed=False)
     assert told is None if line is None else str(told).startswith(line)
+
+
+def test_a_resumed_run_with_nothing_left_to_do_says_so() -> None:
+    offer: Any = SimpleNamespace(loads=True, optimizer="SGD")
+    told = str(unused(offer, 2, steps=False, opened=True, fetched=0, resumed=True))
+    assert told.startswith("no step was made: the run had used all batches of its epochs; ask for more")
 
 
 # --- loops after the last epoch

@@ -181,7 +181,7 @@ def test_waits_end_where_the_run_was_interrupted() -> None:
 def test_explain_says_where_segments_begin_and_what_was_undone(run: Path) -> None:
     with closing((opened := open_run(run, registry())).ledger):
         said = sentences(past(opened))
-        assert said[0].startswith("The run was interrupted, and went on ")
+        assert said[0].startswith("The run was resumed from version ")
         assert "undone-1.sqlite" in said[0]
         assert "undone-2.sqlite" in said[1]
         assert [one["version"] for one in numbers(past(opened))["segments"]] == [

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.records.snapshots import FORMAT, STORE, State, draft_of, folder_of, newest, read
+from paceline.records.snapshots import FORMAT, SNAPSHOTS, STORE, State, draft_of, folder_of, newest, read, remove_undone
 
 STATE = State(
     format=FORMAT, fact=0, version=3, at=1.5, steps=6, samples=48, memory=None, leases={}, epoch=0,
@@ -58,6 +58,13 @@ def test_a_damaged_snapshot_is_passed_over_and_named(tmp_path: Path, damage, why
     assert len(passed) == 1
     assert str(folder_of(tmp_path, 120)) in passed[0]
     assert why in passed[0]
+
+
+def test_what_came_after_the_snapshot_that_a_run_goes_on_from_is_removed(tmp_path: Path) -> None:
+    written(tmp_path, 3), written(tmp_path, 7), written(tmp_path, 120)
+    draft_of(folder_of(tmp_path, 300)).mkdir()
+    remove_undone(tmp_path, 7)
+    assert sorted(path.name for path in (tmp_path / SNAPSHOTS).iterdir()) == ["00000003", "00000007"]
 
 
 def test_a_snapshot_names_no_file_outside_its_folder(tmp_path: Path) -> None:

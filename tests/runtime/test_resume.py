@@ -136,6 +136,7 @@ def test_a_complete_run_goes_on_if_it_is_asked_for_more(launch: Launch) -> None:
         (["-p", "all-reduce"], "it is a run of bsp, whose state all-reduce can't go on with"),
         (["--out", "elsewhere"], "leave --out out"),
         (["-p", "ddp"], "-p ddp, which can't follow it"),
+        (["--seed", "4"], "its batches are in the order of seed 0, not 4; leave --seed out"),
         ([__file__], "test_resume.py; leave the script out"),
     ],
 )
@@ -180,3 +181,81 @@ def test_a_damaged_newest_snapshot_falls_back_to_the_one_before_and_says_so(laun
     assert resumed.summary["samples"] == 288
     assert resumed.summary["undone"]["versions"] > 0
     assert before.name < newest.name
+
+
+BROKEN_LEDGER = """
+import sqlite3
+from paceline.records import ledger
+batches = []
+def write_batch(self, real=ledger.Ledger._write_batch):
+    batches.append(None)
+    if len(batches) > 2:
+        raise sqlite3.OperationalError("database or disk is full")
+    return real(self)
+ledger.Ledger._write_batch = write_batch
+"""
+
+
+def test_a_run_whose_ledger_can_not_be_written_ends_without_another_snapshot(launch: Launch) -> None:
+    failed = launch.run(script(), "-n", "2", "--checkpoint", "4", first=BROKEN_LEDGER)
+    assert failed.code == 3
+    assert "is the disk full" in failed.summary["error"]
+
+
+KEEPS_WHAT_FAILS = """
+class Fails:
+    calls = 0
+    def state_dict(self):
+        self.calls += 1
+        if self.calls in (3, 4):
+            raise RuntimeError("by the test")
+        return {}
+    def load_state_dict(self, state):
+        pass
+scheduler = Fails()
+"""
+
+
+def test_a_snapshot_for_which_a_worker_can_not_pack_its_part_is_removed_and_the_next_is_taken(launch: Launch) -> None:
+    run = launch.run(script(scheduler=KEEPS_WHAT_FAILS), "-n", "1", "--checkpoint", "4").completed()
+    assert "can't be made: what the script keeps can't be had: RuntimeError: by the test" in run.err
+    facts = run.rows("SELECT max(id) FROM facts")[0][0]
+    assert next(int(path.name) for path in whole(run.folder)) == facts
+    assert not list((run.folder / "snapshots").glob(".*"))
+
+
+def test_a_complete_run_is_complete_when_its_script_is_named_again(launch: Launch) -> None:
+    run = launch.run(script(), "-n", "2", "--epochs", "3").completed()
+    (name,) = (path.name for path in run.folder.parent.glob("train_*.py"))
+    refused = launch.resume(run.folder, name)
+    assert refused.code == 2
+    assert "this run is complete" in refused.err
+
+
+def test_a_run_with_replicas_does_not_go_on_under_another_protocol(launch: Launch) -> None:
+    stopped = launch.run(script(), "-n", "2", "-p", "all-reduce", "--max-steps", "9").completed()
+    refused = launch.resume(stopped.folder, "-p", "ripples")
+    assert refused.code == 2
+    assert "it is a run of all-reduce, and each worker has a replica of its own; leave -p out" in refused.err
+
+
+def test_where_no_run_is_it_says_so(launch: Launch) -> None:
+    refused = launch.resume(launch.tmp_path / "nosuch")
+    assert refused.code == 2
+    assert "nosuch: there is no run (" in refused.err
+    assert len(refused.err.splitlines()) == 1
+
+
+def test_a_resumed_run_says_where_it_goes_on(launch: Launch) -> None:
+    stopped = launch.run(script(), "-n", "2", "--max-steps", "9").completed()
+    newest = next(whole(stopped.folder))
+    steps = stopped.summary["steps"]
+    assert f"going on after {steps} steps and {4 * steps} samples, from {newest}" in launch.resume(stopped.folder).err
+
+
+def test_a_run_goes_on_with_fewer_workers_and_then_with_more(launch: Launch) -> None:
+    run = launch.run(script(), "-n", "3", "--max-steps", "9").completed()
+    fewer = launch.resume(run.folder, "-n", "1", "--max-steps", "20").completed()
+    more = launch.resume(fewer.folder, "-n", "3").completed()
+    assert more.summary["samples"] == 288
+    assert more.summary["segments"] == 3

@@ -34,11 +34,11 @@ class Launch:
         """See `support.runs.run`."""
         return ended(self.start(script, *flags, args=args, fresh=fresh, first=first))
 
-    def start_resumed(self, run: Path, *flags: str) -> Launcher:
+    def start_resumed(self, run: Path, *flags: str, first: str = "") -> Launcher:
         """See `support.runs.resume`."""
         traces = Traces(self.tmp_path / f"temporary_{next(self._numbers)}")
         self.traces.append(traces)
-        return resume(run, *flags, env=traces.environment | self.events.environment)
+        return resume(run, *flags, env=traces.environment | self.events.environment, first=first)
 
     def resume(self, run: Path, *flags: str) -> Run:
         """Go on with that run, to its end."""

@@ -116,9 +116,9 @@ def start(
     return _started(arguments, folder, env, fresh=fresh, first=first)
 
 
-def resume(run: Path, *flags: str, env: Mapping[str, str] | None = None) -> Launcher:
+def resume(run: Path, *flags: str, env: Mapping[str, str] | None = None, first: str = "") -> Launcher:
     """`paceline run --resume RUN FLAGS`, not waited for."""
-    return _started(["run", "--quiet", "--resume", str(run), *flags], run, env)
+    return _started(["run", "--quiet", "--resume", str(run), *flags], run, env, first=first)
 
 
 def _started(

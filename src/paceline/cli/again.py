@@ -21,6 +21,7 @@ from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
 from paceline.version import __version__
 
+RESUME = "--resume"
 FLAGS = {
     "workers": "--workers",
     "threads": "--threads",
@@ -48,7 +49,7 @@ OTHERS = (
 def source(options: argparse.Namespace) -> tuple[Path, str] | None:
     """Which configuration the flags name, and the flag that does; None if none does."""
     if options.resume is not None:
-        return options.resume / CONFIG, "--resume"
+        return options.resume / CONFIG, RESUME
     return None if options.config is None else (options.config, "--config")
 
 
@@ -58,6 +59,9 @@ def recorded(path: Path, flag: str = "--config") -> dict[str, Any]:
     try:
         config = tomllib.loads(read_file(file).decode())
     except OSError as error:
+        if flag == RESUME:
+            why = f"there is no run ({file}: {error.strerror}); name a run's folder"
+            raise ConfigError(f"{flag} {path.parent}: {why}") from None
         raise ConfigError(f"{flag} {file}: {error.strerror}; name a run's {CONFIG}") from None
     except ValueError as error:
         raise ConfigError(f"{flag} {file}: no configuration can be read there ({error})") from None
@@ -66,14 +70,15 @@ def recorded(path: Path, flag: str = "--config") -> dict[str, Any]:
     if missing is not None:
         raise ConfigError(f"{flag} {file}: it is no run's configuration, as it has no {missing}; name a run's {CONFIG}")
     if config["paceline"] != __version__:
+        way = "go on with it under that version" if flag == RESUME else "give what it says as flags"
         raise ConfigError(
-            f"{flag} {file}: it was written by Paceline {config['paceline']}, and this is {__version__}; give "
-            "what it says as flags"
+            f"{flag} {file}: it was written by Paceline {config['paceline']}, and this is {__version__}; {way}"
         )
     if config.get("simulated"):
-        raise ConfigError(f"{flag} {file}: that run was simulated or replayed; name the {CONFIG} of a real run")
+        real = "the folder" if flag == RESUME else f"the {CONFIG}"
+        raise ConfigError(f"{flag} {file}: that run was simulated or replayed; name {real} of a real run")
     if strange := next((key for key in config if key not in known), None):
-        raise ConfigError(f'--config {file}: unknown key "{strange}"{nearest(strange, known)}')
+        raise ConfigError(f'{flag} {file}: unknown key "{strange}"{nearest(strange, known)}')
     return config
 
 

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.again import recorded, script_of, source, words
+from paceline.cli.again import RESUME, recorded, script_of, source, words
 from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
 from paceline.cluster.scenario import MOST_WORKERS, Scenario
 from paceline.cluster.scenario_file import load
 from paceline.core.choice import MOST_WHOLE, Choice, choose
-from paceline.core.listed import cut
+from paceline.core.listed import count, cut
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
@@ -29,7 +29,7 @@ from paceline.records.snapshots import whole as whole_snapshots
 from paceline.records.summary import Target
 from paceline.runs import baseline
 from paceline.runs.folders import checked_folder
-from paceline.runs.resume import LIMITS, check_more, check_protocol, check_resumable, snapshot_of
+from paceline.runs.resume import LIMITS, check_more, check_protocol, check_resumable, check_seed, snapshot_of
 from paceline.runs.run import CODES, STARTS, check_fits, chosen, cores, crowd, settled, train, train_under_ddp
 from paceline.runs.script import changes, checked_script
 from paceline.runtime.settings import Settings
@@ -266,18 +266,23 @@ def call(options: argparse.Namespace) -> int:
 
 def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int, script: Path) -> Snapshot:
     """The snapshot to go on from. Raises ConfigError, in one line, if that run can't go on as the flags say."""
-    run, config = options.resume, recorded(options.resume / CONFIG, "--resume")
+    run, config = options.resume, recorded(options.resume / CONFIG, RESUME)
     if options.out is not None:
         raise ConfigError(f"--resume {run}: the run goes on in its own folder; leave --out out")
     if choice is None:
         raise ConfigError(f"--resume {run}: {baseline.NAME} keeps no snapshots; name one of Paceline's protocols")
     check_resumable(run, config, script)
     check_protocol(run, choice_of(config, registry()), choice, int(config["workers"]), workers)
+    check_seed(run, int(config["seed"]), options.seed)
     limits = {key: getattr(options, key) for key in LIMITS}
     check_more(run, config, limits, tuple(options.arguments))
     snapshot, passed = snapshot_of(run)
     for line in passed:
         print(f"paceline: {line}", file=sys.stderr)
+    if not options.quiet:
+        state = snapshot.state
+        done = f"{count(state.steps, 'step')} and {count(state.samples, 'sample')}"
+        print(f"paceline: going on after {done}, from {snapshot.folder}", file=sys.stderr)
     return snapshot
 
 

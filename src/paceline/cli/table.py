@@ -12,8 +12,10 @@ from rich.table import Table
 
 from paceline.core import choice
 from paceline.core.choice import written
+from paceline.core.listed import count
 from paceline.protocols import registry
 from paceline.records.reading import LEDGER
+from paceline.records.segments import Stretch
 from paceline.records.summary import Summary, metrics_of
 
 SHOWN = 16  # workers that a table has a line for each of
@@ -36,6 +38,8 @@ def print_summary(summary: Summary, folder: Path) -> None:
         markup=False,
         soft_wrap=True,
     )
+    if summary["segments"] > 1:
+        console.print(_resumed(summary["segments"], summary["undone"]), soft_wrap=True)
     if summary["per_worker"]:
         console.print(_workers(summary["per_worker"][:SHOWN]))
     if rest := summary["per_worker"][SHOWN:]:
@@ -64,6 +68,14 @@ def print_summary(summary: Summary, folder: Path) -> None:
     ledger = "the ledger, " if (folder / LEDGER).exists() else ""  # a baseline has none
     if folder.exists():  # it may have been removed meanwhile
         console.print(f"{folder}: {ledger}the recorded versions, the workers' logs", markup=False, soft_wrap=True)
+
+
+def _resumed(segments: int, undone: Mapping[str, Any]) -> str:
+    """How often the run was resumed, and what was undone by that."""
+    times = f"resumed {count(segments - 1, 'time')}"
+    if not any(undone.values()):
+        return f"{times}; nothing was undone"
+    return f"{times}; undone: {Stretch(**undone)}"
 
 
 def print_comparison(summaries: Sequence[Summary]) -> None:
@@ -110,7 +122,8 @@ def _strength(summary: Summary) -> str:
     """How many workers trained to the end, of how many: `4 workers`, `3 of 4 workers`."""
     workers, rows = summary["workers"], summary["per_worker"]
     dead = sum(row["left"] is not None and row["left"]["reason"] == "died" for row in rows)
-    lost = dead + (workers - len(rows) if rows else 0)  # those that ended before training began have no row
+    # Those that ended before training began have no row. A resumed run may have had more workers before.
+    lost = dead + (max(0, workers - len(rows)) if rows else 0)
     noun = "worker" if workers == 1 else "workers"
     return f"{workers - lost} of {workers} {noun}" if lost else f"{workers} {noun}"
 

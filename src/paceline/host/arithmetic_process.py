@@ -9,6 +9,7 @@ import gc
 import os
 import posix
 import queue
+import shutil
 import socket
 import threading
 import time
@@ -94,6 +95,8 @@ def _serve(store: Store, end: socket.socket) -> int:
                     recorder.keep(file, partial(_keep_worker, Path(file), descriptors[0]))
                 case messages.Seal():
                     recorder.seal(order)
+                case messages.DropDraft(folder=folder):
+                    recorder.drop(folder)
                 case messages.Restore():
                     recorder.send(_restored(store, order))
                 case messages.Quit():
@@ -173,6 +176,7 @@ class _Recorder:
 
         def keep() -> None:
             try:
+                Path(file).parent.mkdir(parents=True, exist_ok=True)
                 self.send(messages.FileKept(file, write(), None))
             except ConfigError as error:
                 self.send(messages.FileKept(file, "", str(error)))
@@ -192,6 +196,10 @@ class _Recorder:
                 self.send(messages.Sealed(f"{order.folder} can't be written: {error.strerror}"))
 
         self._work.put(write)
+
+    def drop(self, folder: str) -> None:
+        """Remove a snapshot that will not be whole: it takes space, which may be what is lacking."""
+        self._work.put(partial(shutil.rmtree, folder, ignore_errors=True))
 
     def send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         with self._sending:

@@ -117,6 +117,9 @@ class Host(Protocol):
         `News.sealed` tells when. These older snapshots are removed.
         """
 
+    def drop(self) -> None:
+        """A file of the snapshot can't be made, and all others are there: have them removed."""
+
     def left(self, worker: int) -> None:
         """The worker takes no part any more: what was on the way to it or from it never ends.
 
@@ -181,8 +184,8 @@ class News(Protocol):
     def sealed(self) -> None:
         """The present snapshot is whole, and on disk."""
 
-    def unkept(self, why: str) -> None:
-        """The present snapshot can't be made."""
+    def unkept(self, snapshot: int, file: str, why: str) -> None:
+        """That file of that snapshot, the present one or the next, can't be made."""
 
     def refused(self, why: str) -> None:
         """A script asks for what can't be done."""

@@ -239,6 +239,10 @@ class LocalHost:
         """See `contract.Host`."""
         self.snapshots.seal(state, old)
 
+    def drop(self) -> None:
+        """See `contract.Host`."""
+        self.snapshots.drop()
+
     def next(self, until: float) -> Fact | None:
         """See `contract.Host`."""
         return self._fetcher.next(until)

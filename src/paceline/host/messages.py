@@ -525,6 +525,12 @@ class Seal(Message):
     old: list[str]
 
 
+class DropDraft(Message):
+    """A file of the snapshot in that folder can't be made: remove the others."""
+
+    folder: str
+
+
 class Restore(Message):
     """Go on from a version in that file, before the first commit. See `training.store.Store.restore`."""
 
@@ -542,7 +548,18 @@ class Quit(Message):
 
 
 ToStore = (
-    Commit | Record | RecordMean | Adopt | SendState | KeepState | KeepReplica | KeepWorker | Seal | Restore | Quit
+    Commit
+    | Record
+    | RecordMean
+    | Adopt
+    | SendState
+    | KeepState
+    | KeepReplica
+    | KeepWorker
+    | Seal
+    | DropDraft
+    | Restore
+    | Quit
 )
 
 

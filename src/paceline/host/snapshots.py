@@ -15,7 +15,7 @@ from paceline.host.contract import News, Resumption
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps
-from paceline.records.snapshots import STORE, replica_file, worker_file
+from paceline.records.snapshots import STATE, STORE, replica_file, worker_file
 
 
 class Snapshots:
@@ -47,7 +47,6 @@ class Snapshots:
     def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> list[str]:
         """See `contract.Host`."""
         self._number, self._folder = snapshot, Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
         owners = self._steps.workers
         files = [STORE]
         if owners:
@@ -68,7 +67,8 @@ class Snapshots:
     def packed(self, worker: int, message: messages.Kept, descriptors: Sequence[int]) -> None:
         """The worker has packed its part of a snapshot, or can't."""
         if message.error is not None or not descriptors:
-            self._news.unkept(message.error or f"worker {worker} has packed nothing")
+            why = message.error or f"worker {worker} has packed nothing"
+            self._news.unkept(message.snapshot, worker_file(worker), why)
         elif message.snapshot > self._number:
             self._packed[worker] = os.dup(descriptors[0])
         elif message.snapshot == self._number and self._folder is not None:
@@ -84,7 +84,7 @@ class Snapshots:
         if message.error is None:
             self._news.kept(name, message.sha256)
         else:
-            self._news.unkept(message.error)
+            self._news.unkept(self._number, name, message.error)
         return True
 
     def seal(self, state: bytes, old: Sequence[str]) -> None:
@@ -96,15 +96,17 @@ class Snapshots:
         """The snapshot is whole, or can't be. Return whether it was to be."""
         if self._folder is None:
             return False
-        self._folder = None
         if error is None:
+            self._folder = None
             self._news.sealed()
         else:
-            self._news.unkept(error)
+            self._news.unkept(self._number, STATE, error)
         return True
 
     def drop(self) -> None:
-        """The present snapshot will not be whole."""
+        """See `contract.Host`."""
+        assert self._folder is not None
+        self._send(messages.DropDraft(str(self._folder)))
         self._folder = None
 
     def lost(self) -> None:

@@ -287,11 +287,12 @@ def _verdict(past: Past) -> list[str]:
 def _resumed(past: Past) -> Iterator[str]:
     """Yield a sentence for each time that the run was resumed."""
     for segment in past.run.segments[1:]:
-        aside = f", which {listed(segment.undone.files)} has" if segment.undone.files else ""
-        yield (
-            f"The run was interrupted, and went on {_seconds(segment.at)} into it from version {segment.version}: "
-            f"{segment.undone} were undone{aside}. They are not in what follows."
-        )
+        resumed = f"The run was resumed from version {segment.version}, {_seconds(segment.at)} after its start"
+        if not segment.undone:
+            yield f"{resumed}. Nothing was undone."
+            continue
+        aside = f" and are in {listed(segment.undone.files)}" if segment.undone.files else ""
+        yield f"{resumed}. Undone were {segment.undone}, which are not counted below{aside}."
 
 
 def _of_worker(past: Past, worker: int) -> list[str]:

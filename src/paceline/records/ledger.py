@@ -301,6 +301,11 @@ class Ledger:
         return self._reached >= number
 
     @property
+    def broken(self) -> bool:
+        """Whether something could not be written, so that nothing is written any more. `close` says why."""
+        return self._error is not None
+
+    @property
     def behind(self) -> int:
         """How many records wait to be written, if those are too many: then the recording thread waits for the disk."""
         waiting = self._queue.qsize()

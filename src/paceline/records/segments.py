@@ -42,6 +42,10 @@ class Stretch:
     files: tuple[str, ...] = ()
     """The ledgers that have it, in the run's folder."""
 
+    def __bool__(self) -> bool:
+        """Whether there is anything in it that a reader may miss."""
+        return bool(self.versions or self.samples or self.seconds)
+
     def __str__(self) -> str:
         samples = "" if self.samples is None else f"{count(self.samples, 'sample')} and "
         return f"{count(self.versions, 'version')}, {samples}{self.seconds:.3g} s"

@@ -99,6 +99,20 @@ def seal(folder: Path, state: bytes, old: Iterable[Path]) -> None:
         shutil.rmtree(one, ignore_errors=True)
 
 
+def remove_undone(run: Path, fact: int) -> None:
+    """Remove all that was kept after that fact, from which the run goes on: other facts will have the same numbers."""
+    for folder in whole(run):
+        if int(folder.name) > fact:
+            folder.rename(draft_of(folder))  # not whole any more, even if it is not removed to its end
+    remove_drafts(run)
+
+
+def remove_drafts(run: Path) -> None:
+    """Remove what is there of snapshots that nobody writes any more."""
+    for folder in (run / SNAPSHOTS).glob(".*.part"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

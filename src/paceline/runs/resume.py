@@ -42,7 +42,9 @@ def check_resumable(run: Path, config: Mapping[str, Any], script: Path) -> None:
 def check_more(run: Path, config: Mapping[str, Any], limits: Mapping[str, Any], arguments: tuple[str, ...]) -> None:
     """Raise ConfigError if that run is complete, and these limits and arguments ask for nothing more."""
     before = config.get("limits", {})
-    more = any(limits.get(key) != before.get(key) for key in LIMITS) or list(arguments) != list(config["arguments"])
+    ends = any(limits.get(key) != before.get(key) for key in ("max_steps", "max_seconds"))
+    epochs = limits.get("epochs") not in (None, before.get("epochs"))
+    more = ends or epochs or list(arguments) != list(config["arguments"])
     if more or _outcome(run) != "completed":
         return
     raise ConfigError(
@@ -58,8 +60,18 @@ def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now:
         raise ConfigError(
             f"{name}: it is a run of {one.name}, whose state {other.name} can't go on with; {KEPT_BY[one.holder]}"
         )
+    if one.name != other.name and one.holder == "replica":  # its machine's memory is of no use to another one
+        raise ConfigError(f"{name}: it is a run of {one.name}, and {KEPT_BY[one.holder]}; leave -p out")
     if workers != now and one.holder != "window":
         raise ConfigError(f"{name}: it has {workers} workers, and under {one.name} {KEPT_BY[one.holder]}; leave -n out")
+
+
+def check_seed(run: Path, before: int, seed: int) -> None:
+    """Raise ConfigError if the run began with another seed: the order of its batches depends on it."""
+    if before != seed:
+        raise ConfigError(
+            f"--resume {run}: its batches are in the order of seed {before}, not {seed}; leave --seed out"
+        )
 
 
 KEPT_BY = {

@@ -167,7 +167,14 @@ class Coordinator:
         if rooms.ending.stopping and not steps:  # a limit left no time for one
             return
         opened = bool(leases.epochs)
-        line = unused(training.offer, rooms.settings.workers, steps=steps, opened=opened, fetched=leases.left_over())
+        line = unused(
+            training.offer,
+            rooms.settings.workers,
+            steps=steps,
+            opened=opened,
+            fetched=leases.left_over(),
+            resumed=rooms.settings.resumed is not None,
+        )
         if line is not None:
             rooms.output.say(line)
 

@@ -109,9 +109,9 @@ class News:
         """See `contract.News`."""
         self._rooms.snapshots.sealed()
 
-    def unkept(self, why: str) -> None:
+    def unkept(self, snapshot: int, file: str, why: str) -> None:
         """See `contract.News`."""
-        self._rooms.snapshots.failed(why)
+        self._rooms.snapshots.failed(snapshot, file, why)
 
     def refused(self, why: str) -> None:
         """See `contract.News`."""

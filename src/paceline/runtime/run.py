@@ -44,6 +44,7 @@ from paceline.records.cut import cut
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
 from paceline.records.reading import LEDGER, tally_of
+from paceline.records.snapshots import remove_drafts, remove_undone
 from paceline.records.summary import Summary
 from paceline.records.whole import MODE, write_whole
 from paceline.runtime.coordinator import Coordinator
@@ -157,6 +158,7 @@ def _cut(settings: Settings) -> Settings:
     assert settings.resumed is not None
     state = settings.resumed.state
     at = cut(settings.folder, state.fact, state.version).at
+    remove_undone(settings.folder, state.fact)
     state = msgspec.structs.replace(state, at=max(at, state.at))
     return replace(settings, resumed=replace(settings.resumed, state=state))
 
@@ -274,6 +276,7 @@ def _coordinate(
             if unfinished.suffix != ".safetensors":  # the store was writing it when it was ended
                 with suppress(OSError):
                     unfinished.unlink()
+        remove_drafts(settings.folder)
         os.close(folders)
         output.close()
         loop.close()

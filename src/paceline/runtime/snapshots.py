@@ -44,6 +44,8 @@ class _Draft:
     """Of the others: the epoch that the script of each is in."""
     files: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of each that is there."""
+    failed: bool = False
+    """Whether a file of it can't be made. It will not be whole."""
     noted: int | None = None
     """What to ask the ledger for once all files are there; see `Ledger.ask`."""
 
@@ -94,6 +96,8 @@ class Snapshots:
         """The number of the next snapshot."""
         self._asked: dict[int, int | None] = {}
         """By worker that was told to pack its part of it: see `packed`; None if it has not."""
+        self._lacks: dict[str, str] = {}
+        """By file that it will not have, as a worker can't pack its part: why."""
         self._draft: _Draft | None = None
         self._newest = 0
         """The fact of the newest whole snapshot."""
@@ -188,11 +192,16 @@ class Snapshots:
         assert self._draft is not None
         self._newest, self._draft = self._draft.state.fact, None
 
-    def failed(self, why: str) -> None:
-        """The snapshot can't be made. The run goes on, and the snapshots before this one stay."""
-        if self._draft is not None:
-            self._say(f"the snapshot after fact {self._draft.state.fact} can't be made: {why}")
-            self._newest, self._draft = self._draft.state.fact, None
+    def failed(self, number: int, file: str, why: str) -> None:
+        """That file of that snapshot can't be made. The run goes on, and the snapshots before this one stay."""
+        if number == self._number:
+            self._lacks[file] = why
+        elif self._draft is not None and number == self._draft.number:
+            if not self._draft.failed:
+                self._say(f"the snapshot after fact {self._draft.state.fact} can't be made: {why}")
+            self._draft.failed = True
+            self._draft.awaited.discard(file)
+            self._seal_if_there()
 
     # --- taking one ---------------------------------------------------------------------------------
 
@@ -210,7 +219,7 @@ class Snapshots:
             leases=self._data.plain(self._applied.in_replicas()),
             epoch=self._data.leases.epoch(),
             next_steps=dict(self._next_steps),
-            scalars={worker: self._members[worker].scalars for worker in self._next_steps},
+            scalars={worker: one.scalars for worker, one in self._members.items() if worker in self._next_steps},
             files={},
         )
         self._ledger.mark()
@@ -220,11 +229,18 @@ class Snapshots:
         epochs = [epoch for epoch in self._asked.values() if epoch is not None]
         awaited = {*files, *map(worker_file, self._asked)}
         self._draft = _Draft(state, folder, self._number, awaited, packing, epochs)
-        self._number, self._asked = self._number + 1, {}
+        lacks = self._lacks
+        self._number, self._asked, self._lacks = self._number + 1, {}, {}
+        for file, why in lacks.items():
+            self.failed(self._draft.number, file, why)
 
     def _seal_if_there(self) -> None:
         draft = self._draft
         if draft is None or draft.awaited:
+            return
+        if draft.failed or self._ledger.broken:  # the run's end says why its ledger is
+            self._host.drop()
+            self._newest, self._draft = draft.state.fact, None
             return
         if draft.noted is None:
             draft.noted = self._ledger.ask()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.host.messages import Offered
 
 
-def unused(offer: Offered, workers: int, *, steps: bool, opened: bool, fetched: int) -> str | None:
+def unused(offer: Offered, workers: int, *, steps: bool, opened: bool, fetched: int, resumed: bool) -> str | None:
     """Return a line for the end of a run; None if the script used all of it.
 
     Args:
@@ -14,6 +14,7 @@ def unused(offer: Offered, workers: int, *, steps: bool, opened: bool, fetched: 
         steps: whether a worker made a step.
         opened: whether a worker asked the loader for a batch.
         fetched: samples that workers got and that no step used.
+        resumed: whether the run went on from a snapshot.
     """
     if steps and (opened or not offer.loads):
         return None
@@ -27,6 +28,11 @@ def unused(offer: Offered, workers: int, *, steps: bool, opened: bool, fetched: 
         return (
             f"{fetched:,} samples were fetched, and optimizer.step() was never called on the prepared optimizer "
             f"({offer.optimizer})"
+        )
+    if resumed:
+        return (
+            "no step was made: the run had used all batches of its epochs; ask for more with --epochs or the script's "
+            "own arguments"
         )
     return (
         "no step was made after paceline.prepare(); put that line before the training loop, and step the optimizer "

@@ -147,8 +147,8 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         "simulated": run.simulated,
         "unended": run.unended,
         "resumed": [
-            f"interrupted, and resumed {segment.at:.3g} s into it from version {segment.version}: "
-            f"{segment.undone} were undone, and are not shown"
+            f"resumed from version {segment.version}, {segment.at:.3g} s after the start: "
+            + (f"{segment.undone} were undone, and are not shown" if segment.undone else "nothing was undone")
             for segment in run.segments[1:]
         ],
         "began": curves.began,
