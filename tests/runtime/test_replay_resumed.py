@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from paceline.protocols import registry
+from paceline.records.snapshots import whole
 from support import nursery
 from support.launch import Launch
 from support.recorded import checked
-from support.runs import Run
+from support.runs import Run, ended
 
 SCRIPT = """
 import torch
@@ -42,6 +49,15 @@ def replayed(recorded: Run, *flags: str, name: str = "again") -> Run:
     return Run(code=process.returncode, out=out, err=err, folder=folder)
 
 
+def edited(recorded: Run, statement: str, *values: object) -> Run:
+    """The same run with a ledger that somebody has changed."""
+    folder = recorded.folder.parent / "edited"
+    shutil.copytree(recorded.folder, folder)
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
+        ledger.execute(statement, values)
+    return Run(code=0, out="", err="", folder=folder)
+
+
 def same(recorded: Run, again: Run, query: str) -> bool:
     return recorded.rows(query) == again.rows(query)
 
@@ -65,3 +81,64 @@ def test_a_run_of_three_segments_ends_on_the_same_bits_again(protocol: str, laun
     ):
         assert same(recorded, again, query), query
     assert checked(again.folder).ok
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus"])
+def test_a_run_that_was_killed_and_resumed_ends_on_the_same_bits_again(protocol: str, launch: Launch) -> None:
+    process = launch.start(SCRIPT, "-n", "2", "-p", protocol, "--checkpoint", "4", "--threads", "1")
+    folder: Path = process.folder  # type: ignore[union-attr, assignment]
+    while len(list(whole(folder))) < 2:
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    ended(process)
+    recorded = launch.resume(folder).completed()
+    again = replayed(recorded)
+    assert again.code == 0, again.out + again.err
+    assert again.summary["final_parameters_sha256"] == recorded.summary["final_parameters_sha256"]
+    assert same(recorded, again, "SELECT worker, step, epoch, batch FROM batches ORDER BY worker, step, batch")
+    assert ("replicas from which segment 1 went on" in again.out) == (protocol in ("all-reduce", "ad-psgd"))
+    assert checked(again.folder).ok
+
+
+@pytest.fixture
+def resumed(launch: Launch) -> Run:
+    """A run of two segments, of which the second has another worker."""
+    flags = ("-n", "2", "-p", "asp", "--checkpoint", "2", "--threads", "1")
+    stopped = launch.run(SCRIPT, *flags, "--max-steps", "31").completed()
+    return launch.resume(stopped.folder, "-n", "3").completed()
+
+
+def test_until_a_version_of_the_first_segment_the_second_is_not_made(resumed: Run) -> None:
+    again = replayed(resumed, "--until", "20")
+    assert again.code == 0, again.out + again.err
+    assert again.rows("SELECT max(segment) FROM segments") == [(0,)]
+    assert again.summary["versions"] == 20
+
+
+def test_until_a_version_of_the_second_segment_with_another_worker_both_are_made(resumed: Run) -> None:
+    again = replayed(resumed, "--until", "50")
+    assert again.code == 0, again.out + again.err
+    assert again.rows("SELECT segment, workers FROM segments") == [(0, 2), (1, 3)]
+    assert again.summary["versions"] == 50
+    checksums = "SELECT version, checksum FROM checksums WHERE version <= 50 ORDER BY version"
+    assert same(resumed, again, checksums)
+
+
+def test_a_replay_with_other_bits_than_the_snapshot_ends_there_and_says_so(resumed: Run) -> None:
+    (version,) = resumed.rows("SELECT version FROM segments WHERE segment = 1")[0]
+    other = edited(resumed, "UPDATE checksums SET checksum = ? WHERE version = ?", "0" * 16, version)
+    again = replayed(other)
+    assert again.code == 3
+    assert f"the run went on from a snapshot of version {version}; the replay has other bits" in again.out
+    assert f"version {version} is the first that differs" in again.out
+    assert again.rows("SELECT max(segment) FROM segments") == [(0,)]
+
+
+def test_a_replay_without_the_snapshot_that_a_segment_began_from_is_refused_in_one_line(resumed: Run) -> None:
+    (fact,) = resumed.rows("SELECT snapshot FROM segments WHERE segment = 1")[0]
+    shutil.rmtree(resumed.folder / "snapshots" / f"{fact:08d}")
+    again = replayed(resumed)
+    assert again.code == 2
+    assert len(again.err.splitlines()) == 1
+    assert "the run went on from this snapshot" in again.err
+    assert not again.folder.exists()

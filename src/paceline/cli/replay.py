@@ -62,15 +62,14 @@ def call(options: argparse.Namespace) -> int:
         replayed = replay(recorded, script, folder, options.until, json=options.json)
         summary = replayed.summary
         compared = compared_with(recorded, folder, summary, replayed.until, options.excused)
-    if replayed.note:
-        notes.append(replayed.note)
+    notes += replayed.notes
     if options.json:
         print(json.dumps(_plain(options, folder, notes, summary, compared), indent=2))
     elif compared is None:
         print(f"{summary['outcome']}: {summary['error']}")
     else:
-        if replayed.note:
-            print(f"paceline: {replayed.note}")
+        for line in replayed.notes:
+            print(f"paceline: {line}")
         for sentence in compared.sentences:
             print(sentence)
         print(f"{folder}: the replay's ledger and versions")

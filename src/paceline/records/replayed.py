@@ -157,6 +157,8 @@ class _Sides:
         self.until = until
         self.evaluated = (recorded.summary or {}).get("outcome") == "completed"
         """Whether all of the recording's versions were evaluated, if any were."""
+        self.cuts = [segment.version for segment in recorded.segments[1:]]
+        """The store's versions from which the run went on."""
         self.completed = self.evaluated and until is None
         steps = "SELECT worker, step FROM facts WHERE kind = 'GradientReady'"
         self.told = set(again.execute(steps))
@@ -177,19 +179,28 @@ class _Sides:
         """Whether both have made that step, to its end."""
         return worker in self.finished or (worker, step) in self.told
 
-    def may_lack(self, version: int, has: Iterable[int]) -> bool:
+    def may_lack(self, version: int, has: Collection[int]) -> bool:
         """Whether the recording, with these versions, may lack that one: it was cut off before it, or goes on."""
-        if self.until is not None:
-            return version >= self.until
-        return not self.completed and version > max(has, default=-1)
+        if self.until is not None and version >= self.until:
+            return True
+        if any(version <= cut and not any(version < one <= cut for one in has) for cut in self.cuts):
+            return True  # a run that is killed is cut at its end, and what it wrote last may be missing
+        return self.until is None and not self.completed and version > max(has, default=-1)
 
 
 def _beginning(sides: _Sides, tell: Tell) -> None:
-    """What training began with. A run that crashed before that has no such note. Older runs have none, either."""
-    then, now = sides.both("SELECT value FROM run WHERE key = 'beginning'")
-    if then and now and then != now:
-        one, other = (json.loads(rows[0][0]) for rows in (then, now))
-        tell("run", "what training begins with", {"key": "beginning"}, "checksum", one, other)
+    """What each segment began with. A run that crashed before that has no such note. Older runs have none, either."""
+    query = (
+        "SELECT segment, json_extract(notes, '$.beginning') FROM segments WHERE at IS NOT NULL AND notes IS NOT NULL "
+        "UNION ALL SELECT (SELECT count(*) FROM segments WHERE at IS NOT NULL AND notes IS NOT NULL), "
+        "json_extract(value, '$') FROM run WHERE key = 'beginning'"
+    )
+    then, now = (dict(side) for side in sides.both(query))
+    for segment in sorted(then.keys() & now.keys()):
+        one, other = then[segment], now[segment]
+        if one != other and None not in (one, other):
+            what = f"segment {segment}" if segment else "training"
+            tell("run", f"what {what} begins with", {"key": "beginning"}, "checksum", one, other)
 
 
 def _epochs(sides: _Sides, tell: Tell) -> int:

@@ -16,10 +16,10 @@ from paceline.core.choice import Choice, choose, written
 from paceline.core.listed import count
 from paceline.core.machine import Spec
 
-OF_ONE = ("end", "deaths", "absent")
+OF_ONE = ("beginning", "end", "deaths", "absent")
 """Keys of the table `run` that tell of one segment: of the newest one. The others' are in the table `segments`."""
 ASKED = ("arguments", "threads", "shards", "record", "limits", "learning_rate_scale", "start")
-"""Keys of the table `run` that a resumed run may ask for otherwise. Those of earlier segments are there, too."""
+"""Keys of the table `run` that a resumed run may have otherwise. Those of earlier segments are in that table, too."""
 
 SEGMENT_OF_FACT = "(SELECT count(*) FROM segments WHERE segments.fact <= facts.id)"
 """SQL: one more than the number of the segment that a row of `facts` is in; 0 if the ledger has no such table."""

@@ -78,8 +78,8 @@ class Replayed:
     """Its times are the recorded ones."""
     until: int | None
     """The version up to which it goes; None: to the recording's end."""
-    note: str = ""
-    """Why it goes no further, if nobody asked for that."""
+    notes: Sequence[str]
+    """What is not compared where a segment goes on, or why the replay ends there, a line each."""
 
 
 def replay(
@@ -92,7 +92,7 @@ def replay(
     """
     from paceline.runtime.run import Interrupts, run
 
-    interrupts, history = Interrupts(), recorded.history()
+    interrupts, history, notes = Interrupts(), recorded.history(), list[str]()
     for part in parts(recorded, until):
         direct = partial(_direct, part=part, history=history, until=until)
         summary = run(_settings(part, script, folder, json=json), interrupts, direct)
@@ -102,9 +102,15 @@ def replay(
         if until is not None and version >= until:
             break
         if not _agree(recorded, folder, version):
-            note = f"the run went on from a snapshot of version {version}; the replay has other bits, and ends there"
-            return Replayed(summary=summary, until=version, note=note)
-    return Replayed(summary=summary, until=until)
+            notes.append(
+                f"the run went on from a snapshot of version {version}; the replay has other bits, and ends there"
+            )
+            until = version
+            break
+        if part.segment.choice.spec.versions == "means" and not part.closed:
+            what = f"the ledger has no bits of the replicas from which segment {part.segment.number + 1} went on"
+            notes.append(f"{what}: what they did since the mean before that is not compared")
+    return Replayed(summary=summary, until=until, notes=notes)
 
 
 def _settings(part: Part, script: Path, folder: Path, *, json: bool) -> Settings:

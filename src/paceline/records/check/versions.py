@@ -117,6 +117,7 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
     for number, moment in enumerate(candidates):
         with_samples.setdefault(moment.samples, []).append(number)
     counted, virtual = _counted(checking), _virtual(checking)
+    moments, stops = [at for at, _ in recorded.values()], [segment.at for segment in checking.run.segments[1:]]
     for number, (version, (at, samples)) in enumerate(recorded.items(), 1):
         checking.row = numbers[version]
         if version != number:
@@ -131,8 +132,10 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
             raise Broken(RECORDED_SAMPLES, "as many as all replicas had, after some step", samples)
         place = next((n for n in same if candidates[n].at == at), same[0])
         earliest = candidates[place].at
-        # a replay's last mean is recorded when all workers have left, at whatever time its clock then shows
-        if at < earliest or (virtual and at > (earliest if number < len(recorded) else over.at)):
+        ends, following = ([over.at], math.inf) if number == len(recorded) else (stops, moments[number])
+        # in a replay, a segment's last mean is recorded when all workers have left, whatever its clock then shows
+        latest = next((end for end in ends if at <= end <= following), earliest)
+        if at < earliest or (virtual and at > latest):
             raise Broken(RECORDED_WHEN, f"at {earliest!r}{'' if virtual else ' or later'}", at)
     checking.row = None
     if checking.completed and recorded and counted:
