@@ -13,6 +13,7 @@ import torch
 
 from paceline.protocols import registry
 from paceline.records.snapshots import whole
+from support.events import TELL
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended
@@ -268,3 +269,16 @@ def test_a_run_goes_on_with_fewer_workers_and_then_with_more(launch: Launch) -> 
     more = launch.resume(fewer.folder, "-n", "3").completed()
     assert more.summary["samples"] == 288
     assert more.summary["segments"] == 3
+
+
+def test_a_snapshot_without_what_scripts_keep_is_none(launch: Launch) -> None:
+    """Scripts that are ended in the middle of a step pack nothing: an earlier snapshot is worth more."""
+    waits = "tell('step') or time.sleep(60); optimizer.zero_grad()"
+    slow = KINDS["per step"].replace("optimizer.zero_grad()", waits).replace("import os,", "import time, os,")
+    slow = slow.replace("import paceline\n", "import paceline\n" + TELL, 1)
+    process = launch.start(slow, "-n", "1", "--checkpoint", "4", "--drain", "0.2")
+    launch.events.wait_for("step")
+    process.send_signal(signal.SIGTERM)
+    run = ended(process)
+    assert run.code == 130
+    assert not list(whole(run.folder))

@@ -200,6 +200,7 @@ OFFER = messages.Offered(
     buffers=None,
     shards=None,
     evaluates=False,
+    keeps=False,
     metrics=None,
     code={},
 )

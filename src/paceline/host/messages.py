@@ -40,6 +40,7 @@ class Offered(Message):
     buffers: str | None
     shards: str | None
     evaluates: bool
+    keeps: bool
     metrics: list[str] | None
     """The names of what `evaluate` returns, if they were wanted and are known."""
     code: dict[str, str]

@@ -130,6 +130,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     if absent := rooms.membership.absent():
         rooms.journal.ledger.note("absent", absent)
     rooms.versions.begin(offer, workers)
+    rooms.snapshots.keeps = offer.keeps or settings.choice.spec.holder != "window"
     hosts, amount = settings.scenario.hosts(settings.workers), work(offer, settings)
     if state is not None:
         with closing(connect(settings.folder / LEDGER)) as ledger:

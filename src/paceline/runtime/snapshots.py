@@ -71,6 +71,8 @@ class Snapshots:
         """`times_an_epoch` is 0 if no snapshot is taken at all."""
         self.memory: Callable[[], Any] = lambda: None
         """What the machine declares durable."""
+        self.keeps = False
+        """Whether workers have something that nobody else has: what their scripts keep, or their optimizers' states."""
         self.stays: set[int] = set()
         """Facts whose snapshots stay, as segments of the run began from them."""
         self._run = folder
@@ -238,6 +240,9 @@ class Snapshots:
         draft = self._draft
         if draft is None or draft.awaited:
             return
+        if self.keeps and not draft.failed and not any(map(draft.files.get, map(worker_file, self._next_steps))):
+            draft.failed = True  # the scripts were ended before that
+            self._say(f"the snapshot after fact {draft.state.fact} can't be made: no worker has packed what it keeps")
         if draft.failed or self._ledger.broken:  # the run's end says why its ledger is
             self._host.drop()
             self._newest, self._draft = draft.state.fact, None

@@ -180,6 +180,7 @@ class WorkerLink:
                 buffers=offer.buffers,
                 shards=offer.shards,
                 evaluates=offer.evaluate is not None,
+                keeps=offer.keeps,
                 metrics=offer.metrics,
                 code=digests(self._script),
             )

@@ -53,6 +53,8 @@ class Offer:
     buffers: str | None
     shards: str | None
     evaluate: Evaluate | None
+    keeps: bool
+    """Whether the script keeps something for snapshots."""
     metrics: list[str] | None
     """The names of the metrics that `evaluate` returns, if they are wanted and it could be called."""
     measure: Measure | None

@@ -186,6 +186,7 @@ def prepare(
             buffers=buffers,
             shards=shards,
             evaluate=evaluate,
+            keeps=bool(keep),
             metrics=metric_names(evaluate, model) if evaluate is not None and link.wants_metrics else None,
             measure=_measure(model, evaluate, link.seed),
         )
