@@ -402,6 +402,13 @@ def test_a_run_that_is_still_going_on_is_refused(point: tuple[Path, int, int]) -
         cut(folder, fact, version)
 
 
+def test_two_processes_never_go_on_with_one_run(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    cut(folder, fact, version)
+    with closing(Ledger(folder / "ledger.sqlite", resume=True)), pytest.raises(ConfigError, match="still going on"):
+        Ledger(folder / "ledger.sqlite", resume=True)
+
+
 def test_a_mark_counts_the_rows_that_were_told_before_it_and_no_others(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with closing(Ledger(path)) as ledger:

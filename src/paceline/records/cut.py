@@ -70,14 +70,18 @@ def cut(folder: Path, fact: int, version: int) -> Cut:
     an earlier snapshot may do then. Raises RunFailed if it can't be written.
     """
     path = folder / LEDGER
-    if is_written(folder):
-        raise ConfigError(f"{folder}: this run is still going on; try again when it has ended")
+    _refuse_if_written(folder)
     connect(path).close()  # rolls back what was half written
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as ledger:
             return _cut(folder, ledger, {"fact": fact, "version": version})
     except (sqlite3.Error, OSError) as error:
         raise RunFailed(f"{path}: the ledger cannot be cut: {error}; is the disk full, or the folder gone?") from error
+
+
+def _refuse_if_written(folder: Path) -> None:
+    if is_written(folder):
+        raise ConfigError(f"{folder}: this run is still going on; try again when it has ended")
 
 
 def why_not(folder: Path, fact: int, version: int) -> str:
@@ -105,7 +109,7 @@ def _cut(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> Cut
         present += Stretch(files=(file,))
     undone += present
     _move(folder / SUMMARY, folder / f"undone-{number}")  # first: a run with a summary has an end
-    _take_away(ledger, point, number, at, undone)
+    _take_away(folder, ledger, point, number, at, undone)
     _move_versions(folder, point["version"], number)
     return Cut(segment=number, at=at, undone=undone)
 
@@ -183,10 +187,13 @@ def _write_aside(folder: Path, name: str, ledger: sqlite3.Connection, point: dic
     _sync(folder)
 
 
-def _take_away(ledger: sqlite3.Connection, point: dict[str, int], number: int, at: float, undone: Stretch) -> None:
+def _take_away(
+    folder: Path, ledger: sqlite3.Connection, point: dict[str, int], number: int, at: float, undone: Stretch
+) -> None:
     """Take away what came after the snapshot, and note the segment that begins next, in one transaction."""
     ledger.execute("PRAGMA synchronous = FULL")
     ledger.execute("BEGIN IMMEDIATE")
+    _refuse_if_written(folder)  # another process may have gone on with it meanwhile
     for table, which in _UNDONE.items():
         ledger.execute(f"DELETE FROM {table} WHERE {which}", point)
     _shorten(ledger, at)

@@ -271,6 +271,9 @@ class Ledger:
         except sqlite3.Error as error:
             raise self._failure(error) from error
         self._lock = _locked(path.parent)
+        if resume and self._lock is None:
+            self._database.close()
+            raise ConfigError(f"{path.parent}: this run is still going on; try again when it has ended")
         self._thread = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._thread.start()
 
@@ -488,14 +491,25 @@ class _Nowhere(SimpleQueue[Any]):
 
 
 def _locked(folder: Path) -> int | None:
-    """The folder, open and locked. The lock shows that the run still goes on, and ends with its launcher."""
+    """The folder, open and locked; None if another process has locked it.
+
+    The lock shows that the run still goes on, and ends with its launcher.
+    """
     try:
         directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
-    with suppress(OSError):  # not every file system has locks
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return directory
+    for _ in range(20):
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(GATHER / 10)  # who only asks whether the run goes on locks it for a moment
+        except OSError:  # not every file system has locks
+            return directory
+        else:
+            return directory
+    os.close(directory)
+    return None
 
 
 def connect(path: Path) -> sqlite3.Connection:
