@@ -259,3 +259,9 @@ def test_a_run_goes_on_with_fewer_workers_and_then_with_more(launch: Launch) -> 
     more = launch.resume(fewer.folder, "-n", "3").completed()
     assert more.summary["samples"] == 288
     assert more.summary["segments"] == 3
+
+
+def test_replicas_that_stopped_before_a_mean_was_due_may_have_recorded_one_earlier(launch: Launch) -> None:
+    stopped = launch.run(script(), "-n", "2", "-p", "all-reduce", "--record", "1", "--max-steps", "5").completed()
+    launch.resume(stopped.folder).completed()
+    assert checked(stopped.folder).ok
