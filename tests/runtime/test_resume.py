@@ -282,3 +282,9 @@ def test_a_snapshot_without_what_scripts_keep_is_none(launch: Launch) -> None:
     run = ended(process)
     assert run.code == 130
     assert not list(whole(run.folder))
+
+
+def test_replicas_that_stopped_before_a_mean_was_due_may_have_recorded_one_earlier(launch: Launch) -> None:
+    stopped = launch.run(script(), "-n", "2", "-p", "all-reduce", "--record", "1", "--max-steps", "5").completed()
+    launch.resume(stopped.folder).completed()
+    assert checked(stopped.folder).ok

@@ -144,10 +144,10 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
             raise Broken(RECORDED_DUE, f"a last version of all {over.samples} samples", f"{samples} in version {last}")
     if checking.completed and not recorded and checking.trained and checking.made.replicas:
         raise Broken(RECORDED_DUE, "the mean of all replicas at the end", "no version")
-    stopped = any(segment.version for segment in checking.run.segments[1:])  # its last mean was not due
-    if made.first_due is not None and recorded and not checking.replays and not stopped:
+    if made.first_due is not None and recorded and not checking.replays:
         _, samples = recorded[1]
-        if samples != made.first_due:
+        stopped = bool(stops) and (samples or 0) < made.first_due  # the mean of where it stopped was not due
+        if samples != made.first_due and not stopped:
             raise Broken(RECORDED_DUE, f"a first version of {made.first_due} samples", f"{samples} in version 1")
     if recorded:
         checking.proved.append(f"{count(len(recorded), 'recorded mean')}, each of replicas as the facts have them")
