@@ -288,3 +288,17 @@ def test_replicas_that_stopped_before_a_mean_was_due_may_have_recorded_one_earli
     stopped = launch.run(script(), "-n", "2", "-p", "all-reduce", "--record", "1", "--max-steps", "5").completed()
     launch.resume(stopped.folder).completed()
     assert checked(stopped.folder).ok
+
+
+def test_code_below_the_script_that_has_changed_is_named_and_nothing_is_lost(launch: Launch) -> None:
+    module = launch.tmp_path / "helper_of_this_test.py"
+    module.write_text("RATE = 0.1\n")
+    imports = script().replace("import paceline\n", "import paceline\nimport helper_of_this_test\n", 1)
+    stopped = launch.run(imports, "-n", "2", "--max-steps", "9").completed()
+    module.write_text("RATE = 0.2\n")
+    for _ in range(2):  # what is refused leaves no trace
+        refused = launch.resume(stopped.folder)
+        assert refused.code == 2
+        assert "helper_of_this_test.py has changed since; a run goes on with the code that it began with" in refused.err
+    module.write_text("RATE = 0.1\n")
+    assert launch.resume(stopped.folder).completed().summary["samples"] == 288

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -41,6 +42,7 @@ from paceline.host.workers import Process, Workers
 from paceline.host.zygote import AT_ONCE, Zygote
 from paceline.records import summary as summaries
 from paceline.records.cut import cut
+from paceline.records.folders import CONFIG
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
 from paceline.records.reading import LEDGER, tally_of
@@ -317,6 +319,13 @@ def _fork(workers: Sequence[int], settings: Settings, zygote: Zygote, folders: i
     ]
 
 
+def _code_before(settings: Settings) -> dict[str, str]:
+    """What a run that goes on had noted of its script's own modules. It has nothing to compare with otherwise."""
+    if settings.resumed is None:
+        return {}
+    return dict(tomllib.loads((settings.folder / CONFIG).read_text()).get("code", {}))
+
+
 def _write_config(settings: Settings, offer: messages.Offered | None, journal: Journal) -> None:
     """The run's resolved configuration, as a file and in the ledger: the command line's, then the script's too."""
     import torch
@@ -328,7 +337,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "script": str(settings.script),
         "directory": str(Path.cwd()),
         "script_sha256": hashlib.sha256(settings.source).hexdigest(),
-        "code": offer.code if offer else {},
+        "code": offer.code if offer else _code_before(settings),
         "arguments": list(settings.arguments),
         "protocol": settings.choice.to_plain(),
         "workers": settings.workers,
@@ -366,7 +375,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "simulated": settings.simulated is not None,
         "scenario": to_plain(settings.simulated or settings.scenario),
     }
-    write_whole(settings.folder / "config.toml", tomli_w.dumps(config))
+    write_whole(settings.folder / CONFIG, tomli_w.dumps(config))
     journal.ledger.note_all(config)
 
 
