@@ -28,7 +28,8 @@ class Books:
         self.undone: list[tuple[int, int]] = []
         data: Any = SimpleNamespace(leases=self.leases)
         journal: Any = SimpleNamespace(undone=lambda worker, step: self.undone.append((worker, step)))
-        self.applied = Applied(self.members, data, journal, lambda worker, step: (worker, step) in leaves_undone)
+        leaves = lambda worker, step: (worker, step) in leaves_undone  # noqa: E731
+        self.applied = Applied(self.members, data, journal, leaves, owned=True)
 
     def steps(self, *workers: int, group: int | None = None) -> None:
         for worker in workers:

@@ -144,7 +144,7 @@ def test_on_anything_but_linux_one_line_says_that_it_is_not_supported_yet(
 KEYS = (
     "paceline protocol workers threads seed outcome error wall_seconds steps samples samples_missed versions "
     "steps_per_second samples_per_second per_worker staleness switches consensus final_parameters_sha256 "
-    "evaluations targets"
+    "evaluations targets segments undone"
 )
 ROW = "worker steps samples compute_seconds wait_seconds transfer_seconds other_seconds max_lead left"
 
@@ -233,7 +233,8 @@ def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the
     assert [row[:2] for row in versions] == [(row["version"], row["samples"]) for row in evaluations]
     assert versions[-1][2] == summary["final_parameters_sha256"]
     names = {path.name for path in run.folder.iterdir()}
-    assert names == {"config.toml", "ledger.sqlite", "summary.json", "versions"} | {f"worker-{n}.log" for n in range(3)}
+    logs = {f"worker-{n}.log" for n in range(3)}
+    assert names == {"config.toml", "ledger.sqlite", "summary.json", "versions", "snapshots"} | logs
     assert {path.name for path in (run.folder / "versions").iterdir()} == {
         "final.safetensors",
         *(Path(row[3]).name for row in versions),

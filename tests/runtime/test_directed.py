@@ -81,7 +81,7 @@ def test_a_worker_that_asks_for_other_data_than_it_is_to_get_waits(
 ) -> None:
     course = Course(prescribed={0: deque([(0, Batch(0, 0))]), 1: deque([(1, Batch(7, 0))])})
     terms = course.terms()
-    terms.leases("queue", [0, 1])
+    terms.leases("queue", [0, 1], None)
     for worker, epoch in asks:
         assert terms.answers(worker, epoch) == answered
         assert course.astray.get(worker) == astray

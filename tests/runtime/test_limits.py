@@ -22,7 +22,8 @@ class Run:
     """Two workers that train. A test says when time has passed."""
 
     def __init__(self, **given: Any) -> None:
-        limits = {"max_steps": None, "max_seconds": None, "targets": (), "stop_at_target": False, **given}
+        limits = {"max_steps": None, "max_seconds": None, "targets": (), "stop_at_target": False}
+        limits |= {"checkpoint": 0, "drain": 10.0, "resumed": None, **given}
         settings: Any = SimpleNamespace(**limits)
         self.members = {worker: Member(worker=worker, stage="training") for worker in range(2)}
         self.membership = Membership(self.members)

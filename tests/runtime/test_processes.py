@@ -232,7 +232,7 @@ def test_workers_that_die_before_prepare_or_as_they_set_up_the_store_do_not_stop
             sys.exit("no data for worker 1")
 
         class Deadly:
-            def __copy__(self):
+            def __deepcopy__(self, memo):
                 os.kill(os.getpid(), signal.SIGKILL)
         if me == 2:
             optimizer.state[model.weight]["deadly"] = Deadly()

@@ -260,7 +260,7 @@ def keep(orders: Sequence[Keep]) -> None:
     session = _Process.session
     if session is not None:
         session.keep(orders)
-        session.come_by()
+        session.send_kept()
 
 
 def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:

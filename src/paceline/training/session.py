@@ -117,7 +117,7 @@ class Session:
         self.steps += 1
         if self.holder.keeps_state:  # the step may change what is to be kept
             self.keep(self.link.heard_to_keep())
-            self._send_kept()
+            self.send_kept()
         self.holder.step()
         self._last = step
         scalars = scalars_of(self.optimizer)
@@ -158,7 +158,14 @@ class Session:
             keeps = self.holder.keeps_state
             self._keeps.append((order, self._joined.optimizer_kept() if keeps else None))
         if any(order.step < self._last for order, _ in self._keeps):
-            self._send_kept()
+            self.send_kept()
+
+    def send_kept(self, epoch: int | None = None) -> None:
+        """Pack what is to be kept, and send it. `epoch`: only what is to be kept within that epoch."""
+        due = [(order, state) for order, state in self._keeps if epoch is None or order.epoch <= epoch]
+        for order, state in due:
+            self._keeps.remove((order, state))
+            self.link.kept(order, self._last, self.epoch, self.kept.packing(state))
 
     def come_by(self, epoch: int | None = None) -> None:
         """The script begins something new in its own thread: what it has to keep is as it is after the last step.
@@ -166,7 +173,7 @@ class Session:
         `epoch`: it only asks for the next batch of this epoch. If none is left of that, it ends the epoch first.
         """
         if self.here:
-            self._send_kept(epoch)
+            self.send_kept(epoch)
             if self.go is None:
                 self.link.raise_if_interrupted()
 
@@ -306,12 +313,6 @@ class Session:
                 case go:
                     return go
 
-    def _send_kept(self, epoch: int | None = None) -> None:
-        due = [(order, state) for order, state in self._keeps if epoch is None or order.epoch <= epoch]
-        for order, state in due:
-            self._keeps.remove((order, state))
-            self.link.kept(order, self._last, self.epoch, self.kept.packing(state))
-
     @torch.no_grad()
     def _take_up(self, kept: bool) -> None:
         """In a run that goes on from a snapshot: give the script its buffers, and its optimizer's state.
@@ -340,7 +341,7 @@ class Session:
 
         def take(_: Tensor) -> None:
             if self._keeps and self.here:
-                self._send_kept()
+                self.send_kept()
             self.backward_seen = True
             self.untouched.clear()
             if self.go is not None:
