@@ -96,7 +96,12 @@ def test_bsp_stopped_at_any_step_and_resumed_ends_on_the_bits_of_a_run_that_was_
     assert checked(stopped.folder).ok
 
 
-@pytest.mark.parametrize("protocol", sorted(registry()))
+LONG = ("dssp", "ssp", "asp", "ad-psgd")  # others of their kind are tried by default
+
+
+@pytest.mark.parametrize(
+    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in sorted(registry())]
+)
 def test_each_sample_is_used_once_in_each_epoch_over_all_segments(protocol: str, launch: Launch) -> None:
     flags = ("-n", "2", "-p", protocol, "--checkpoint", "2")
     stopped = launch.run(KINDS["per epoch"], *flags, "--max-steps", "31").completed()
