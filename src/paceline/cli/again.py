@@ -19,6 +19,7 @@ from paceline.files import read_file
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
+from paceline.runs.script import recorded_script
 from paceline.version import __version__
 
 RESUME = "--resume"
@@ -125,4 +126,4 @@ def _flags(config: Mapping[str, Any], options: argparse.Namespace) -> Iterator[s
 def script_of(config: Mapping[str, Any]) -> Path:
     """Where the run's script was."""
     same = config.get("directory", str(Path.cwd())) == str(Path.cwd())
-    return Path(config["script"]) if same else Path(config.get("directory", ""), config["script"])
+    return Path(config["script"]) if same else recorded_script(config)

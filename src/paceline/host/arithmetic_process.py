@@ -26,12 +26,12 @@ from paceline.fabric.memory import Region, keep_freed_memory
 from paceline.fabric.unix import Channel, attached, attachment
 from paceline.host import messages
 from paceline.host.processes import fork_orphan
-from paceline.records.snapshots import seal
+from paceline.records import snapshots
 from paceline.training.buffers import Policy
 from paceline.training.link import MakeStore
 from paceline.training.packing import packed, unpacked
 from paceline.training.parts import STATE
-from paceline.training.snapshots import write_packed
+from paceline.training.snapshots import to_disk, write_packed
 from paceline.training.store import Committed, Store
 
 
@@ -124,6 +124,16 @@ def _keep_worker(file: Path, descriptor: int) -> str:
         os.close(descriptor)
 
 
+def _seal(draft: Path, state: bytes) -> None:
+    """Make that draft a whole snapshot, on disk. Raises OSError."""
+    file, whole = draft / snapshots.STATE, snapshots.whole_of(draft)
+    file.write_bytes(state)
+    to_disk(file)
+    to_disk(draft)
+    draft.rename(whole)
+    to_disk(whole.parent)
+
+
 def _restored(store: Store, order: messages.Restore) -> messages.Restored:
     policy, areas = cast(Policy, order.buffers), dict(order.areas)
     try:
@@ -190,7 +200,9 @@ class _Recorder:
 
         def write() -> None:
             try:
-                seal(Path(order.folder), order.state, map(Path, order.old))
+                _seal(Path(order.folder), order.state)
+                for old in order.old:
+                    shutil.rmtree(old, ignore_errors=True)
                 self.send(messages.Sealed(None))
             except OSError as error:
                 self.send(messages.Sealed(f"{order.folder} can't be written: {error.strerror}"))

@@ -6,11 +6,9 @@ name, and gets this one when all of it is on disk. `state.json` has the digests 
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,17 +84,9 @@ def draft_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.part")
 
 
-def seal(folder: Path, state: bytes, old: Iterable[Path]) -> None:
-    """Make the draft in that folder a whole snapshot, on disk, and remove these older ones. Raises OSError."""
-    file = folder / STATE
-    file.write_bytes(state)
-    _to_disk(file)
-    _to_disk(folder)
-    final = folder.with_name(folder.name.removeprefix(".").removesuffix(".part"))
-    folder.rename(final)
-    _to_disk(final.parent)
-    for one in old:
-        shutil.rmtree(one, ignore_errors=True)
+def whole_of(draft: Path) -> Path:
+    """Where that draft is once it is whole."""
+    return draft.with_name(draft.name.removeprefix(".").removesuffix(".part"))
 
 
 def remove_undone(run: Path, fact: int) -> None:
@@ -111,17 +101,6 @@ def remove_drafts(run: Path) -> None:
     """Remove what is there of snapshots that nobody writes any more."""
     for folder in (run / SNAPSHOTS).glob(".*.part"):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # this file system can't sync
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def newest(run: Path, fits: Callable[[State], str] = lambda state: "") -> tuple[Snapshot | None, list[str]]:

@@ -36,7 +36,7 @@ from paceline.records.replayed import Compared, compare
 from paceline.records.summary import Summary
 from paceline.runs.prescribed import Part, parts
 from paceline.runs.run import STARTS
-from paceline.runs.script import changes
+from paceline.runs.script import changes, recorded_script
 
 if TYPE_CHECKING:
     from paceline.runtime.director import Director
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 def script_of(recorded: RecordedRun) -> Path:
     """Where the script was; a function that went with its run's folder is there. Raises ConfigError if it has gone."""
-    script = Path(recorded.config.get("directory", ""), recorded.config["script"])
+    script = recorded_script(recorded.config)
     if not script.exists():
         if script.name == kept.SCRIPT and (there := kept.kept_script(recorded.folder)) is not None:
             return there

@@ -16,6 +16,7 @@ from paceline.records.cut import why_not
 from paceline.records.folders import is_run
 from paceline.records.reading import SUMMARY, is_written
 from paceline.records.snapshots import SNAPSHOTS, Snapshot, newest
+from paceline.runs.script import recorded_script
 
 LIMITS = ("epochs", "max_steps", "max_seconds")
 
@@ -27,7 +28,7 @@ def check_resumable(run: Path, config: Mapping[str, Any], script: Path) -> None:
         raise ConfigError(f"{name}: there is no run; name a run's folder")
     if is_written(run):
         raise ConfigError(f"{name}: this run is still going on; end it first, or wait for its end")
-    if script.resolve() != script_of(config).resolve():
+    if script.resolve() != recorded_script(config).resolve():
         raise ConfigError(f"{name}: it is a run of {config['script']}, not of {script}; leave the script out")
     if hashlib.sha256(read_file(script)).hexdigest() != config["script_sha256"]:
         raise ConfigError(f"{name}: {script} has changed since; a run goes on with the script that it began with")
@@ -89,11 +90,6 @@ def snapshot_of(run: Path) -> tuple[Snapshot, list[str]]:
         return found, passed
     why = f" ({passed[0]})" if passed else f": {run / SNAPSHOTS} has none; one is written in each epoch (--checkpoint)"
     raise ConfigError(f"--resume {run}: no snapshot can be read{why}")
-
-
-def script_of(config: Mapping[str, Any]) -> Path:
-    """Where the run's script was."""
-    return Path(config.get("directory", ""), config["script"])
 
 
 def _outcome(run: Path) -> str | None:

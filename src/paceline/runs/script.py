@@ -25,6 +25,11 @@ def checked_script(script: Path) -> Path:
     return script
 
 
+def recorded_script(config: Mapping[str, Any]) -> Path:
+    """Where the script of the run with that configuration was."""
+    return Path(config.get("directory", ""), config["script"])
+
+
 def changes(config: Mapping[str, Any], script: Path) -> Iterator[str]:
     """What of the script and its folder is not as it was when the run was made, a line each."""
     if config.get("script_sha256") not in (None, hashlib.sha256(script.read_bytes()).hexdigest()):

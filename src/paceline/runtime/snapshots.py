@@ -209,7 +209,7 @@ class Snapshots:
 
     def _take(self) -> None:
         """Note how things are, and have all that is large written."""
-        fact, means = self._ledger.facts, self._applied.replicas
+        fact, means, in_replicas = self._ledger.facts, self._applied.replicas, self._applied.in_replicas()
         state = State(
             format=FORMAT,
             fact=fact,
@@ -218,8 +218,8 @@ class Snapshots:
             steps=self._applied.steps,
             samples=self._applied.samples,
             memory=self.memory(),
-            leases=self._data.plain(self._applied.in_replicas()),
-            epoch=self._data.epoch(self._applied.in_replicas()),
+            leases=self._data.plain(in_replicas),
+            epoch=self._data.epoch(in_replicas),
             next_steps=dict(self._next_steps),
             scalars={worker: one.scalars for worker, one in self._members.items() if worker in self._next_steps},
             files={},
