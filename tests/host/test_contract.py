@@ -159,15 +159,19 @@ class TestOrders:
             ("asp", Release(worker=7, step=0, version=0), "no worker 7"),
             ("asp", StartPull(worker=7, version=0), "no worker 7"),
             ("asp", StartPush(worker=7, step=0), "no worker 7"),
-            ("asp", StartPush(worker=0, step=4), "Update(worker=0, step=4) is not here"),
-            ("asp", ApplyUpdate(version=1, contributions=((0, 4, 1.0),)), "Update(worker=0, step=4) is not here"),
+            ("asp", StartPush(worker=0, step=4), "Update(worker=0, step=4, kind='update') is not here"),
+            (
+                "asp",
+                ApplyUpdate(version=1, contributions=((0, 4, 1.0),)),
+                "Update(worker=0, step=4, kind='update') is not here",
+            ),
             ("asp", Release(worker=0, step=0, version=0, parameters="own"), "worker 0 owns no replica"),
             ("ad-psgd", StepReplica(worker=7, step=0, version=1), "no worker 7"),
             ("ad-psgd", Reduce(group=0, members=(0, 7), what="parameters"), "worker 7 owns no replica"),
             (
                 "all-reduce",
                 Reduce(group=0, members=(0, 1), what="gradients", contributions=((0, 4, 0.5), (1, 4, 0.5))),
-                "Update(worker=0, step=4) is not here",
+                "Update(worker=0, step=4, kind='update') is not here",
             ),
         ],
     )

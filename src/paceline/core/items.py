@@ -1,52 +1,56 @@
-"""Items: the names of what a run moves. An item never changes once it is made. See `Former` for the one exception."""
+"""Items: the names of what a run moves. An item never changes once it is made. See `Former` for the one exception.
+
+They are tuples, which hash and compare in C: a step of a worker looks up twenty of them. The last field tells one kind
+from another, as two tuples of the same values are equal, whatever their classes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(NamedTuple):
     """The parameters after so many updates: made by the store, or the mean of all replicas."""
 
     version: int
+    kind: str = "version"
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """What one step of a worker came to: its gradient, or what its own optimizer would subtract."""
 
     worker: int
     step: int
+    kind: str = "update"
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+class Replica(NamedTuple):
     """A worker's replica after so many changes, which are steps and averages."""
 
     worker: int
     change: int
+    kind: str = "replica"
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
+class Mean(NamedTuple):
     """What a group averages to."""
 
     group: int
+    kind: str = "mean"
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
+class Beginning(NamedTuple):
     """What a worker's script has changed the first version to, before its first step."""
 
     worker: int
+    kind: str = "beginning"
 
 
-@dataclass(frozen=True, slots=True)
-class Former:
+class Former(NamedTuple):
     """An item as it was before its name was given to something else: the first version, if a script changes that."""
 
     item: Item
+    kind: str = "former"
 
 
 Item = Version | Update | Replica | Mean | Beginning | Former

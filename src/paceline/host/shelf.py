@@ -83,17 +83,13 @@ class Shelf:
             for item in items:
                 self._owners.setdefault(item, {})[owner] = None
         for item in before:
-            if item in items:
-                continue
-            owners = self._owners[item]
-            del owners[owner]
-            if not owners:
-                del self._owners[item]
-                self._forget(item)
+            if item not in items:
+                self._unclaim(item, owner)
 
     def release(self, owner: Owner) -> None:
         """The owner needs nothing any more."""
-        self.claim(owner)
+        for item in self._claims.pop(owner, ()):
+            self._unclaim(item, owner)
 
     def claimed(self, owner: Owner) -> tuple[Item, ...]:
         """What the owner claims."""
@@ -114,7 +110,12 @@ class Shelf:
         self._places[item] = place
         self._items.setdefault(place, {})[item] = None
 
-    def _forget(self, item: Item) -> None:
+    def _unclaim(self, item: Item, owner: Owner) -> None:
+        owners = self._owners[item]
+        del owners[owner]
+        if owners:
+            return
+        del self._owners[item]
         place = self._places.pop(item, None)
         if place is not None:
             del self._items[place][item]

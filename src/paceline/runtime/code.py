@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 INSTALLED = frozenset(("site-packages", "dist-packages"))
 """Folders with packages that were installed: a script's folder may have an environment in it."""
 
 
-def digests(script: Path) -> dict[str, str]:
-    """By file, relative to the script's folder: the SHA-256 of what was imported from there until now."""
+def digests(script: Path, before: Collection[str]) -> dict[str, str]:
+    """By file, relative to the script's folder: the SHA-256 of what was imported from there until now.
+
+    `before`: names of modules that were there before the script began. torch alone imports a thousand.
+    """
     folder = script.resolve().parent
     found = {}
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
+    for name, module in list(sys.modules.items()):
+        file = None if name in before else getattr(module, "__file__", None)
         if not isinstance(file, str):
             continue
         path = Path(file).resolve()

@@ -116,6 +116,8 @@ class WorkerLink:
         self.wants_work = bool(settings.choice.spec.parts)
         self.wants_metrics = bool(settings.targets) and worker == 0
         self._script = settings.script
+        self._imported = frozenset(sys.modules)
+        """What was imported before the script began."""
         self._scenario: Scenario = settings.scenario
         self._channel: Channel | _NoChannel = channel
         self._launcher = launcher
@@ -182,7 +184,7 @@ class WorkerLink:
                 evaluates=offer.evaluate is not None,
                 keeps=offer.keeps,
                 metrics=offer.metrics,
-                code=digests(self._script),
+                code=digests(self._script, self._imported),
             )
         )
         while True:
