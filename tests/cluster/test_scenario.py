@@ -19,8 +19,8 @@ from support.scenarios import EXAMPLE, FULL, refusal
 def test_in_the_empty_scenario_nothing_is_slow():
     empty = Scenario()
     assert empty.step_seconds(5, 9, 100.0, 0.37, 1) == 0.37
-    assert not empty.kills_at_step(0, 0)
-    assert empty.kills_by_time() == ()
+    assert empty.kill_at_step(0, 0) is None
+    assert empty.kills_by_time() == []
     assert empty.checked_for_real_run() is empty
 
 
@@ -58,7 +58,7 @@ def test_the_simulator_may_ask_for_steps_shorter_than_the_measured_and_a_real_ru
     assert padded.checked_for_real_run() is padded
     assert "cluster.jitter is 0.1; a real step can't" in refusal(Scenario(jitter=0.1).checked_for_real_run)
     back = Scenario(events=(Kill(worker=1, at=1.0, rejoin_after=3.0),))
-    assert "event 1: rejoin_after is 3s; in a real run a killed worker stays away" in refusal(back.checked_for_real_run)
+    assert back.checked_for_real_run() is back
     slow = Scenario(network=Network(commit=0.5))
     assert "network.commit is given; a real run's versions take what they take" in refusal(slow.checked_for_real_run)
     paced = Scenario(network=Network(mixed=1e9))
@@ -163,16 +163,16 @@ def test_jitter_is_the_same_in_another_process():
 
 def test_a_kill_by_step_comes_as_that_worker_starts_that_step():
     scenario = Scenario(events=(Kill(worker=1, at_step=50), Slowdown(worker=1, at_step=49, factor=2.0)))
-    found = [(worker, step) for worker in range(3) for step in range(100) if scenario.kills_at_step(worker, step)]
+    found = [(worker, step) for worker in range(3) for step in range(100) if scenario.kill_at_step(worker, step)]
     assert found == [(1, 50)]
-    assert scenario.kills_by_time() == ()
+    assert scenario.kills_by_time() == []
 
 
 def test_kills_by_time_come_in_the_order_of_time():
     scenario = Scenario(
         events=(Kill(worker=0, at=9.0), Kill(worker=2, at=3.0), Kill(worker=1, at_step=0), Kill(worker=1, at=3.0))
     )
-    assert scenario.kills_by_time() == ((3.0, 1), (3.0, 2), (9.0, 0))
+    assert [(at, kill.worker) for at, kill in scenario.kills_by_time()] == [(3.0, 1), (3.0, 2), (9.0, 0)]
 
 
 def test_a_scenario_travels_to_another_process_and_cannot_be_changed():

@@ -78,6 +78,8 @@ def test_a_worker_that_never_trained_leaves_nothing_behind() -> None:
     found = after(1, *came(0))
     assert not found.leaves(0, "stopped")
     assert numbers(found.gathered()) == [0], "its script is where it was"
+    assert not found.leaves(0, "finished")
+    assert found.through, "its script has no step left to make"
 
 
 @pytest.mark.parametrize(("events", "prepared"), [(begun(0), False), (came(0), True)])

@@ -58,7 +58,7 @@ def test_a_version_that_is_not_finite_is_the_one_that_the_next_is_made_from_thou
     """Telling so ends the run, and what workers then no longer claim lets the next commit begin."""
     one = company(1)
 
-    one.news.on_divergence = lambda: one.host.left(0)
+    one.news.on_divergence = lambda: one.host.left(0, died=False)
     for step in (0, 1):
         one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         finish(one, 0, step)

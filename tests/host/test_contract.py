@@ -221,7 +221,7 @@ class TestLeaving:
         if died:
             two.leave(1)
         else:
-            two.host.left(1)
+            two.host.left(1, died=True)
             two.crew.hear(1, messages.SnapshotWanted(hold=False))  # its script may go on with the model
             two.host.gone(1)
         assert two.host.updates(1).coming == ()
@@ -438,7 +438,7 @@ class TestAverages:
         assert two.facts == [ReduceFinished(group=0, at=0.0)]
         two.host.tell(two.facts[0])
         assert means(two) == []
-        assert sorted(two.claims()) == [("replica", 0), ("replica", 1)]
+        assert sorted(two.claims()) == [("replica", 0), ("replica", 1), ("what training began with",)]
         two.carry_out(StepReplica(worker=1, step=0, version=2))
         _, step = two.told[-1]
         assert isinstance(step, messages.Step)

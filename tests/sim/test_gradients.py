@@ -224,11 +224,6 @@ def test_ctrl_c_ends_all_of_several_with_what_the_first_has_reached(tmp_path: Pa
 @pytest.mark.parametrize(
     ("cluster", "flags", "told"),
     [
-        (
-            CLUSTER + '[[event]]\nworker = 1\nat = "1s"\nkill = true\nrejoin_after = "1s"\n',
-            (),
-            "cluster.toml: event 1: with",
-        ),
         ("[cluster]\nworkers = 2\n", (), "does not say how long a step takes"),
         (CLUSTER, ("--target", "accuracy"), "METRIC>=VALUE"),
         (CLUSTER, ("--batch", "8"), "--batch"),

@@ -144,7 +144,7 @@ class Company:
 
     def leave(self, worker: int) -> None:
         """The worker takes no part any more, and its process ends."""
-        self.host.left(worker)
+        self.host.left(worker, died=True)
         self.host.gone(worker)
 
     def end(self) -> None:
@@ -159,7 +159,7 @@ class Company:
     def claims_of(self, worker: int) -> list[tuple[Any, ...]]:
         """What is claimed for that worker."""
         others = ("newest version", "version that is being made", "writing of version", "mean of group")
-        return [owner for owner in self.claims() if owner[0] not in others and owner[1] == worker]
+        return [owner for owner in self.claims() if owner[0] not in others and owner[1:2] == (worker,)]
 
 
 def idle_company(

@@ -30,6 +30,7 @@ FLAGS = {
     "start": "--start",
     "record": "--record",
     "on_loss": "--on-loss",
+    "restart": "--restart",
     "on_divergence": "--on-divergence",
     "saves": "--saves",
     "checkpoint": "--checkpoint",

@@ -91,7 +91,7 @@ class Kill:
     at: float | None = None
     at_step: int | None = None
     rejoin_after: float | None = None
-    """Seconds after which the worker comes back; None: it stays away. Only in simulations."""
+    """Seconds after which the worker comes back; None: it stays away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,14 +140,8 @@ class Scenario:
         """Return this scenario. Raises ConfigError if it asks for what no real run can do.
 
         A real step can be made longer, never shorter. So speeds above 1 need `compute` as the length to pad to, and so
-        does jitter, whose factors lie on both sides of 1. No worker rejoins, and a version takes its own time.
+        does jitter, whose factors lie on both sides of 1. A version takes its own time.
         """
-        for number, event in enumerate(self.events, 1):
-            if isinstance(event, Kill) and event.rejoin_after is not None:
-                raise ConfigError(
-                    f"{self.name}: event {number}: rejoin_after is {as_duration(event.rejoin_after)}; in a real run a "
-                    "killed worker stays away: leave it out, or see what would come of it with paceline simulate"
-                )
         if self.network is not None and self.network.commit:
             raise ConfigError(
                 f"{self.name}: network.commit is given; a real run's versions take what they take: leave it out, or "
@@ -256,13 +250,15 @@ class Scenario:
         variance = math.log1p(self.jitter * self.jitter)
         return math.exp(math.sqrt(variance) * _normal(seed, worker, step) - variance / 2)
 
-    def kills_at_step(self, worker: int, step: int) -> bool:
-        """Whether the worker is to be killed as it starts this step."""
-        return any(isinstance(e, Kill) and e.worker == worker and e.at_step == step for e in self.events)
+    def kill_at_step(self, worker: int, step: int | None) -> Kill | None:
+        """The event that kills the worker as it starts this step, if there is one."""
+        kills = (event for event in self.events if isinstance(event, Kill) and event.worker == worker)
+        return next((kill for kill in kills if kill.at_step is not None and kill.at_step == step), None)
 
-    def kills_by_time(self) -> tuple[tuple[float, int], ...]:
-        """(second of the run, worker) of each kill that is given in seconds, the earliest first."""
-        return tuple(sorted((e.at, e.worker) for e in self.events if isinstance(e, Kill) and e.at is not None))
+    def kills_by_time(self) -> list[tuple[float, Kill]]:
+        """(second of the run, event) of each kill that is given in seconds, the earliest first."""
+        timed = [(event.at, event) for event in self.events if isinstance(event, Kill) and event.at is not None]
+        return sorted(timed, key=lambda one: (one[0], one[1].worker))
 
     @property
     def name(self) -> str:

@@ -215,6 +215,13 @@ class Leases:
         self.pool.remove(batch)
         return self._lease(worker, batch)
 
+    def offers(self, worker: int, epoch: int) -> bool:
+        """Whether there may be a batch for this worker in that epoch, which may be none of the members yet."""
+        opened = self.epochs.get(epoch)
+        if opened is None or not opened.whole:
+            return True
+        return bool(opened.shares.get(worker) or opened.queue or self._returned(epoch))
+
     def size(self, batch: Batch) -> int:
         """Samples in the batch."""
         return self.epochs[batch.epoch].sizes[batch.index]

@@ -28,6 +28,8 @@ class Standing:
     """How it left training."""
     failed: bool = False
     """Its process ended before its script had ended, and was not stopped."""
+    comes_back: bool = False
+    """Whether its process has ended, and another one will begin as this worker."""
 
     @property
     def here(self) -> bool:
@@ -38,6 +40,11 @@ class Standing:
     def trains(self) -> bool:
         """Whether the machine counts it as a member."""
         return self.stage == "training"
+
+    @property
+    def comes(self) -> bool:
+        """Whether its script runs, and has not come to its first step or past its last one."""
+        return self.stage in ("starting", "offered")
 
     @property
     def runs(self) -> bool:
@@ -72,13 +79,16 @@ class Membership(Generic[One]):
         self._trained = True
 
     def leaves(self, worker: int, how: Left) -> bool:
-        """The worker takes no part any more. Return whether it did until now. How it left first is what counts."""
+        """The worker takes no part any more. Return whether it did until now. How it left first is what counts.
+
+        A worker that has finished without taking part will take none.
+        """
         one = self._members[worker]
         one.left = one.left or how
-        if not one.trains:
-            return False
-        one.stage = "closing"
-        return True
+        trained = one.trains
+        if trained or (one.stage == "offered" and how == "finished"):
+            one.stage = "closing"
+        return trained
 
     def ends(self, worker: int) -> bool:
         """The worker's script has ended. Return whether it had come to `prepare`."""
@@ -95,8 +105,13 @@ class Membership(Generic[One]):
         one = self._members[worker]
         assert one.stage == "gone", one.stage
         one.incarnation += 1
-        one.begun, one.stage, one.left, one.failed = False, "starting", None, False
+        one.begun, one.stage, one.left, one.failed, one.comes_back = False, "starting", None, False, False
         return one.incarnation
+
+    def nobody_comes_back(self) -> None:
+        """The run ends: no process begins any more."""
+        for one in self._members.values():
+            one.comes_back = False
 
     def finish(self) -> None:
         """Count every worker that is here as finished: the run ends as it was asked to."""
@@ -148,8 +163,14 @@ class Membership(Generic[One]):
 
     @property
     def through(self) -> bool:
-        """Whether no worker trains, nor will any more. A worker that has returned will, on what the others left."""
-        return not any(one.stage in ("starting", "offered", "training") for one in self._members.values())
+        """Whether no worker trains, nor will any more. A worker that has returned will, on what the others left.
+
+        A worker that is still to return is waited for unless another one has finished, as there is no data left then.
+        """
+        members = self._members.values()
+        if any(one.stage in ("starting", "offered", "training") for one in members):
+            return False
+        return not any(one.comes_back for one in members) or any(one.left == "finished" for one in members)
 
     @property
     def why_none_finished(self) -> str | None:

@@ -85,6 +85,10 @@ class Arithmetic:
         self._shelf.claim(owner, *items)
         self.send(order)
 
+    def writes(self, version: int) -> bool:
+        """Whether that version is being written."""
+        return version in self._writing
+
     def written(self, version: int) -> bool:
         """The version is on disk. Return whether it was to be written."""
         owner = self._writing.pop(version, None)

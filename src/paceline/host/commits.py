@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from paceline.host.arithmetic import Arithmetic
 from paceline.host.contract import News
 from paceline.host.plan import Plan
 from paceline.host.pushes import Pushes
+from paceline.host.seat import Seat
 from paceline.host.shelf import Shelf
 
 MOST_THREADS = 2  # one core gets 75 % of this memory's bandwidth (docs/performance.md)
@@ -48,6 +49,7 @@ class Commits:
         pushes: Pushes,
         news: News,
         *,
+        seats: Mapping[int, Seat],
         idle_cores: Callable[[], int],
         steps_in_store: bool,
         rate_scale: float,
@@ -63,6 +65,7 @@ class Commits:
         self._arithmetic = arithmetic
         self._pushes = pushes
         self._news = news
+        self._seats = seats
         self._idle_cores = idle_cores
         self._steps_in_store = steps_in_store
         self._rate_scale = rate_scale
@@ -101,8 +104,7 @@ class Commits:
             self._scales[order.worker] = order.learning_rate_scale * self._rate_scale, order.momentum_scale
             return
         pushed = self._pushes.applied(order)
-        lowest, step, _ = min(order.contributions)
-        scalars = self._scaled(lowest, step) if self._steps_in_store else None
+        scalars = self._scaled(*self._longest(order)) if self._steps_in_store else None
         if not self._arithmetic.lost:
             self._orders.append(_Ordered(order, pushed, scalars))
             self.go_on()
@@ -186,6 +188,14 @@ class Commits:
             )
         )
         self._used.add(target)
+
+    def _longest(self, order: ApplyUpdate) -> tuple[int, int]:
+        """The contribution of the worker that has served longest: one that has joined may have other hyperparameters.
+
+        Of those that began together it is the lowest.
+        """
+        worker, step, _ = min(order.contributions, key=lambda one: (self._seats[one[0]].joined, one[0], one[1]))
+        return worker, step
 
     def _scaled(self, worker: int, step: int) -> Scalars:
         """The worker's hyperparameters as of that step, with the learning rates and the momentum that hold now."""

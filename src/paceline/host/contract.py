@@ -88,6 +88,27 @@ class Host(Protocol):
     def begin(self, workers: Sequence[int]) -> None:
         """Let these workers train, from the first version on."""
 
+    def returns(self, worker: int) -> None:
+        """A new process begins as this worker, whose process has ended."""
+
+    def admit(self, worker: int, epoch: int, at: float) -> None:
+        """Let a worker in that has come to `prepare` while others train. It shows parameters, and takes no part yet.
+
+        Its script goes on to its first step, in that epoch. `at`: the moment, in seconds since the run's start.
+        """
+
+    def join(self, worker: int, others: Sequence[int]) -> None:
+        """The worker takes part from now on. It gets what the script of the first of these others keeps that is here.
+
+        Where workers own replicas it gets that with its replica, by an order.
+        """
+
+    def begin_anew(self, worker: int, version: int | None, file: str) -> None:
+        """No worker has a replica that counts: this one's begins as that mean, which is recorded in the file.
+
+        None: as training began, since no mean was recorded.
+        """
+
     def carry_out(self, order: Order, at: float) -> None:
         """Carry out an order about items. It follows from a fact of that moment. Raises NotHere, in one sentence."""
 
@@ -120,7 +141,7 @@ class Host(Protocol):
     def drop(self) -> None:
         """A file of the snapshot can't be made, and all others are there: have them removed."""
 
-    def left(self, worker: int) -> None:
+    def left(self, worker: int, died: bool) -> None:
         """The worker takes no part any more: what was on the way to it or from it never ends.
 
         What it shows stays claimed until its process ends, as its script may go on with the model.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from paceline.core.facts import Fact
-from paceline.core.items import Update, Version
+from paceline.core.items import Replica, Update, Version
 
 Then = Callable[[float], Fact | None]
 """Called once the item is there, with that moment in seconds since the run's start. It says what has happened, if
@@ -16,8 +16,8 @@ anything has."""
 class Fetcher(Protocol):
     """Brings updates of workers to the store, versions to workers, and what members of a group average together."""
 
-    def fetch(self, worker: int, item: Update | Version, then: Then) -> None:
-        """Bring that worker's update to the store, or that version to the worker."""
+    def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
+        """Bring that worker's update to the store, or that version or another worker's replica to the worker."""
 
     def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
         """Bring together what the group averages, and the mean to its members. Return when that began."""
@@ -40,7 +40,7 @@ class Local:
         self._now = now
         self._happened = happened
 
-    def fetch(self, worker: int, item: Update | Version, then: Then) -> None:
+    def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
         """See `Fetcher`."""
         self._over(then)
 

@@ -15,6 +15,7 @@ from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
+    CopyReplica,
     DropUpdate,
     Order,
     Reduce,
@@ -32,6 +33,7 @@ from paceline.host.contract import News, Progress, Resumption, Updates
 from paceline.host.copies import Copies
 from paceline.host.evaluator import Evaluator
 from paceline.host.fetch import Local
+from paceline.host.joins import Joins
 from paceline.host.loop import Loop
 from paceline.host.paced import Paced
 from paceline.host.plan import Plan
@@ -115,6 +117,7 @@ class LocalHost:
             self.arithmetic,
             self.pushes,
             news,
+            seats=seats,
             idle_cores=self._idle_cores,
             steps_in_store=spec.optimizer == "store",
             rate_scale=rate_scale,
@@ -125,6 +128,18 @@ class LocalHost:
         self.pulls = Pulls(self.shelf, self.commits, self._fetcher, seats)
         self.releases = Releases(
             self.shelf, self.pulls, self.pushes, self.commits, self.steps, seats, news, workers.send, now
+        )
+        self.joins = Joins(
+            self.shelf,
+            plan,
+            self.arithmetic,
+            self.commits,
+            self.steps,
+            self.releases,
+            self._fetcher,
+            seats,
+            news,
+            workers.send,
         )
 
     # --- how orders are going -----------------------------------------------------------------------
@@ -174,8 +189,8 @@ class LocalHost:
             self._seats[worker].trains = True
             ends: list[Any] = [self.averages.connect(worker)] if owns_replica else []
             if resumes:
-                message.resumed, kept = self.snapshots.begins(worker)
-                message.place = message.resumed.buffers if owns_replica else 0
+                message.resumed, area, kept = self.snapshots.begins(worker)
+                message.place = area if owns_replica else 0
                 ends += [] if kept is None else [kept]
             self._send_with(worker, message, ends)
         if not resumes:
@@ -185,7 +200,39 @@ class LocalHost:
         self._fetcher.size = model_bytes if given is None else given
         if owns_replica and not resumes:
             self.steps.begin(workers, Version(0))
+            self.steps.keep_beginning(Version(0))
             self.shelf.release(NEWEST)  # no store makes another one of it
+
+    def returns(self, worker: int) -> None:
+        """See `contract.Host`."""
+        joined = 1 + max(seat.joined for seat in self._seats.values())
+        self._seats[worker] = Seat(worker, joined=joined)
+        self.pushes.returns(worker)
+
+    def admit(self, worker: int, epoch: int, at: float) -> None:
+        """See `contract.Host`."""
+        ends = [self.averages.connect(worker)] if self._spec.holder == "replica" else []
+        begin = messages.Begin(
+            self.plan.slots,
+            self.plan.areas,
+            self._spec.holder,
+            self._spec.pushes,
+            place=self.joins.shows(worker),
+            resumed=messages.Resumed(epoch=epoch, buffers=None, kept=False),
+            joins=True,
+            at=at,
+        )
+        self._send_with(worker, begin, ends)
+
+    def join(self, worker: int, others: Sequence[int]) -> None:
+        """See `contract.Host`."""
+        if self._seats[worker].here:
+            self._seats[worker].trains = True
+            self.joins.join(worker, others)
+
+    def begin_anew(self, worker: int, version: int | None, file: str) -> None:
+        """See `contract.Host`."""
+        self.joins.begin_anew(worker, version, file)
 
     def adopt(self, worker: int) -> None:
         """See `contract.Host`."""
@@ -212,6 +259,8 @@ class LocalHost:
                     self.steps.carry_out(order)
                 case Reduce():
                     self.averages.carry_out(order)
+                case CopyReplica():
+                    self.joins.carry_out(order)
                 case DropUpdate(worker=worker, step=step):
                     self._drop(worker, step)
                 case _:
@@ -253,13 +302,15 @@ class LocalHost:
 
     # --- how workers leave, and the end -------------------------------------------------------------
 
-    def left(self, worker: int) -> None:
+    def left(self, worker: int, died: bool) -> None:
         """See `contract.Host`."""
         seat = self._seats[worker]
-        seat.trains, seat.step = False, None
+        seat.trains, seat.step, seat.died = False, None, died
+        self.joins.left(worker, died)
         self.pulls.left(worker)
         self.pushes.left(worker)
         self.averages.left(worker)
+        self.releases.left(worker)
         self.commits.go_on()
 
     def gone(self, worker: int) -> None:
@@ -271,6 +322,7 @@ class LocalHost:
         self.averages.gone(worker)
         self.steps.gone(worker)
         self.releases.gone(worker)
+        self.joins.gone(worker)
         self.shelf.release(beginning_of(worker))  # nothing is written there any more
         self.commits.go_on()
 
@@ -310,6 +362,8 @@ class LocalHost:
                 self._adopt(worker, descriptors)
             case messages.Kept():
                 self.snapshots.packed(worker, message, descriptors)
+            case messages.Handed():
+                self.joins.handed(worker, message, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         self._news.heard(worker, message)
@@ -337,7 +391,9 @@ class LocalHost:
         for other in self.steps.workers:
             self.steps.becomes(other, Beginning(worker))
         self.averages.void()
-        if self.shelf.has(Version(0)):
+        if self.steps.workers:
+            self.steps.keep_beginning(Beginning(worker))
+        else:
             self.commits.adopted(worker)
         self.shelf.release(beginning_of(worker))
 
@@ -379,6 +435,7 @@ class LocalHost:
         if not self.arithmetic.written(version):
             return False
         self.commits.go_on()
+        self.joins.written(version)
         self._news.written(version, sha256, distance)
         return True
 

@@ -120,6 +120,19 @@ class LookedAt(Message):
     """Whether the loop was left nothing in the end: its last question, which was in vain, is as if never asked."""
 
 
+class Joins(Message):
+    """The script of a worker that came late makes its first step. Where data is leased, its first lease says so."""
+
+
+class Handed(Message):
+    """What the script keeps comes along, packed, for the worker that joins. Nothing comes if it can't be packed."""
+
+    descriptors: ClassVar[int] = 1
+
+    worker: Count
+    error: str | None
+
+
 class Declined(Message):
     """No further step will be made."""
 
@@ -221,6 +234,8 @@ FromWorker = (
     | OrderDrawn
     | GivenBack
     | LookedAt
+    | Joins
+    | Handed
     | Declined
     | EpochsOver
     | SnapshotWanted
@@ -264,7 +279,8 @@ class Resumed(msgspec.Struct, array_like=True):
     """Where a worker goes on, in a run that goes on from a snapshot. See `training.link.Resumed`."""
 
     epoch: int
-    buffers: int
+    buffers: int | None
+    """None for a worker that joins: it gets them as it takes part."""
     kept: bool
     """Whether a descriptor of what its script kept comes along."""
 
@@ -286,7 +302,31 @@ class Begin(Message):
     place: int = 0
     """Where the parameters lie that it begins with: a slot, or an area if it owns a replica."""
     resumed: Resumed | None = None
-    """What it goes on with, in a run that goes on from a snapshot."""
+    """What it goes on with, in a run that goes on from a snapshot, or that the worker joins."""
+    joins: bool = False
+    """Whether training has begun without this worker: it takes part from its first step on."""
+    at: float = 0.0
+    """Seconds since the run's start."""
+
+
+class HandOver(Message):
+    """Pack what the script keeps, and what its optimizer has, as you wait for a release: that worker joins."""
+
+    worker: int
+
+
+class TakeUp(Message):
+    """You take part from now on. What another worker has handed over comes along, if any has.
+
+    All that the script has changed by now is gone.
+    """
+
+    descriptors: ClassVar[int] = 1
+
+    area: int | None = None
+    """Where the replica lies that the worker owns."""
+    file: str | None = None
+    """The recorded version that the worker is to put there; None: it is there."""
 
 
 class Compute(Message):
@@ -389,6 +429,8 @@ ToWorker = (
     | Compute
     | Step
     | Keep
+    | HandOver
+    | TakeUp
     | Stop
     | Leased
     | EpochOver

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.cluster.group_links import GroupLinks, Moved, ring_bytes
 from paceline.cluster.network import Direction, SharedLink, Transfer
 from paceline.core.facts import Fact
-from paceline.core.items import Update, Version
+from paceline.core.items import Replica, Update, Version
 from paceline.host.fetch import Local, Then
 from paceline.records.times import TransferTimes
 
@@ -22,7 +22,7 @@ class _Flow:
 
     worker: int
     number: int
-    """The step that is pushed, or the version that is pulled."""
+    """The step that is pushed, the version that is pulled, or the worker whose replica is copied."""
     then: Then
 
 
@@ -56,13 +56,15 @@ class Paced:
         self._flows: dict[int, _Flow] = {}
         self._gathering: dict[int, Then] = {}
 
-    def fetch(self, worker: int, item: Update | Version, then: Then) -> None:
+    def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
         """See `Fetcher`."""
         if self._store is None:
             self._local.fetch(worker, item, then)
             return
         direction: Direction = "push" if isinstance(item, Update) else "pull"
-        number = item.step if isinstance(item, Update) else item.version
+        match item:
+            case Update(step=number) | Version(version=number) | Replica(worker=number):
+                pass
         self._flows[self._store.begin(worker, direction, self.size, self._moment())] = _Flow(worker, number, then)
 
     def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:

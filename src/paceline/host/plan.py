@@ -13,9 +13,9 @@ CLAIMS = 3
 BESIDE_READERS = 4
 """Versions besides: the newest one, the one that is being made, those that are being written to disk as a recording and
 for a snapshot."""
-REPLICAS = 6
+REPLICAS = 7
 """Of each worker: its replica, what a step or an average of it is made in, what it computes on, what a mean of
-gradients is made in, and two for the present cut."""
+gradients is made in, two for the present cut, and one that all share: what training began with."""
 
 
 @dataclass(frozen=True, slots=True)

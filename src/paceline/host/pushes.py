@@ -121,6 +121,13 @@ class Pushes:
             if step not in self._on_the_way.get(worker, {}) and (worker, step) not in self._scales:
                 self.dropped(worker, step)
 
+    def returns(self, worker: int) -> None:
+        """A new process begins as this worker. It has pushed nothing, and what nobody asked for is not needed."""
+        self._lacking.pop(worker, None)
+        for step in self._laid(worker):
+            if (worker, step) not in self._scales:
+                self.dropped(worker, step)
+
     def gone(self, worker: int) -> None:
         """The worker's process has ended: no update of it is still to arrive."""
         self._on_the_way.pop(worker, None)

@@ -51,6 +51,8 @@ class Releases:
         self._news = news
         self._send = send
         self._now = now
+        self._unsent: dict[int, list[Callable[[], None]]] = {}
+        """By worker that is released and was not told yet: what is to be done after that."""
 
     def carry_out(self, order: Release) -> None:
         """Let the worker compute."""
@@ -59,6 +61,7 @@ class Releases:
         if not seat.trains:  # the machine is about to hear that the worker has left
             return
         seat.step = order.step
+        self._unsent.setdefault(worker, [])
         if order.parameters == "own":
             own = self._steps.replica(worker)
             self._shelf.claim(shown(worker), own)
@@ -77,6 +80,18 @@ class Releases:
         if version in self._shelf.claimed(ahead(worker)):
             self._shelf.release(ahead(worker))
         self._compute(order, version, lacking if order.parameters == "eager" else [])
+
+    def after(self, worker: int, do: Callable[[], None]) -> None:
+        """Call `do` when the worker was told of every release that was ordered until now, or takes no part any more."""
+        if worker in self._unsent:
+            self._unsent[worker].append(do)
+        else:
+            do()
+
+    def left(self, worker: int) -> None:
+        """The worker takes no part any more."""
+        for do in self._unsent.pop(worker, ()):
+            do()
 
     def computed(self, worker: int) -> None:
         """The worker's step is computed: it no longer reads its version.
@@ -115,3 +130,5 @@ class Releases:
         self._news.computes(order.worker, self._now())
         place = self._shelf.place(item)
         self._send(order.worker, messages.Compute(order.step, order.version, place, area, lacking))
+        for do in self._unsent.pop(order.worker, ()):
+            do()

@@ -15,6 +15,10 @@ class Seat:
     worker: int
     here: bool = True
     """Whether its process runs."""
+    died: bool = False
+    """Whether its process has ended before its script had, while it took part."""
+    joined: int = 0
+    """How many workers had joined before it, and itself; 0: it was there as training began."""
     trains: bool = False
     """Whether it takes part."""
     step: int | None = None

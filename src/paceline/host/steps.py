@@ -19,6 +19,9 @@ def replica_of(worker: int) -> Owner:
     return "replica", worker
 
 
+BEGUN_AS = ("what training began with",)
+
+
 def shown(worker: int) -> Owner:
     """Who claims the replica that the worker's script sees, from one release to the next."""
     return "shown replica", worker
@@ -64,6 +67,8 @@ class Steps:
         self._stepping: dict[tuple[int, int], None] = {}
         """(worker, step) that are ordered and not made."""
         self._later: list[_Later] = []
+        self.begun_as: Item | None = None
+        """What training began with, as long as a worker may have to begin with it once more."""
 
     @property
     def workers(self) -> list[int]:
@@ -103,6 +108,35 @@ class Steps:
     def becomes(self, worker: int, there: Item) -> None:
         """The worker's replica is what that item is: the average of a group, or what all begin with."""
         self._shelf.name(self._next(worker), there, replica_of(worker))
+
+    def keep_beginning(self, item: Item) -> None:
+        """Training begins with that. It is kept until something is recorded, as nobody's replica may be left."""
+        self.begun_as = item
+        self._shelf.claim(BEGUN_AS, item)
+
+    def forget_beginning(self) -> None:
+        """A mean of replicas is recorded: a worker that comes when nobody is left begins with that."""
+        self.begun_as = None
+        self._shelf.release(BEGUN_AS)
+
+    def copies(self, worker: int, there: Item) -> Replica:
+        """The worker, which joins, owns a replica that is that item from now on."""
+        if worker not in self._replicas:
+            self._replicas[worker] = Replica(worker, -1)
+            self._ordered[worker] = self._made[worker] = 0
+        replica = self._next(worker)
+        self._shelf.name(replica, there, replica_of(worker))
+        return replica
+
+    def room(self, worker: int) -> Replica:
+        """The worker, which joins, owns a replica that it is about to put into the place that it gets now."""
+        replica = Replica(worker, self._replicas[worker].change + 1 if worker in self._replicas else 0)
+        place = self._shelf.put(replica, replica_of(worker), self._plan.shared)
+        assert place is not None  # its last replica is forgotten
+        self._replicas[worker] = replica
+        self._ordered.setdefault(worker, 0)
+        self._made.setdefault(worker, 0)
+        return replica
 
     def carry_out(self, order: StepReplica) -> None:
         """Have the worker's replica stepped."""

@@ -31,6 +31,8 @@ class Turns:
         """Steps that its replica is to make."""
         self._keeps: set[int] = set()
         """Snapshots that it is to say for what its script keeps."""
+        self._hands: set[int] = set()
+        """Workers that it is to hand over to what its script keeps."""
         self._draws: set[tuple[int, int]] = set()
         """(epoch, block) whose order it is to tell."""
         self._adoption: type[messages.Message] | None = messages.AdoptionWanted
@@ -51,6 +53,8 @@ class Turns:
                 self._steps.add(step)
             case messages.Keep(snapshot=snapshot):
                 self._keeps.add(snapshot)
+            case messages.HandOver(worker=worker):
+                self._hands.add(worker)
             case messages.OrderWanted(epoch=epoch, block=block):
                 self._draws.add((epoch, block))
             case messages.ForkStore():
@@ -86,6 +90,10 @@ class Turns:
                 return _taken(self._steps, step)
             case messages.Kept(snapshot=snapshot):
                 return _taken(self._keeps, snapshot)
+            case messages.Handed(worker=worker):
+                return _taken(self._hands, worker)
+            case messages.Joins():
+                return self._begun
             case messages.Declined():
                 self._computes, self._declined = None, True
             case messages.Offered():

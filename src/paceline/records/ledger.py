@@ -332,8 +332,11 @@ class Ledger:
         """Note that a batch went into this step's update, or was consumed before it and skipped."""
         self._queue.put(("batches", worker, step, epoch, batch, used))
 
-    def leased(self, worker: int, during: int, batch: tuple[int, int] | None) -> None:
-        """Note what the worker got when it asked for a batch in that epoch: (epoch, batch), or nothing."""
+    def leased(self, worker: int, during: int | None, batch: tuple[int, int] | None) -> None:
+        """Note what the worker got when it asked for a batch in that epoch: (epoch, batch), or nothing.
+
+        No epoch: the worker joins, and from now on its new process asks. The schema's text has to stay as it is.
+        """
         epoch, index = batch or (None, None)
         self._queue.put(("leases", worker, during, epoch, index))
 

@@ -148,6 +148,16 @@ def compare(
     return compared
 
 
+_LEASES = """
+    SELECT worker, during, epoch, batch, number, stay, max(stay) OVER (PARTITION BY worker) AS last FROM (
+        SELECT worker, during, epoch, batch, rowid AS number,
+            sum(during IS NULL) OVER (PARTITION BY worker ORDER BY rowid) AS stay
+        FROM leases
+    ) WHERE during IS NOT NULL
+"""
+"""SQL: the table `leases`, with how often the worker had come back by then, and how often it did in all."""
+
+
 class _Sides:
     """Both ledgers, and what of them must be the same."""
 
@@ -166,7 +176,10 @@ class _Sides:
         left = "SELECT worker, json_extract(body, '$.reason') FROM facts WHERE kind = 'WorkerLeft'"
         reasons = again.execute(left).fetchall()
         self.finished = {worker for worker, reason in reasons if reason == "finished"}
-        """The workers of which everything is in both."""
+        """The workers of which everything is in both; of a worker that came back, everything since."""
+        joined = "SELECT worker, max(step) FROM facts WHERE kind = 'WorkerJoined' GROUP BY worker"
+        self.joined = dict(again.execute(joined))
+        """By worker that came back: the first step that it has made since."""
         began = again.execute("SELECT body FROM facts WHERE kind = 'TrainingBegan'").fetchone()
         members = {} if began is None else {member[0] for member in json.loads(began[0])["members"]}
         self.all_finished = self.completed and self.finished == set(members)
@@ -177,7 +190,8 @@ class _Sides:
 
     def made(self, worker: int, step: int) -> bool:
         """Whether both have made that step, to its end."""
-        return worker in self.finished or (worker, step) in self.told
+        whole = worker in self.finished and step >= self.joined.get(worker, 0)
+        return whole or (worker, step) in self.told
 
     def may_lack(self, version: int, has: Collection[int]) -> bool:
         """Whether the recording, with these versions, may lack that one: it was cut off before it, or goes on."""
@@ -206,7 +220,9 @@ def _beginning(sides: _Sides, tell: Tell) -> None:
 def _epochs(sides: _Sides, tell: Tell) -> int:
     rows = sides.both("SELECT epoch, first, batches, samples, digest, batch_order FROM epochs ORDER BY epoch, first")
     then, now = ({row[:2]: row[2:] for row in side} for side in rows)
-    leased = "SELECT worker, during, epoch, max(batch) FROM leases GROUP BY worker, during, epoch"
+    leased = (
+        f"SELECT worker, during, epoch, max(batch) FROM ({_LEASES}) WHERE stay = last GROUP BY worker, during, epoch"
+    )
     needed: dict[int, int] = {}
     """By epoch: the last batch that some worker had to be told of."""
     for side in sides.both(leased):
@@ -238,15 +254,18 @@ def _epochs(sides: _Sides, tell: Tell) -> int:
 
 
 def _leases(sides: _Sides, tell: Tell) -> int:
-    rows = sides.both("SELECT worker, during, epoch, batch FROM leases ORDER BY worker, rowid")
-    then, now = (_grouped(side, 1) for side in rows)
+    rows = sides.both(f"SELECT worker, stay, during, epoch, batch FROM ({_LEASES}) ORDER BY worker, stay, number")
+    last = dict(sides.again.execute(f"SELECT worker, max(last) FROM ({_LEASES}) GROUP BY worker"))
+    then, now = (_grouped(side, 2) for side in rows)
     both = 0
-    for worker in sorted(then.keys() | now.keys()):
-        for number, (one, other) in enumerate(_beside(then.get(worker, []), now.get(worker, [])), 1):
+    for worker, stay in sorted(then.keys() | now.keys()):
+        whole = worker in sides.finished and stay == last.get(worker)  # how far it came before it died is chance
+        leases = (side.get((worker, stay), []) for side in (then, now))
+        for number, (one, other) in enumerate(_beside(*leases), 1):
             both += ABSENT not in (one, other)
-            if one != other and (worker[0] in sides.finished or ABSENT not in (one, other)):
-                key = {"worker": worker[0], "number": number}
-                tell("leases", f"lease {number} of worker {worker[0]}", key, "[during, epoch, batch]", one, other)
+            if one != other and (whole or ABSENT not in (one, other)):
+                key = {"worker": worker, "number": number}
+                tell("leases", f"lease {number} of worker {worker}", key, "[during, epoch, batch]", one, other)
     return both
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from paceline.cluster.scenario import Kill, Scenario
+from paceline.cluster.scenario import Scenario
 from paceline.core.drive import drive
-from paceline.core.facts import GradientReady, ReduceFailed, ReduceFinished
+from paceline.core.facts import GradientReady, ReduceFailed, ReduceFinished, ReplicaCopied, WorkerJoined
 from paceline.core.orders import Order
-from paceline.errors import ConfigError
 from paceline.records.journal import Journal
 from paceline.records.summary import Summary, Target
 from paceline.runtime.director import Director
@@ -56,9 +55,12 @@ class Steps:
             return result.samples
         raise NoData
 
-    def averaged(self, fact: ReduceFinished | ReduceFailed) -> None:
+    def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
         """See `Training`."""
-        self.workers.tell(fact)
+        if isinstance(fact, WorkerJoined):
+            self.workers.join(fact.worker, fact.step)
+        else:
+            self.workers.tell(fact)
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
         """See `Training`."""
@@ -116,9 +118,3 @@ def train(simulation: Simulation, script: Script, folder: Path, interrupts: Inte
 def check(simulation: Simulation) -> None:
     """Raises ConfigError, in one line, for what can't be simulated with a script's gradients."""
     simulation.check(trains=True)
-    for number, event in enumerate(simulation.scenario.events, 1):
-        if isinstance(event, Kill) and event.rejoin_after is not None:
-            raise ConfigError(
-                f"{simulation.scenario.name}: event {number}: with --gradients a killed worker stays away, as in a "
-                "real run: leave rejoin_after out"
-            )

@@ -57,7 +57,8 @@ class Part:
         states = (None if self.begins is None else self.begins.state, self.ends)
         first, last = (None if one is None else self._mark(one) for one in states)
         for worker, during, epoch, batch in self.recorded.ledger.execute(query, (first or 0, last or sys.maxsize)):
-            leases[worker].append((during, None if epoch is None else Batch(epoch, batch)))
+            asked = None if during is None else (during, None if epoch is None else Batch(epoch, batch))
+            leases[worker].append(asked)
         return leases
 
     def recordings(self) -> deque[tuple[int, int]] | None:

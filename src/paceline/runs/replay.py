@@ -22,8 +22,10 @@ from paceline.core.facts import (
     GradientReady,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
+    WorkerJoined,
     WorkerLeft,
 )
 from paceline.core.orders import ApplyUpdate, Order
@@ -233,8 +235,10 @@ def _reenact(fact: Fact, workers: Director) -> None:
                     f"worker {worker} has data for step {step}, and had none in the recording: "
                     "the script goes another way"
                 )
-        case ReduceFinished() | ReduceFailed():
+        case ReduceFinished() | ReduceFailed() | ReplicaCopied():
             workers.tell(fact)
+        case WorkerJoined(worker=worker, step=step):
+            workers.join(worker, step)
         case WorkerLeft(worker=worker, reason="died"):
             workers.lose(worker)
         case WorkerLeft(worker=worker, reason="finished"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
+from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied, TrainingBegan
 from paceline.core.membership import Standing
-from paceline.core.orders import ApplyUpdate, Reduce, StepReplica
+from paceline.core.orders import ApplyUpdate, CopyReplica, Reduce, StepReplica
 from paceline.records.journal import Journal
 from paceline.runtime.data import Data
 
@@ -40,9 +40,13 @@ class Applied:
         """By worker: steps in its replica that are in no other one yet."""
         self._groups: dict[int, tuple[int, ...]] = {}
         """By number: members of the groups that average replicas now."""
+        self._owners: dict[int, None] = {}
+        """Workers that own a replica which counts: not of those that died."""
+        self._copies: dict[int, tuple[int, tuple[int, ...]]] = {}
+        """By worker that joins: whose replica it gets, and which steps were in no other one then."""
 
-    def ordered(self, order: ApplyUpdate | StepReplica | Reduce) -> None:
-        """A version is to be made, a replica to make a step, or a group to average."""
+    def ordered(self, order: ApplyUpdate | StepReplica | Reduce | CopyReplica) -> None:
+        """A version is to be made, a replica to make a step or to be copied, or a group to average."""
         match order:
             case ApplyUpdate(contributions=contributions):
                 self.steps += len(contributions)
@@ -51,6 +55,9 @@ class Applied:
                 self._step(order)
             case Reduce(group=group, members=members, what="parameters"):
                 self._groups[group] = members
+            case CopyReplica(source=source, worker=worker):
+                self._of[worker] = self._of[source]
+                self._copies[worker] = source, tuple(self._unshared.get(source, ()))
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now."""
@@ -60,6 +67,15 @@ class Applied:
                     self._share(worker)
             case ReduceFailed(group=group):
                 self._groups.pop(group, None)
+            case TrainingBegan(members=members):
+                self._owners = {worker: None for worker, _, _ in members} if self._owned else {}
+            case ReplicaCopied(worker=worker):
+                self._owners[worker] = None
+                source, steps = self._copies.pop(worker)
+                for step in steps:
+                    if step in (unshared := self._unshared.get(source, [])):
+                        unshared.remove(step)
+                        self._data.leases.settle(source, step)
 
     def dropped(self, worker: int, step: int) -> None:
         """The step is in no replica, or its replica is gone."""
@@ -71,11 +87,21 @@ class Applied:
         """The worker takes no part any more. Unless it died, its replica counts in the means from now on."""
         if self._members[worker].left != "died":
             self._share(worker)
+        else:
+            self._owners.pop(worker, None)
 
     @property
     def replicas(self) -> list[int]:
-        """Workers whose replicas have made steps, or could: those that train where workers own replicas."""
-        return [worker for worker, one in self._members.items() if self._owned and one.left != "died" and one.came]
+        """Workers whose replicas have made steps, or could: none where there is a store."""
+        return sorted(self._owners)
+
+    def owns(self, worker: int) -> bool:
+        """Whether the worker owns a replica that counts."""
+        return worker in self._owners
+
+    def begins_anew(self, worker: int) -> None:
+        """The worker begins with a recorded mean, as no replica is left."""
+        self._owners[worker], self._of[worker] = None, max(self._of.values(), default=0)
 
     def in_replicas(self) -> list[tuple[int, int]]:
         """Each (worker, step) that is in that worker's replica, and in no other one yet."""

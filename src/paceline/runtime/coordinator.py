@@ -11,6 +11,7 @@ from paceline.core.facts import Fact, GradientReady, StepDeclined
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
+    CopyReplica,
     DropUpdate,
     Hold,
     LeaveOut,
@@ -87,12 +88,13 @@ class Coordinator:
         match order:
             case Release(worker=worker, step=step):
                 rooms.snapshots.before_release()
+                rooms.joining.released(order)
                 member = rooms.members[worker]
                 member.step = step if member.trains else member.step
                 rooms.host.carry_out(order, rooms.clock.moment())
             case StartPull() | StartPush() | AdjustTraining():
                 rooms.host.carry_out(order, rooms.clock.moment())
-            case Reduce():
+            case Reduce() | CopyReplica():
                 rooms.applied.ordered(order)
                 rooms.host.carry_out(order, rooms.clock.moment())
             case ApplyUpdate() | StepReplica():
@@ -186,8 +188,12 @@ class Coordinator:
         match message:
             case messages.StepFinished():
                 self._step_finished(member, message)
-            case messages.LeaseWanted():
+            case messages.LeaseWanted(epoch=epoch):
+                if member.stage == "offered":
+                    rooms.joining.wanted(member, epoch)
                 rooms.data.wanted(member, message)
+            case messages.Joins():
+                rooms.joining.joins(member)
             case messages.OrderDrawn():
                 rooms.data.drawn(message)
             case messages.GivenBack(batches=batches):
@@ -234,8 +240,13 @@ class Coordinator:
                 rooms.scores.give_up(f"evaluate() raised, on version {version}: {error}")
 
     def _offered(self, member: Member, offer: messages.Offered) -> None:
-        assert isinstance(self.phase, Gathering)
-        self.phase.offered(member, offer)
+        match self.phase:
+            case Gathering():
+                self.phase.offered(member, offer)
+            case Training(offer=first):
+                self.rooms.joining.offered(member, first, offer)
+            case Closing():  # it was told to stop on its way
+                pass
 
     def _begin(self) -> None:
         """The store is there: training begins."""
@@ -264,7 +275,9 @@ class Coordinator:
         rooms.happened.append(fact)
 
     def _declined(self, member: Member) -> None:
-        if member.trains and member.step is not None:
+        if member.stage == "offered":  # its script has no more to do, and has taken no part
+            self.rooms.leaving.leave(member, "finished")
+        elif member.trains and member.step is not None:
             step, member.step = member.step, None
             declined = StepDeclined(worker=member.worker, step=step, at=self.rooms.clock.at())
             self.rooms.happened.append(declined)
@@ -291,8 +304,8 @@ class Coordinator:
         rooms.host.gone(worker)
         rooms.adopting.gone(worker)
         rooms.snapshots.gone(worker)
-        if died and not rooms.ending.stopping:
-            rooms.losses.died(member, status, step)
+        if died and not rooms.ending.stopping and rooms.losses.died(member, status, step):
+            rooms.returns.died(member, step)
         rooms.scores.gone(member, exit_phrase(status))
         if isinstance(self.phase, Gathering):
             self.phase.gone(member)

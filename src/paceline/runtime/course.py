@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ from paceline.core.leases import Batch, Dealing, Leases
 from paceline.errors import ConfigError
 from paceline.runtime.terms import Terms
 
-Prescribed = dict[int, deque[tuple[int, Batch | None]]]
-"""By worker: the epoch in which it asks for a batch, and what it gets."""
+Prescribed = dict[int, deque[tuple[int, Batch | None] | None]]
+"""By worker: the epoch in which it asks for a batch, and what it gets. None: from here on another process asks, which
+has begun in the place of the one that died."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class PrescribedLeases(Leases):
         """See `Leases`."""
         if epoch not in self.epochs:
             return epoch, 0
-        _, batch = self.prescribed[worker][0]
+        _, batch = self.prescribed[worker][0] or (epoch, None)
         if batch is not None and batch.epoch not in self.epochs:  # in the run, another worker was there first
             return batch.epoch, 0
         if batch is None or batch.index < len(self.epochs[batch.epoch].sizes):
@@ -54,7 +56,7 @@ class PrescribedLeases(Leases):
         """See `Leases`."""
         if self.epochs[epoch].differs(digest, blocks):
             raise ConfigError(f"worker {worker} draws another order of samples for epoch {epoch} than in the recording")
-        _, batch = self.prescribed[worker].popleft()
+        _, batch = self.prescribed[worker].popleft() or (epoch, None)
         return None if batch is None else self._lease(worker, batch)
 
     def skip(self, worker: int, batches: tuple[Batch, ...]) -> None:
@@ -109,23 +111,38 @@ class Course:
             answers=self._answers,
             goes_on_without=lambda worker, _: worker in self.lost,  # otherwise its script has failed, and so will all
             leaves_undone=lambda worker, step: (worker, step) in self.undone,
+            joins_in=self._joins_in,
             deaths_are_told=True,
         )
+
+    def returns(self, worker: int) -> None:
+        """A new process begins as this worker, which was lost."""
+        for book in (self.lost, self.asks_in_vain, self.astray):
+            book.pop(worker, None)
+        leases = self.prescribed[worker] if self.prescribed is not None else None
+        while leases and leases.popleft() is not None:
+            pass
+
+    def _joins_in(self, worker: int) -> int | None:
+        if self.prescribed is None:
+            return None
+        first = next(iter(self.prescribed[worker]), None)
+        return sys.maxsize if first is None else first[0]
 
     def _leases(self, dealing: Dealing, workers: list[int], before: Mapping[str, Any] | None) -> Leases:
         book = Leases(dealing, workers) if before is None else Leases.resumed(before, dealing, workers)
         if self.prescribed is None:
             return book
-        self.opened = {during for leases in self.prescribed.values() for during, _ in leases} | book.epochs.keys()
+        self.opened = {one[0] for leases in self.prescribed.values() for one in leases if one} | book.epochs.keys()
         return PrescribedLeases.of(book, self.prescribed)
 
     def _answers(self, worker: int, epoch: int) -> bool:
         if self.prescribed is None:
             return True
-        if not self.prescribed[worker]:
+        if not self.prescribed[worker] or self.prescribed[worker][0] is None:
             self.asks_in_vain[worker] = None
             return False
-        during, batch = self.prescribed[worker][0]
+        during, batch = self.prescribed[worker][0] or (epoch, None)
         if during != epoch:
             what = f"asks for a batch in epoch {epoch}, and the table leases has its next one in epoch {during}"
         elif batch is not None and batch.epoch not in self.opened:

@@ -12,8 +12,10 @@ from paceline.core.facts import (
     GradientReady,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
+    WorkerJoined,
     WorkerLeft,
 )
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
@@ -32,8 +34,9 @@ Result = GradientReady | StepDeclined | WorkerLeft
 class Director:
     """Has a coordinator carry out each order at a given moment, and tells no machine when it was done.
 
-    `begin`, then `direct` for each order, `result` for each release, `tell` for each group. `lose` is for workers to
-    be killed, and `see_off` for workers without data left. Then `end`.
+    `begin`, then `direct` for each order, `result` for each release, `tell` for each group and copy. `lose` is for
+    workers to be killed, `join` for others that begin in their place, and `see_off` for workers without data left.
+    Then `end`.
     """
 
     def __init__(self, coordinator: Coordinator, course: Course) -> None:
@@ -46,6 +49,9 @@ class Director:
         self._averaged: dict[int, ReduceFinished] = {}
         """By group: averages that are made and that nobody has said to be."""
         self._gone: dict[int, WorkerLeft] = {}
+        self._joined: dict[int, WorkerJoined] = {}
+        self._copied: dict[int, ReplicaCopied] = {}
+        """By worker: copies that are made and that nobody has said to be."""
         self._began: TrainingBegan | None = None
 
     @property
@@ -86,6 +92,7 @@ class Director:
         missing = self._rooms.members.keys() - {worker for worker, _, _ in self._began.members}
         if missing:
             raise RunFailed(f"worker {min(missing)} ended before training began")
+        self._rooms.tell(self._began)
         return self._began
 
     def show(self, share: Callable[[], float]) -> None:
@@ -127,12 +134,37 @@ class Director:
         if left is not None and left.reason == "died":
             raise RunFailed(f"worker {worker} died in step {step}: its script failed")
         made = self._results.pop((worker, step), None)
+        if isinstance(made, GradientReady):
+            self._rooms.tell(made)
         return made or left or StepDeclined(worker=worker, step=step, at=self._course.moment)
 
-    def tell(self, fact: ReduceFinished | ReduceFailed) -> None:
-        """That group's average is made, or has failed."""
-        self._averaged.pop(fact.group, None)
+    def tell(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied) -> None:
+        """That group's average is made, or has failed; or that copy is made."""
+        if isinstance(fact, ReplicaCopied):
+            self._await(lambda: fact.worker in self._copied or fact.worker in self._gone)
+            if self._copied.pop(fact.worker, None) is None:
+                return  # its script had no step to make
+        else:
+            self._averaged.pop(fact.group, None)
         self._rooms.tell(fact)
+
+    def join(self, worker: int, step: int) -> None:
+        """Have a process begin as this worker, which was lost. Return when its script makes that step, or ends.
+
+        Raises RunFailed if it begins with another step.
+        """
+        member = self._rooms.members[worker]
+        self._course.returns(worker)
+        self._gone.pop(worker, None)
+        self._rooms.returns.begin(member)
+        self._await(lambda: worker in self._joined or worker in self._gone or not member.comes)
+        joined = self._joined.pop(worker, None)
+        if joined is None:  # there is no data left for it
+            self._gone.setdefault(worker, WorkerLeft(worker=worker, reason="finished", at=self._course.moment))
+        elif joined.step != step:
+            raise RunFailed(f"worker {worker} joins with step {joined.step}, and not with {step}")
+        else:
+            self._rooms.tell(joined)
 
     def lose(self, worker: int, untold: int | None = None) -> None:
         """Kill the worker. `untold`: a step of it that came to a gradient of which the machine won't hear."""
@@ -157,6 +189,7 @@ class Director:
             raise RunFailed(self._course.astray[worker])
         if worker in self._course.asks_in_vain and worker not in self._gone and not self._rooms.ending.stopping:
             raise RunFailed(f"worker {worker} asks for a batch once more than the table leases has it")
+        self._rooms.tell(WorkerLeft(worker=worker, reason="finished", at=self._course.moment))
 
     def stop(self) -> None:
         """No worker makes a step any more."""
@@ -201,3 +234,7 @@ class Director:
                     self._gone[worker] = fact
                 case ReduceFinished(group=group):  # the caller says when
                     self._averaged[group] = fact
+                case WorkerJoined(worker=worker):
+                    self._joined[worker] = fact
+                case ReplicaCopied(worker=worker):
+                    self._copied[worker] = fact

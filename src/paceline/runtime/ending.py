@@ -73,6 +73,7 @@ class Ending:
         if self.stopping:
             return
         self.stopping, self._grace = True, grace
+        self._membership.nobody_comes_back()
         for member in self._membership.running():
             self._stop(member, at_once, interrupted)
         self.end_stragglers_after(grace)

@@ -49,7 +49,7 @@ class Leaving:
             return
         member.step = None
         member.wait(None)
-        self._host.left(member.worker)
+        self._host.left(member.worker, how == "died")
         self._applied.left(member.worker)
         self._accounts.left(member)
         self._data.leases.leave(member.worker, died=how == "died")

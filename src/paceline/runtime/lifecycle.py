@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 from paceline.core.facts import TrainingBegan
 from paceline.fabric.memory import available_bytes
@@ -122,8 +123,9 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     for worker in workers:
         rooms.membership.trains(worker)
     rooms.host.begin(workers)
-    for seconds, worker in settings.scenario.kills_by_time():
-        rooms.loop.after(seconds, lambda w=worker: rooms.workers.end(w))  # type: ignore[misc]
+    for seconds, kill in settings.scenario.kills_by_time():
+        if (left := seconds - (0.0 if state is None else state.at)) >= 0:  # the others came before the snapshot
+            rooms.loop.after(left, partial(rooms.returns.kill, kill))
     for line in remarks(offer, settings):
         rooms.output.say(line)
     on_begin(offer)

@@ -54,13 +54,18 @@ class Losses:
         self._deaths: dict[str, str] = {}
         """By worker: how it died."""
 
-    def died(self, member: Member, status: int, step: int | None) -> None:
-        """The worker's process has ended with this status, before its script had: in that step, if in any."""
+    def died(self, member: Member, status: int, step: int | None) -> bool:
+        """The worker's process has ended with this status, before its script had: in that step, if in any.
+
+        Return whether the run bears that.
+        """
         member.failed, how = True, exit_phrase(status)
         self._deaths[str(member.worker)] = how
         self._ledger.note("deaths", self._deaths)
         others, at = bool(self._membership.running()), "" if step is None else f" in step {step}"
         goes_on = others and self._goes_on_without(member.worker, status)
         self._died(member.worker, how, at + ("; the others go on" if goes_on else ""))
-        if not loss_is_borne(self._on_loss, status):
+        borne = loss_is_borne(self._on_loss, status)
+        if not borne:
             self._ending.fail(f"worker {member.worker} died ({how}){at}{why_it_ends(self._on_loss, others)}")
+        return borne

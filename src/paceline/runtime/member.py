@@ -26,11 +26,19 @@ class Member(Standing):
     """The step that it was last released for, until its gradient is ready."""
     transfers: list[tuple[str, float, float]] = field(default_factory=list)
     """(direction, began, ended) of transfers that have ended since its last step's times were told."""
+    restarts: int = 0
+    """How often it has begun again by `--restart`."""
     released_at: float = 0.0
     """When its last release was sent, in seconds since the run's start."""
 
     def __post_init__(self) -> None:
         """The worker is heard of as it begins."""
+        self.heard = self.since = self.now()
+
+    def begins_anew(self) -> None:
+        """A new process begins as this worker."""
+        self.scalars, self.step, self.waits, self.released_at = [], None, None, 0.0
+        self.transfers.clear()
         self.heard = self.since = self.now()
 
     def wait(self, sentence: str | None) -> None:

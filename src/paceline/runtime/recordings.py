@@ -72,7 +72,7 @@ class Recordings:
     def begin(self) -> str:
         """The newest version is being written to this file."""
         self._writing[self.newest.version] = self.newest
-        return str(self._file(self.newest.version).absolute())
+        return self.file(self.newest.version)
 
     def written(self, version: int, sha256: str) -> None:
         """The version is on disk."""
@@ -93,7 +93,11 @@ class Recordings:
 
     def files(self) -> list[tuple[int, str]]:
         """(version, file) of all versions on disk, in order."""
-        return [(version, str(self._file(version).absolute())) for version in self.hashes]
+        return [(version, self.file(version)) for version in self.hashes]
+
+    def file(self, version: int) -> str:
+        """The file of a version that is written, or about to be."""
+        return str(self._file(version).absolute())
 
     def _file(self, version: int) -> Path:
         return self._folder / "versions" / f"{version:08d}.safetensors"

@@ -25,6 +25,7 @@ from paceline.runtime.data import Data
 from paceline.runtime.display import Display
 from paceline.runtime.ending import Ending
 from paceline.runtime.evaluations import Evaluations
+from paceline.runtime.joining import Joining, Returns
 from paceline.runtime.leaving import Leaving
 from paceline.runtime.limits import Limits
 from paceline.runtime.losses import Losses
@@ -102,6 +103,28 @@ class Rooms:
             goes_on_without=terms.goes_on_without,
             died=workers.died,
         )
+        self.returns = Returns(
+            settings,
+            self.membership,
+            workers,
+            self.host,
+            loop,
+            say=say,
+            stopping=lambda: self.ending.stopping,
+        )
+        self.joining = Joining(
+            settings,
+            self.membership,
+            self.host,
+            self.data,
+            self.applied,
+            self.recordings,
+            ledger,
+            terms,
+            self.clock,
+            happened=self.happened.append,
+            give_up=self.give_up,
+        )
         self.evaluations = Evaluations(self.send)
         self.display = Display(
             settings,
@@ -139,6 +162,7 @@ class Rooms:
         if isinstance(fact, GradientReady):
             self.data.told(fact.worker, fact.step)
         self.versions.tell(fact)
+        self.joining.tell(fact)
 
     def resume(self, state: State, recorded: dict[int, str], epoch_samples: int | None) -> None:
         """The run goes on from there. It has these versions on disk, each with the hash of its parameters.

@@ -349,6 +349,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "record": settings.record,
         "evaluates": bool(offer and offer.evaluates),
         "on_loss": settings.on_loss,
+        "restart": settings.restart,
         "on_divergence": settings.on_divergence,
         "saves": settings.saves,
         "checkpoint": settings.checkpoint,

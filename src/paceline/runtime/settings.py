@@ -62,6 +62,8 @@ class Settings:
     """Snapshots in each epoch, and one at a clean end; 0: none at all."""
     drain: float = 10.0
     """Seconds that workers have, after a signal that asks for an end, to end their step and write a snapshot."""
+    restart: int = 0
+    """How often each worker begins again that has died, if the run bears its death."""
     resumed: Snapshot | None = None
     """What the run goes on from; None: it begins."""
     simulated: Scenario | None = None

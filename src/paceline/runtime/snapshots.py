@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.core.facts import Fact, GradientReady, TrainingBegan
+from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined
 from paceline.host import messages
 from paceline.host.contract import Host
 from paceline.host.loop import Loop
@@ -92,6 +92,8 @@ class Snapshots:
         self._next_steps: dict[int, int] = {}
         self._version = 0
         """The newest version that was ordered."""
+        self._new: set[int] = set()
+        """Workers that have joined, and of which no gradient was told yet: they may lack what others hand over."""
         self._wanted = False
         """Whether a snapshot is due at the end of this fact's orders."""
         self._number = 1
@@ -121,6 +123,9 @@ class Snapshots:
         match fact:
             case GradientReady(worker=worker, step=step):
                 self._next_steps[worker] = step + 1
+                self._new.discard(worker)
+            case WorkerJoined(worker=worker):
+                self._new.add(worker)
             case TrainingBegan(members=members):
                 self._next_steps |= {worker: step for worker, _, step in members}
 
@@ -142,7 +147,7 @@ class Snapshots:
         epoch = None
         for member in members:
             worker = member.worker
-            if worker in self._next_steps and worker not in self._asked:
+            if worker in self._next_steps and worker not in self._asked and worker not in self._new:
                 epoch = self._data.epoch(self._applied.in_replicas()) if epoch is None else epoch
                 self._asked[worker] = None
                 self._send(member, messages.Keep(self._number, self._next_steps[worker] - 1, epoch))

@@ -27,6 +27,9 @@ class Terms:
     """Whether the others go on without this worker, whose process ended with that status."""
     leaves_undone: Callable[[int, int], bool]
     """Whether the worker's replica must not make this step when it is ordered to, as if its worker had left."""
+    joins_in: Callable[[int], int | None]
+    """The epoch in which this worker, which comes while others train, is to ask for its first batch; None: it takes
+    part in the first one that has a batch for it."""
     deaths_are_told: bool
     """Whether someone else says which groups fail. Otherwise a member's death fails its group."""
 
@@ -42,5 +45,6 @@ def of_a_run(settings: Settings, now: Callable[[], float]) -> Terms:
         answers=lambda worker, epoch: True,
         goes_on_without=lambda worker, status: loss_is_borne(settings.on_loss, status),
         leaves_undone=lambda worker, step: False,
+        joins_in=lambda worker: None,
         deaths_are_told=False,
     )

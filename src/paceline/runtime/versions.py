@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from paceline.core.facts import Fact, WorkerLeft
+from paceline.core.facts import Fact, ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.host import messages
 from paceline.host.contract import Host
 from paceline.records.journal import Journal
@@ -33,8 +33,15 @@ class _Versions:
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now. So what is recorded depends only on the order of the facts."""
-        if isinstance(fact, WorkerLeft) and fact.reason == "died":
-            self._lost[fact.worker] = None
+        match fact:
+            case WorkerLeft(worker=worker, reason="died"):
+                self._lost[worker] = None
+            case WorkerJoined(worker=worker) | ReplicaCopied(worker=worker):
+                self.counts(worker)
+
+    def counts(self, worker: int) -> None:
+        """What this worker has counts from now on."""
+        self._lost.pop(worker, None)
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """That version is on disk. `distance` is the replicas' distance from it, if it is their mean."""

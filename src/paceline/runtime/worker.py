@@ -45,7 +45,18 @@ from paceline.runtime.own_parser import ended_by_parser
 from paceline.runtime.saves import guard
 from paceline.runtime.settings import Settings
 from paceline.training import prepare
-from paceline.training.link import Evaluate, Finished, Go, Keep, Offer, Resumed, Started, Step
+from paceline.training.link import (
+    Evaluate,
+    Finished,
+    Go,
+    HandOver,
+    Keep,
+    Offer,
+    Resumed,
+    Started,
+    Step,
+    TakenUp,
+)
 from paceline.training.orders import BLOCK, Orders
 from paceline.training.seeding import seed_script
 from paceline.training.snapshots import unpack
@@ -54,6 +65,8 @@ OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
 RELEASES: Kinds = (messages.Compute, messages.Step)
 LEASES: Kinds = (messages.Leased, messages.EpochOver)
+ASKED: Kinds = (messages.Keep, messages.HandOver)
+"""What may come at any time."""
 NO_EVALUATOR = (
     "--stop-at-target evaluates in a process that is forked, which can't use a GPU; leave it out, or keep the model on "
     "the CPU"
@@ -208,13 +221,15 @@ class WorkerLink:
                         self.refuse(message)
                         raise ConfigError(message) from error
                 case messages.Begin() as begin:
-                    self._began = time.monotonic()
+                    self._began = time.monotonic() - begin.at
                     resumed = None
                     if begin.resumed is not None:
                         kept = unpack(attached(descriptors.pop())) if begin.resumed.kept else None
                         resumed = Resumed(epoch=begin.resumed.epoch, buffers=begin.resumed.buffers, kept=kept)
                     self._descriptors = descriptors[1:]
                     self._expect(RELEASES)
+                    if begin.joins:
+                        self._expect((messages.TakeUp,))
                     return Started(
                         region=Region.attach(descriptors[0]),
                         slots=begin.slots,
@@ -223,6 +238,7 @@ class WorkerLink:
                         pushes=begin.pushes,
                         place=begin.place,
                         resumed=resumed,
+                        joins=begin.joins,
                     )
                 case messages.Stop(interrupted=True):
                     self._stopped = self._interrupted = True
@@ -251,7 +267,7 @@ class WorkerLink:
 
     def stretched(self, step: int, measured: float) -> float:
         """See `training.link.Link`. A scenario's worker also dies here, with its gradient ready and not pushed."""
-        if self._scenario.kills_at_step(self.worker, step):
+        if self._scenario.kill_at_step(self.worker, step) is not None:
             os.kill(os.getpid(), signal.SIGKILL)
         started = time.monotonic() - measured - self._began
         return self._scenario.step_seconds(self.worker, step, started, measured, self.seed)
@@ -285,13 +301,33 @@ class WorkerLink:
             )
         )
 
-    def released(self) -> Go | Step | Keep | None:
+    def take_up(self, announce: bool) -> TakenUp | None:
         """See `training.link.Link`."""
-        message = self._await(*RELEASES, keeps=True)
+        if announce:
+            self._channel.send(messages.Joins())
+        message = self._await(messages.TakeUp)
+        if message is None:
+            return None
+        kept = unpack(attached(self._descriptors.pop())) if self._descriptors else None
+        return TakenUp(area=message.area, file=None if message.file is None else Path(message.file), kept=kept)
+
+    def handed(self, order: HandOver, packing: bytes | ConfigError) -> None:
+        """See `training.link.Link`."""
+        error = str(packing) if isinstance(packing, ConfigError) else None
+        descriptors = () if isinstance(packing, ConfigError) else (attachment(packing),)
+        self._channel.send(messages.Handed(order.worker, error), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def released(self) -> Go | Step | Keep | HandOver | None:
+        """See `training.link.Link`."""
+        message = self._await(*RELEASES, asked=True)
         if message is None:
             return None
         if isinstance(message, messages.Keep):
             return self._to_keep(message)
+        if isinstance(message, messages.HandOver):
+            return HandOver(worker=message.worker)
         if isinstance(message, messages.Step):
             return Step(step=message.step, source=message.source, target=message.target, gradients=message.gradients)
         return Go(
@@ -452,17 +488,17 @@ class WorkerLink:
             if kinds not in self._awaited:
                 self._awaited.append(kinds)
 
-    def _await(self, *kinds: type[messages.Message], even_stopped: bool = False, keeps: bool = False) -> Any:
+    def _await(self, *kinds: type[messages.Message], even_stopped: bool = False, asked: bool = False) -> Any:
         """Return the next message of these kinds; None once the run is stopped, unless it is answered even then.
 
-        `keeps`: return an order to keep something as well, and stopped or not.
+        `asked`: return what is asked for at any time as well, and stopped or not.
         """
         self._expect(kinds)
         with self._turn:
             while True:
                 for answer in self._answers:
                     message = answer[0]
-                    if keeps and isinstance(message, messages.Keep):
+                    if asked and isinstance(message, ASKED):
                         self._answers.remove(answer)
                         return message
                     if isinstance(message, kinds) and (even_stopped or not self._stopped):
@@ -478,9 +514,14 @@ class WorkerLink:
 
     def _await_or_keep(self, *kinds: type[messages.Message]) -> Any:
         """Wait for a message of these kinds. No step is made meanwhile, so what the script keeps is packed at once."""
-        while isinstance(message := self._await(*kinds, even_stopped=True, keeps=True), messages.Keep):
-            prepare.keep([self._to_keep(message)])
-        return message
+        while True:
+            match message := self._await(*kinds, even_stopped=True, asked=True):
+                case messages.HandOver(worker=worker):
+                    prepare.hand_over(HandOver(worker=worker))
+                case messages.Keep():
+                    prepare.keep([self._to_keep(message)])
+                case _:
+                    return message
 
     def _to_keep(self, message: messages.Keep) -> Keep:
         self._keeps += 1
@@ -506,7 +547,7 @@ class WorkerLink:
             self._stopped = True
             self._interrupted = message.interrupted
             self._ends_at_once = message.at_once
-        elif isinstance(message, messages.Keep) or any(isinstance(message, kinds) for kinds in self._awaited):
+        elif isinstance(message, ASKED) or any(isinstance(message, kinds) for kinds in self._awaited):
             self._answers.append(received)
         elif not self._stopped:
             raise RunFailed(f"worker {self.worker} was sent {type(message).__name__} out of turn")

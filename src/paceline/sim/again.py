@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.facts import GradientReady, ReduceFailed, ReduceFinished, StepDeclined, TrainingBegan
+from paceline.core.facts import (
+    GradientReady,
+    ReduceFailed,
+    ReduceFinished,
+    ReplicaCopied,
+    StepDeclined,
+    TrainingBegan,
+    WorkerJoined,
+)
 from paceline.core.machine import Spec
 from paceline.core.orders import Order
 from paceline.records.journal import Journal
@@ -38,7 +46,7 @@ class _Recorded:
             raise NoData
         return self.made.get((worker, step))  # no fact tells of a step that is in neither
 
-    def averaged(self, fact: ReduceFinished | ReduceFailed) -> None:
+    def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
         """See `Training`."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:

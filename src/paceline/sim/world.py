@@ -64,8 +64,8 @@ class Training(Protocol):
     def samples(self, worker: int, step: int) -> int | None:
         """Samples in that step's gradient; None if they are not counted. Raises NoData if no data was left for it."""
 
-    def averaged(self, fact: ReduceFinished | ReduceFailed) -> None:
-        """That group's average is made, or has failed."""
+    def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
+        """That group's average is made, or has failed; that copy is made; or that worker has joined."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
         """The worker has left, and what was on its way to it or from it is gone.
@@ -93,7 +93,7 @@ class Endless:
         """See `Training`."""
         return self.size
 
-    def averaged(self, fact: ReduceFinished | ReduceFailed) -> None:
+    def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
         """See `Training`."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
@@ -122,7 +122,7 @@ class Dealt:
         self.left_over -= 1
         return self.size
 
-    def averaged(self, fact: ReduceFinished | ReduceFailed) -> None:
+    def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
         """See `Training`."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
@@ -604,7 +604,9 @@ class World:
                 self._at_once.append(UpdateArrived(worker=flow.worker, step=flow.number, at=self.now))
                 self._settle(flow.worker, flow.number)
             case "copy":
-                self._at_once.append(ReplicaCopied(source=flow.number, worker=flow.worker, at=self.now))
+                copied = ReplicaCopied(source=flow.number, worker=flow.worker, at=self.now)
+                self._training.told(copied)
+                self._at_once.append(copied)
             case "pull":
                 self._at_once.append(ParametersTaken(worker=flow.worker, version=flow.number, at=self.now))
                 if self._workers[flow.worker].awaits == flow.number:
@@ -649,7 +651,7 @@ class World:
         fact: ReduceFinished | ReduceFailed = ReduceFinished(group=number, at=self.now)
         if group.lost:
             fact = ReduceFailed(group=number, lost=tuple(sorted(group.lost)), at=self.now)
-        self._training.averaged(fact)
+        self._training.told(fact)
         return fact
 
     # --- who is here ----------------------------------------------------------------------------------
@@ -696,4 +698,6 @@ class World:
         step = self._used[number] + 1
         self._workers[number] = Worker(step - 1)
         del self.left[number]
-        return WorkerJoined(worker=number, host=self._hosts[number], step=step, at=self.now)
+        joined = WorkerJoined(worker=number, host=self._hosts[number], step=step, at=self.now)
+        self._training.told(joined)
+        return joined

@@ -28,11 +28,12 @@ class Joined:
     parameters: list[Tensor]
     """The optimizer's, in its order: the order of `Layout.moving`."""
 
-    @torch.no_grad()
     def put_buffers(self, area: PushArea) -> None:
         """Copy the model's buffers into that area."""
-        if area.buffers:
-            buffers = dict(self.model.named_buffers())  # afresh: a forward may put new tensors in their places
+        if not area.buffers:
+            return
+        buffers = dict(self.model.named_buffers())  # afresh: a forward may put new tensors in their places
+        with torch.no_grad():
             for name, view in area.buffers.items():
                 view.copy_(buffers[name])
 

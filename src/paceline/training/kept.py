@@ -15,6 +15,7 @@ from paceline.training.packing import check
 from paceline.training.snapshots import OfWorker, pack
 from paceline.training.store import packable
 
+EMPTY: Mapping[str, torch.Tensor] = {}
 KEEP = 'prepare(..., keep={"scheduler": ...})'
 
 
@@ -47,16 +48,16 @@ class Kept:
         for name, kept in self._objects.items():
             check(kept.state_dict(), f'the kept object "{name}"')  # rather than fail at the first snapshot
 
-    def packing(self, steps: OfWorker | None) -> bytes | ConfigError:
+    def packing(self, steps: OfWorker | None, buffers: Mapping[str, torch.Tensor] = EMPTY) -> bytes | ConfigError:
         """All of it as it is now, with what the optimizer had; a ConfigError, which names it, for what can't be packed.
 
-        `steps`: the optimizer's own, where the worker steps it.
+        `steps`: the optimizer's own, where the worker steps it. `buffers`: the model's, if they are to go with it.
         """
         state, attributes = (steps.state, steps.attributes) if steps else (None, {})
         groups = [packable(group) for group in self._optimizer.param_groups]
         try:
             kept = {name: kept.state_dict() for name, kept in self._objects.items()}
-            return pack(OfWorker(kept=kept, groups=groups, state=state, attributes=attributes))
+            return pack(OfWorker(kept=kept, groups=groups, state=state, attributes=attributes, buffers=dict(buffers)))
         except ConfigError as error:
             return error
         except Exception as error:  # the script's own code

@@ -67,8 +67,8 @@ class Resumed:
 
     epoch: int
     """The epoch that its script goes on in. Those before it are past."""
-    buffers: int
-    """The push area that has the worker's buffers."""
+    buffers: int | None
+    """The push area that has the worker's buffers; None: they come with what was kept."""
     kept: OfWorker | None
     """What the script of this worker, or of another one, kept."""
 
@@ -88,7 +88,9 @@ class Started:
     place: int = 0
     """Where the parameters lie that it begins with. See `holders.holder.Holder`."""
     resumed: Resumed | None = None
-    """None unless the run goes on from a snapshot."""
+    """None unless the run goes on from a snapshot, or has begun without this worker."""
+    joins: bool = False
+    """Whether it has begun without this worker, which takes part from its first step on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,25 @@ class Keep:
     step: int
     epoch: int
     """The first epoch that has batches left then. In an earlier one, what the script does once an epoch comes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """Pack what the script keeps, and what its optimizer has, as they are now: that worker joins."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenUp:
+    """What a worker that joins takes part with."""
+
+    area: int | None
+    """Where its replica lies, with its buffers, if it owns one."""
+    file: Path | None
+    """The recorded version that it is to put there first."""
+    kept: OfWorker | None
+    """What another worker has handed over."""
 
 
 class Baseline(Protocol):
@@ -208,7 +229,16 @@ class Link(Protocol):
     def pushed(self, finished: Finished) -> None:
         """Announce a step's gradient."""
 
-    def released(self) -> Go | Step | Keep | None:
+    def take_up(self, announce: bool) -> TakenUp | None:
+        """Take part from now on. Wait for what comes with that; None when nothing is left to do.
+
+        `announce`: no lease has said that the script makes its first step.
+        """
+
+    def handed(self, order: HandOver, packing: bytes | ConfigError) -> None:
+        """What was to be handed over, or why it can't be."""
+
+    def released(self) -> Go | Step | Keep | HandOver | None:
         """Wait for the order to go on, or for what is to be done first; None when nothing is left to do."""
 
     def heard_to_keep(self) -> list[Keep]:

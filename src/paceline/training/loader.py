@@ -183,16 +183,18 @@ class PacedLoader(_Paced):
 
     def leases(self) -> Iterator[list[Any]]:
         """Each next batch's tag and sample ids, to the end of this worker's part of the epoch."""
-        loop, link = self._loop, self._session.link
-        while self._session.go is not None:
+        loop, session, link = self._loop, self._session, self._session.link
+        while session.go is not None or session.joins:
             batch = link.lease(loop.epoch, self._orders)
             if batch is None:
                 loop.ran_out = True
-                if self._session.here:  # the order to keep something may have come while a batch was asked for
-                    self._session.keep(link.heard_to_keep())
+                if session.here:  # the order to keep something may have come while a batch was asked for
+                    session.keep(link.heard_to_keep())
                 link.raise_if_interrupted()
                 return
             loop.leased.append(batch)
+            if session.joins and session.here:
+                session.join()  # before the batch is fetched, as what draws randomness does so by its step
             yield [_Tag(link.seed, batch.epoch, batch.index), *self._orders.ids(batch)]
 
 
@@ -227,7 +229,7 @@ class PacedStream(_Paced):
         asked = time.monotonic()
         for data in inner:
             session.come_by()
-            if session.go is None:
+            if session.go is None and not session.joins:
                 return
             session.handed_out(None, time.monotonic() - asked)
             yield data

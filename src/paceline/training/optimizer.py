@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import profiler
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from paceline.training.plain import plain_optimizer
 
@@ -30,9 +32,18 @@ class PacedOptimizer(_Base):
     paceline_session: Session
     paceline_made = True
 
-    @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push the gradient, wait for the next release, install its version. Return the closure's value."""
+        return self._step_watched(closure) if _watched(self) else self._step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # so that torch does not wrap it once more
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # so that no scheduler warns of a foreign step
+
+    @torch.optim.Optimizer.profile_hook_step
+    def _step_watched(self, closure: Callable[[], Any] | None) -> Any:
+        return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         self._opt_called = True  # a scheduler asks whether the optimizer stepped before it
         value = None
         if closure is not None:
@@ -40,8 +51,6 @@ class PacedOptimizer(_Base):
                 value = closure()
         self.paceline_session.step()
         return value
-
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # so that no scheduler warns of a foreign step
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. Gradients that no step has used are gone, and their batches count as skipped."""
@@ -83,6 +92,17 @@ class PacedOptimizer(_Base):
             "add_param_group() came after paceline.prepare(), where the store is laid out; add parameter groups "
             "before it (a group whose parameters get no gradient costs nothing until they do)"
         )
+
+
+def _watched(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a profiler runs, or the step has hooks. torch's wrapper for them costs 60 µs a step in any case."""
+    hooks = (
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+    )
+    return profiler._is_profiler_enabled or any(hooks)
 
 
 def pace(optimizer: torch.optim.Optimizer, session: Session) -> None:

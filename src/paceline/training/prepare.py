@@ -21,7 +21,7 @@ from paceline.training.evaluating import metric_names, metrics_of
 from paceline.training.frameworks import TRAINERS_OPTIMIZER, where_prepare_goes
 from paceline.training.kept import Kept, check_kept
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Baseline, Evaluate, Keep, Link, Measure, Offer
+from paceline.training.link import Baseline, Evaluate, HandOver, Keep, Link, Measure, Offer
 from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples
 from paceline.training.names import check_name
 from paceline.training.optimizer import pace
@@ -218,9 +218,10 @@ def epochs(number: int) -> Iterator[int]:
 
 
 def resumed() -> bool:
-    """Return whether the run goes on from a snapshot. Call this after `prepare`; alone it is false.
+    """Return whether the run goes on from a snapshot, or went on while this worker was away. Alone it is false.
 
-    Then parameters, buffers and kept objects are as they were saved. What the script loads or changes is discarded.
+    Call this after `prepare`. Then parameters, buffers and kept objects are as they were saved, or as another worker
+    has them. What the script loads or changes is discarded.
     """
     return _Process.session is not None and _Process.session.resumed is not None
 
@@ -261,6 +262,13 @@ def keep(orders: Sequence[Keep]) -> None:
     if session is not None:
         session.keep(orders)
         session.send_kept()
+
+
+def hand_over(order: HandOver) -> None:
+    """Pack what the script has for a worker that joins. As with `keep`, the script makes no step meanwhile."""
+    session = _Process.session
+    if session is not None:
+        session.hand_over(order)
 
 
 def evaluated(evaluate: Evaluate, version: int, file: Path) -> dict[str, float]:

@@ -6,9 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from paceline.core.leases import Batch
@@ -21,7 +24,7 @@ from paceline.training.holders.choice import holder_of
 from paceline.training.joined import Joined
 from paceline.training.kept import Kept, begins_anew, past_epochs
 from paceline.training.layout import Layout, Places
-from paceline.training.link import Finished, Go, Keep, Link, Resumed, Started, Step
+from paceline.training.link import Finished, Go, HandOver, Keep, Link, Resumed, Started, Step
 from paceline.training.loop import Loop
 from paceline.training.seeding import seed_step
 from paceline.training.snapshots import OfWorker
@@ -58,6 +61,8 @@ class Session:
         """The last step that this worker has finished."""
         self.go: Go | None = None
         """The step that is being computed; None when nothing is left to do."""
+        self.joins = False
+        """Whether the run has begun without this worker, which has made no step yet, and takes no part."""
         self.live = True
         """Whether the store may be newer than the model; false once the final version is installed."""
         self.loads = False
@@ -94,16 +99,42 @@ class Session:
         self.fixed.begin()
         self.resumed, self._took_up = started.resumed, started.resumed is None
         self.changes = Changes(joined, self.holder, self.fixed, resumed=started.resumed is not None)
-        self._take_up(kept=True)
+        self.joins = started.joins
+        if not self.joins:
+            self._take_up(kept=True)
         keep_freed_memory()  # from here on, so that the memory of the script's own parameters goes back
         for number, parameter in enumerate(self.parameters):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
-        self._await_release(time.monotonic())
+        if not self.joins:
+            self._await_release(time.monotonic())
+
+    def join(self) -> None:
+        """The script makes its first step in a run that has begun without it: take part from now on.
+
+        What the script has changed by now, in past loops too, is gone.
+        """
+        self.joins, since = False, time.monotonic()
+        taken = self.link.take_up(announce=not self.loads)
+        if taken is not None:
+            assert self.resumed is not None
+            self._took_up = True
+            self.changes.discard(self._place)
+            self.resumed = replace(self.resumed, buffers=taken.area, kept=taken.kept)
+            if taken.area is not None and taken.file is not None:
+                self._fill(taken.area, taken.file)
+            self._take_up(kept=True)
+        self._place = -1  # what is shown by now is not what the first step begins with
+        self._await_release(since)
 
     def step(self) -> None:
         """Push this step's gradient, wait for the next release, install its version."""
         self.come_by()
+        if self.joins:  # nobody has ordered this gradient: its parameters may be gone by now
+            self.skipped.extend(self.fetched)
+            self.fetched.clear()
+            self.join()
+            return
         if self.go is None:
             return
         step = self.go.step
@@ -160,6 +191,11 @@ class Session:
         if any(order.step < self._last for order, _ in self._keeps):
             self.send_kept()
 
+    def hand_over(self, order: HandOver) -> None:
+        """Pack what the script has for a worker that joins, as it is now: at the end of this worker's last step."""
+        state = self._joined.optimizer_kept() if self.holder.keeps_state else None
+        self.link.handed(order, self.kept.packing(state, dict(self.model.named_buffers())))
+
     def send_kept(self, epoch: int | None = None) -> None:
         """Pack what is to be kept, and send it. `epoch`: only what is to be kept within that epoch."""
         due = [(order, state) for order, state in self._keeps if epoch is None or order.epoch <= epoch]
@@ -205,11 +241,13 @@ class Session:
 
     def handed_out(self, batch: Batch | None, seconds: float) -> None:
         """The loader hands a batch to the script, after fetching it for `seconds`. None: the batch is not leased."""
-        if self.go is None:
-            return
         if not self.here:  # the script fetches ahead: the next step counts what it has fetched by then
-            if batch is not None:
+            if batch is not None and (self.go is not None or self.joins):
                 self.fetched.append(batch)
+            return
+        if self.joins:
+            self.join()
+        if self.go is None:
             return
         self.go_on()
         if self.backward_seen and all(parameter.grad is None for parameter in self.parameters):
@@ -273,8 +311,8 @@ class Session:
 
     def done_computing(self) -> None:
         """Make no further step: no worker is to wait for this one."""
-        if self.go is not None:
-            self.go = None
+        if self.go is not None or self.joins:
+            self.go, self.joins = None, False
             self.link.done_computing()
 
     @property
@@ -310,6 +348,8 @@ class Session:
                     self.link.stepped(order.step, self.holder.step_replica(order))
                 case Keep() as order:
                     self.keep([order])
+                case HandOver() as order:
+                    self.hand_over(order)
                 case go:
                     return go
 
@@ -322,10 +362,13 @@ class Session:
         if self.resumed is None:
             return
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # past epochs step schedulers: none is to warn
-        buffers = self._joined.places.push_area(self.resumed.buffers).buffers
+        there, area = self.resumed.kept, self.resumed.buffers
+        buffers = {} if there is None else there.buffers
+        if area is not None:
+            buffers = self._joined.places.push_area(area).buffers
         for name, buffer in self.model.named_buffers():
-            buffer.copy_(buffers[name])
-        there = self.resumed.kept
+            if name in buffers:
+                buffer.copy_(buffers[name])
         if there is None:
             return
         if self.holder.keeps_state:
@@ -335,6 +378,17 @@ class Session:
                 self.kept.load(there)
             except ConfigError as error:
                 self.refuse(str(error))
+
+    @torch.no_grad()
+    def _fill(self, number: int, file: Path) -> None:
+        """Put a recorded version into that area."""
+        places = self._joined.places
+        area = places.push_area(number)
+        places.region.populate(area.start, area.stop)
+        named = dict(zip((entry.name for entry in self.layout.moving), area.gradients, strict=True)) | area.buffers
+        with safe_open(file, framework="pt") as recorded:
+            for name in recorded.keys() & named.keys():
+                named[name].copy_(recorded.get_tensor(name))
 
     def _hook(self, number: int) -> Callable[[Tensor], None]:
         """Return the function that autograd calls when this parameter has its gradient."""

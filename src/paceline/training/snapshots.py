@@ -62,6 +62,8 @@ class OfWorker:
     """The optimizer's, where the worker steps it."""
     attributes: dict[str, Tree] = field(default_factory=dict)
     """As in `OfStore`, where the worker steps the optimizer."""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """The model's, for a worker that joins. Those of a snapshot are elsewhere."""
 
 
 Kind = TypeVar("Kind", OfStore, OfReplica, OfWorker)

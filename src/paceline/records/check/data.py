@@ -52,6 +52,7 @@ def data(checking: Checking) -> None:
     What is wrong is told in the order of the ledger's tables, and in a table in the order of its rows.
     """
     opened = _epochs(checking)
+    _returns(checking)
     batches = _Batches(checking, opened)
     rows = groupby(checking.run.ledger.execute(_BATCHES), key=itemgetter(0, 1))
     for (epoch, batch), its in rows:
@@ -67,6 +68,18 @@ def data(checking: Checking) -> None:
     _pushes(checking)
     batches.leases.settle()
     _missing(checking, opened, batches.skipped)
+
+
+def _returns(checking: Checking) -> None:
+    """A row of `leases` without an epoch says that another process asks from there on: one for each that joined."""
+    ledger, checking.table = checking.run.ledger, "leases"
+    joined = dict(ledger.execute("SELECT worker, count(*) FROM facts WHERE kind = 'WorkerJoined' GROUP BY worker"))
+    rows = ledger.execute(
+        "SELECT worker, count(*), max(rowid), max(batch IS NOT NULL) FROM leases WHERE during IS NULL GROUP BY worker"
+    )
+    for worker, times, row, leased in rows:
+        if leased or times > joined.get(worker, 0):
+            raise Broken(READABLE, f"the epoch in which worker {worker} asked", "none", "leases", row)
 
 
 class _Opened:
@@ -223,7 +236,9 @@ def _looked_in_vain(checking: Checking, looks: First) -> None:
 
 def _in_vain(checking: Checking) -> Counter[tuple[int, int]]:
     """How often each worker, in each epoch, was left nothing when it asked for a batch."""
-    return Counter(checking.run.ledger.execute("SELECT worker, during FROM leases WHERE batch IS NULL"))
+    return Counter(
+        checking.run.ledger.execute("SELECT worker, during FROM leases WHERE batch IS NULL AND during IS NOT NULL")
+    )
 
 
 def _in_order(checking: Checking) -> None:

@@ -1,0 +1,198 @@
+"""Workers that come while others train: what they show until they take part, and what they get then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.core.facts import Fact, ReplicaCopied
+from paceline.core.items import Replica, Version
+from paceline.core.orders import CopyReplica
+from paceline.host import messages
+from paceline.host.arithmetic import Arithmetic
+from paceline.host.commits import Commits
+from paceline.host.contract import News
+from paceline.host.fetch import Fetcher
+from paceline.host.plan import Plan
+from paceline.host.releases import Releases, step_of
+from paceline.host.seat import Seat
+from paceline.host.shelf import Shelf
+from paceline.host.steps import Steps, shown
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A replica on its way to a worker that joins."""
+
+    order: CopyReplica
+    source: Replica
+    replica: Replica
+    made: bool = False
+    """Whether the source's steps are made that were ordered before."""
+    packed: bool = False
+    """Whether the source has packed what goes with its replica, or never will."""
+    packing: int | None = None
+    """The descriptor of that."""
+
+
+class Joins:
+    """Lets workers in, and carries out `CopyReplica`. No byte of a replica is copied: it gets one more name.
+
+    What a script keeps is handed over by a worker as it waits for a release. So which of its steps are in that depends
+    on the order of facts and orders alone, and it waits for nobody to hand it over.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        plan: Plan,
+        arithmetic: Arithmetic,
+        commits: Commits,
+        steps: Steps,
+        releases: Releases,
+        fetcher: Fetcher,
+        seats: Mapping[int, Seat],
+        news: News,
+        send: Callable[..., None],
+    ) -> None:
+        """`send(worker, message, descriptors)` tells a worker."""
+        self._shelf = shelf
+        self._plan = plan
+        self._arithmetic = arithmetic
+        self._commits = commits
+        self._steps = steps
+        self._releases = releases
+        self._fetcher = fetcher
+        self._seats = seats
+        self._news = news
+        self._send = send
+        self._asked: dict[int, list[int]] = {}
+        """By worker that joins: who may hand over to it. The first of them has been asked."""
+        self._copies: dict[int, _Copy] = {}
+        """By worker that joins."""
+        self._unwritten: dict[int, list[tuple[int, messages.TakeUp]]] = {}
+        """By version that is being written: workers that begin with it, and what they are told then."""
+
+    def shows(self, worker: int) -> int:
+        """Keep something for the worker to show until it takes part. Return its place, as `Holder` numbers places."""
+        owners = self._steps.workers
+        if not owners:
+            newest = Version(self._commits.newest)
+            self._shelf.claim(step_of(worker), newest)
+            return self._shelf.place(newest)
+        replica = self._steps.replica(worker if worker in owners else owners[0])
+        self._shelf.claim(shown(worker), replica)
+        return self._area(replica)
+
+    def join(self, worker: int, others: Sequence[int]) -> None:
+        """See `contract.Host`."""
+        if not self._steps.workers:  # else its replica comes by an order, and the rest with it
+            self._asked[worker] = list(others)
+            self._ask(worker)
+
+    def carry_out(self, order: CopyReplica) -> None:
+        """Give the worker the source's replica as it is when the steps are made that were ordered until now."""
+        worker, source = order.worker, order.source
+        if not self._seats[worker].trains or self._seats[source].died:  # the machine is about to hear that
+            return
+        there = self._steps.replica(source)
+        copy = self._copies[worker] = _Copy(order, there, self._steps.copies(worker, there))
+        if self._seats[source].here:
+            self._hand_over(source, worker)
+        else:
+            copy.packed = True  # its process ended after training: nobody else has the rest
+
+        def made() -> None:
+            copy.made = True
+            self._fetch(copy)
+
+        self._steps.after([source], made)
+
+    def begin_anew(self, worker: int, version: int | None, file: str) -> None:
+        """See `contract.Host`."""
+        if version is None:
+            assert self._steps.begun_as is not None  # it is kept until something is recorded
+            replica = self._steps.copies(worker, self._steps.begun_as)
+            self._send(worker, messages.TakeUp(self._area(replica)))
+            return
+        told = messages.TakeUp(self._area(self._steps.room(worker)), file)
+        if self._arithmetic.writes(version):
+            self._unwritten.setdefault(version, []).append((worker, told))
+        else:
+            self._send(worker, told)
+
+    def written(self, version: int) -> None:
+        """That version is on disk."""
+        self._steps.forget_beginning()
+        for worker, told in self._unwritten.pop(version, ()):
+            if self._seats[worker].here:
+                self._send(worker, told)
+
+    def handed(self, source: int, message: messages.Handed, descriptors: Sequence[int]) -> None:
+        """The source has packed what that worker is to get, or can't."""
+        worker, copy = message.worker, self._copies.get(message.worker)
+        if copy is not None and copy.order.source == source and not copy.packed:
+            copy.packed, copy.packing = True, os.dup(descriptors[0]) if descriptors else None
+            self._fetch(copy)
+        elif self._asked.get(worker, [None])[0] == source:
+            del self._asked[worker]
+            self._send(worker, messages.TakeUp(), tuple(descriptors[:1]))
+
+    def left(self, worker: int, died: bool) -> None:
+        """The worker takes no part any more. If it died, the machine orders other copies in the place of its own."""
+        self._asked.pop(worker, None)
+        self._void(worker)
+        for joiner, copy in list(self._copies.items()):
+            if died and copy.order.source == worker:
+                self._void(joiner)
+
+    def gone(self, worker: int) -> None:
+        """The worker's process has ended: it hands nothing over. Another one is asked, or nobody is."""
+        for joiner, others in list(self._asked.items()):
+            if others[0] == worker:
+                self._ask(joiner)
+        for copy in list(self._copies.values()):
+            if copy.order.source == worker and not copy.packed:
+                copy.packed = True
+                self._fetch(copy)
+
+    def _ask(self, worker: int) -> None:
+        """Have the first of the others that is here hand over to that worker. If none is, the worker begins without."""
+        others = self._asked[worker] = [one for one in self._asked[worker] if self._seats[one].here]
+        if others:
+            self._hand_over(others[0], worker)
+        else:
+            del self._asked[worker]
+            self._send(worker, messages.TakeUp())
+
+    def _hand_over(self, source: int, worker: int) -> None:
+        """Ask that worker once it was told of the release that it may wait for: a replay's worker has that by now."""
+        self._releases.after(source, lambda: self._send(source, messages.HandOver(worker)))
+
+    def _fetch(self, copy: _Copy) -> None:
+        """Have the replica brought to the worker, once all that goes with it is there."""
+        worker, source = copy.order.worker, copy.order.source
+        if self._copies.get(worker) is not copy or not (copy.made and copy.packed):
+            return
+
+        def copied(at: float) -> Fact:
+            del self._copies[worker]
+            descriptors = () if copy.packing is None else (copy.packing,)
+            self._send(worker, messages.TakeUp(self._area(copy.replica)), descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return ReplicaCopied(source=source, worker=worker, at=at)
+
+        self._fetcher.fetch(worker, copy.source, copied)
+
+    def _void(self, worker: int) -> None:
+        """No copy comes to that worker any more."""
+        copy = self._copies.pop(worker, None)
+        if copy is not None:
+            self._fetcher.cancel(worker)
+            if copy.packing is not None:
+                os.close(copy.packing)
+
+    def _area(self, replica: Replica) -> int:
+        return self._plan.area(self._shelf.place(replica))

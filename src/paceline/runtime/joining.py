@@ -1,0 +1,187 @@
+"""How workers take part that come while others train, and which processes begin anew in the place of dead ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.cluster.scenario import Kill
+from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined, WorkerLeft
+from paceline.core.membership import Membership
+from paceline.core.orders import Release
+from paceline.errors import RunFailed
+from paceline.host import messages
+from paceline.host.contract import Host
+from paceline.host.loop import Loop
+from paceline.host.processes import NoProcess
+from paceline.host.workers import Workers
+from paceline.records.ledger import Ledger
+from paceline.runtime.applied import Applied
+from paceline.runtime.clock import Clock
+from paceline.runtime.data import Data
+from paceline.runtime.member import Member
+from paceline.runtime.offers import difference
+from paceline.runtime.recordings import Recordings
+from paceline.runtime.settings import Settings
+from paceline.runtime.terms import Terms
+
+
+class Returns:
+    """Begins a process in the place of one that has died: after a while, if the scenario says so, or `--restart`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        membership: Membership[Member],
+        workers: Workers,
+        host: Host,
+        loop: Loop,
+        *,
+        say: Callable[[str], None],
+        stopping: Callable[[], bool],
+    ) -> None:
+        """`stopping()`: whether the run is about to end, so that no process begins."""
+        self._settings = settings
+        self._membership = membership
+        self._workers = workers
+        self._host = host
+        self._loop = loop
+        self._say = say
+        self._stopping = stopping
+        self._killed: dict[int, Kill] = {}
+        """By worker: the event that has killed it, by time."""
+
+    def kill(self, event: Kill) -> None:
+        """The moment of that event has come. A worker that is away can't die."""
+        if any(member.worker == event.worker for member in self._membership.here()):
+            self._killed[event.worker] = event
+            self._workers.end(event.worker)
+
+    def died(self, member: Member, step: int | None) -> bool:
+        """The worker has died in that step, if in any, and the run bears it. Return whether it will come back."""
+        event = self._killed.pop(member.worker, None) or self._settings.scenario.kill_at_step(member.worker, step)
+        if event is not None:
+            seconds = event.rejoin_after
+        else:
+            seconds = 0.0 if member.restarts < self._settings.restart else None
+            member.restarts += seconds is not None
+        if seconds is None or self._stopping():
+            return False
+        member.comes_back = True
+        self._loop.after(seconds, lambda: self._begin(member))
+        return True
+
+    def begin(self, member: Member) -> None:
+        """Begin a process as this worker, whose own has ended. Raises NoProcess."""
+        self._membership.returns(member.worker)
+        member.begins_anew()
+        self._host.returns(member.worker)
+        self._workers.start([member.worker])
+        if self._settings.start == "staggered":
+            for one in self._membership.to_begin():
+                self._membership.begins(one.worker)
+                self._workers.send(one.worker, messages.Start())
+
+    def _begin(self, member: Member) -> None:
+        if not member.comes_back:  # the run ends
+            return
+        try:
+            self.begin(member)
+        except NoProcess as error:
+            self._membership.goes(member.worker)
+            self._say(f"worker {member.worker} can't be started again: {error}")
+
+
+class Joining:
+    """Tells the machine of workers that join, at the first step of their scripts, and sees to what they begin with."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        membership: Membership[Member],
+        host: Host,
+        data: Data,
+        applied: Applied,
+        recordings: Recordings,
+        ledger: Ledger,
+        terms: Terms,
+        clock: Clock,
+        *,
+        happened: Callable[[Fact], None],
+        give_up: Callable[[Member, str], None],
+    ) -> None:
+        """`happened` takes the fact that a worker has joined."""
+        self._settings = settings
+        self._membership = membership
+        self._host = host
+        self._data = data
+        self._applied = applied
+        self._recordings = recordings
+        self._ledger = ledger
+        self._terms = terms
+        self._clock = clock
+        self._happened = happened
+        self._give_up = give_up
+        self._next_steps: dict[int, int] = {}
+        """By worker: the next step number that is unused."""
+        self._ready: dict[int, int] = {}
+        """By worker that takes part, as the machine was told: how many gradients of it were ready."""
+
+    def offered(self, member: Member, first: messages.Offered, offer: messages.Offered) -> None:
+        """The worker has come to `prepare`, and the others train on that first offer: let its script go on."""
+        if why := difference(first, offer):
+            self._give_up(member, f"it differs from the others: {why}")
+            return
+        member.scalars = offer.scalars
+        self._membership.comes(member.worker)
+        epoch = self._terms.joins_in(member.worker)
+        epoch = self._data.epoch(self._applied.in_replicas()) if epoch is None else epoch
+        self._host.admit(member.worker, epoch, self._clock.at())
+
+    def wanted(self, member: Member, epoch: int) -> bool:
+        """The worker, which takes no part yet, asks for a batch in that epoch. Return whether it takes part now."""
+        if member.stage != "offered":
+            return False
+        first = self._terms.joins_in(member.worker)
+        due = self._data.leases.offers(member.worker, epoch) if first is None else epoch >= first
+        if due:
+            self.joins(member)
+        return due
+
+    def joins(self, member: Member) -> None:
+        """The script of that worker makes its first step: it takes part from now on."""
+        if member.stage != "offered":
+            return
+        worker = member.worker
+        self._membership.trains(worker)
+        self._data.leases.join(worker)
+        self._ledger.leased(worker, None, None)
+        host = self._settings.scenario.hosts(self._settings.workers)[worker]
+        step = self._next_steps.get(worker, 0)
+        self._happened(WorkerJoined(worker=worker, host=host, step=step, at=self._clock.at()))
+
+    def released(self, order: Release) -> None:
+        """The order is about to be carried out. A joiner that was given no replica begins with the recorded mean."""
+        worker = order.worker
+        self._next_steps[worker] = max(self._next_steps.get(worker, 0), order.step + 1)
+        if order.parameters != "own" or self._applied.owns(worker):
+            return
+        newest = self._recordings.newest.version
+        if not newest and self._settings.resumed is not None:
+            raise RunFailed(f"worker {worker} has nothing to begin with: no other is left, and no mean is recorded")
+        self._applied.begins_anew(worker)
+        self._host.begin_anew(worker, newest or None, self._recordings.file(newest))
+
+    def tell(self, fact: Fact) -> None:
+        """The machine is told of this fact now."""
+        match fact:
+            case TrainingBegan(members=members):
+                for worker, _, step in members:
+                    self._ready[worker] = self._next_steps[worker] = step
+            case GradientReady(worker=worker):
+                self._ready[worker] += 1
+            case WorkerLeft(worker=worker):
+                self._ready.pop(worker, None)
+            case WorkerJoined(worker=worker):
+                others = sorted(self._ready, key=lambda one: (-self._ready[one], one))
+                self._ready[worker] = 0
+                self._host.join(worker, others)
