@@ -304,8 +304,10 @@ class Coordinator:
         rooms.host.gone(worker)
         rooms.adopting.gone(worker)
         rooms.snapshots.gone(worker)
-        if died and not rooms.ending.stopping and rooms.losses.died(member, status, step):
-            rooms.returns.died(member, step)
+        if died and not rooms.ending.stopping:
+            seconds = rooms.returns.due(member, step)
+            if rooms.losses.died(member, status, step, seconds) and seconds is not None:
+                rooms.returns.begin_after(member, seconds)
         rooms.scores.gone(member, exit_phrase(status))
         if isinstance(self.phase, Gathering):
             self.phase.gone(member)

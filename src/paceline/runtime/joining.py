@@ -56,19 +56,20 @@ class Returns:
             self._killed[event.worker] = event
             self._workers.end(event.worker)
 
-    def died(self, member: Member, step: int | None) -> bool:
-        """The worker has died in that step, if in any, and the run bears it. Return whether it will come back."""
+    def due(self, member: Member, step: int | None) -> float | None:
+        """The worker has died in that step, if in any. Return after how many seconds it is to come back, if at all."""
         event = self._killed.pop(member.worker, None) or self._settings.scenario.kill_at_step(member.worker, step)
+        if self._stopping():
+            return None
         if event is not None:
-            seconds = event.rejoin_after
-        else:
-            seconds = 0.0 if member.restarts < self._settings.restart else None
-            member.restarts += seconds is not None
-        if seconds is None or self._stopping():
-            return False
+            return event.rejoin_after
+        return 0.0 if member.restarts < self._settings.restart else None
+
+    def begin_after(self, member: Member, seconds: float) -> None:
+        """Begin a process as that worker after so many seconds, unless the run ends before."""
         member.comes_back = True
+        member.restarts += not seconds
         self._loop.after(seconds, lambda: self._begin(member))
-        return True
 
     def begin(self, member: Member) -> None:
         """Begin a process as this worker, whose own has ended. Raises NoProcess."""
@@ -107,6 +108,7 @@ class Joining:
         clock: Clock,
         *,
         happened: Callable[[Fact], None],
+        say: Callable[[str], None],
         give_up: Callable[[Member, str], None],
     ) -> None:
         """`happened` takes the fact that a worker has joined."""
@@ -120,6 +122,7 @@ class Joining:
         self._terms = terms
         self._clock = clock
         self._happened = happened
+        self._say = say
         self._give_up = give_up
         self._next_steps: dict[int, int] = {}
         """By worker: the next step number that is unused."""
@@ -157,6 +160,7 @@ class Joining:
         self._ledger.leased(worker, None, None)
         host = self._settings.scenario.hosts(self._settings.workers)[worker]
         step = self._next_steps.get(worker, 0)
+        self._say(f"worker {worker} is back, and goes on with step {step}")
         self._happened(WorkerJoined(worker=worker, host=host, step=step, at=self._clock.at()))
 
     def released(self, order: Release) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
+from paceline.cluster.quantities import as_duration
 from paceline.core.membership import Membership
 from paceline.host.processes import exit_phrase
 from paceline.records.ledger import Ledger
@@ -54,18 +55,21 @@ class Losses:
         self._deaths: dict[str, str] = {}
         """By worker: how it died."""
 
-    def died(self, member: Member, status: int, step: int | None) -> bool:
+    def died(self, member: Member, status: int, step: int | None, back: float | None) -> bool:
         """The worker's process has ended with this status, before its script had: in that step, if in any.
 
-        Return whether the run bears that.
+        `back`: seconds after which it would come back, if at all. Return whether the run bears its death.
         """
         member.failed, how = True, exit_phrase(status)
         self._deaths[str(member.worker)] = how
         self._ledger.note("deaths", self._deaths)
         others, at = bool(self._membership.running()), "" if step is None else f" in step {step}"
         goes_on = others and self._goes_on_without(member.worker, status)
-        self._died(member.worker, how, at + ("; the others go on" if goes_on else ""))
         borne = loss_is_borne(self._on_loss, status)
+        after = "; the others go on" if goes_on else ""
+        if borne and back is not None:
+            after += "; it comes back" + (f" in {as_duration(back)}" if back else "")
+        self._died(member.worker, how, at + after)
         if not borne:
             self._ending.fail(f"worker {member.worker} died ({how}){at}{why_it_ends(self._on_loss, others)}")
         return borne

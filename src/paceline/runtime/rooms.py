@@ -123,6 +123,7 @@ class Rooms:
             terms,
             self.clock,
             happened=self.happened.append,
+            say=say,
             give_up=self.give_up,
         )
         self.evaluations = Evaluations(self.send)
