@@ -40,6 +40,13 @@ def test_the_newest_whole_snapshot_is_taken(tmp_path: Path) -> None:
     assert (snapshot.state.fact, passed) == (120, [])
 
 
+def test_the_newest_snapshot_is_the_one_with_the_largest_number_however_many_digits_it_has(tmp_path: Path) -> None:
+    written(tmp_path, 99_999_999), written(tmp_path, 100_000_000)
+    snapshot, _ = newest(tmp_path)
+    assert snapshot is not None
+    assert snapshot.state.fact == 100_000_000
+
+
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
