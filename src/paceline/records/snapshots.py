@@ -59,10 +59,6 @@ class Snapshot:
     folder: Path
     state: State
 
-    def file(self, name: str) -> Path | None:
-        """The file of that name, if the snapshot has it."""
-        return self.folder / name if name in self.state.files else None
-
 
 def worker_file(worker: int) -> str:
     """The name of the file with what that worker packed."""
