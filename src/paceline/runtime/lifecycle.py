@@ -78,16 +78,16 @@ class Gathering:
 
     def _fit(self, offered: list[Member]) -> bool:
         """Whether they fit together, into memory, and to the protocol. If not, the run ends and says why."""
-        rooms, first = self.rooms, self.offers[offered[0].worker]
+        rooms, settings, first = self.rooms, self.rooms.settings, self.offers[offered[0].worker]
         for member in offered:
             if why := difference(first, self.offers[member.worker]):
                 rooms.ending.refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return False
         if self.fit:
             return True
-        why = lack_of_work(first, rooms.settings) or lack_of_metrics(first, rooms.settings)
-        why = why or unfit(first, rooms.settings)
-        why = why or lack_of_memory(first, rooms.settings.choice.spec, rooms.settings.workers, available_bytes())
+        why = lack_of_work(first, settings) or lack_of_metrics(first, settings) or unfit(first, settings)
+        spec, workers, keeps = settings.choice.spec, settings.workers, settings.checkpoint > 0
+        why = why or lack_of_memory(first, spec, workers, available_bytes(), keeps=keeps)
         if why:
             rooms.ending.refuse(why)
         self.fit = not why
