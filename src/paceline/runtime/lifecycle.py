@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,8 +10,7 @@ from paceline.core.facts import TrainingBegan
 from paceline.fabric.memory import available_bytes
 from paceline.host import messages
 from paceline.host.contract import Resumption
-from paceline.records.ledger import connect
-from paceline.records.reading import LEDGER
+from paceline.records.before import read_before
 from paceline.records.snapshots import replica_file, worker_file
 from paceline.runtime.member import Member
 from paceline.runtime.offers import (
@@ -135,11 +133,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     rooms.snapshots.keeps = offer.keeps or settings.choice.spec.holder != "window"
     hosts, amount = settings.scenario.hosts(settings.workers), work(offer, settings)
     if state is not None:
-        with closing(connect(settings.folder / LEDGER)) as ledger:
-            recorded = dict(ledger.execute("SELECT version, sha256 FROM versions"))
-            rooms.snapshots.stays = {fact for (fact,) in ledger.execute("SELECT snapshot FROM segments")}
-            expected = ledger.execute("SELECT expected FROM epochs ORDER BY rowid LIMIT 1").fetchone()
-        rooms.resume(state, recorded, expected[0] if expected else None)
+        rooms.resume(state, read_before(settings.folder))
     rooms.clock.begin(0.0 if state is None else state.at)
     steps: Mapping[int, int] = {} if state is None else state.next_steps
     began = TrainingBegan(
