@@ -1,4 +1,4 @@
-"""Files that a user names."""
+"""Reads files that a user names, and waits until files are on disk."""
 
 from __future__ import annotations
 
@@ -18,3 +18,15 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "Not a regular file")
         return file.read()
+
+
+def to_disk(path: Path) -> None:
+    """Wait until the file's bytes, or the folder's names, are on disk. Raises OSError if they can't be."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # this file system can't sync
+            raise
+    finally:
+        os.close(descriptor)

@@ -23,6 +23,7 @@ from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records import broken
 from paceline.records import cut as cutting
+from paceline.records.before import read_before
 from paceline.records.check.averages import averages
 from paceline.records.check.checking import Checking
 from paceline.records.check.history import history
@@ -523,3 +524,10 @@ def test_deaths_are_noted_by_segment(tmp_path: Path) -> None:
     assert checked(folder).wrong is None
     edited(folder, "UPDATE segments SET notes = '{}' WHERE segment = 0")
     assert wrong(folder).rule == broken.DEATHS
+
+
+def test_what_a_segment_needs_from_before_is_in_the_cut_ledger(run: Path) -> None:
+    before = read_before(run)
+    assert before.went_on_from == set(POINTS)
+    assert before.recorded == dict(rows(run / "ledger.sqlite", "SELECT version, sha256 FROM versions"))
+    assert before.epoch_samples == (rows(run / "ledger.sqlite", "SELECT expected FROM epochs") or [(None,)])[0][0]

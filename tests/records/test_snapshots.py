@@ -28,8 +28,8 @@ def written(run: Path, fact: int, content: bytes = b"parameters") -> Path:
 def test_a_snapshot_is_read_as_it_was_written(tmp_path: Path) -> None:
     snapshot = read(written(tmp_path, 7))
     assert snapshot.state.next_steps == {0: 4, 1: 3}
-    assert snapshot.file(STORE) == folder_of(tmp_path, 7) / STORE
-    assert snapshot.file("worker-0.safetensors") is None
+    assert snapshot.folder == folder_of(tmp_path, 7)
+    assert list(snapshot.state.files) == [STORE]
 
 
 def test_the_newest_whole_snapshot_is_taken(tmp_path: Path) -> None:
@@ -38,6 +38,13 @@ def test_the_newest_whole_snapshot_is_taken(tmp_path: Path) -> None:
     snapshot, passed = newest(tmp_path)
     assert snapshot is not None
     assert (snapshot.state.fact, passed) == (120, [])
+
+
+def test_the_newest_snapshot_is_the_one_with_the_largest_number_however_many_digits_it_has(tmp_path: Path) -> None:
+    written(tmp_path, 99_999_999), written(tmp_path, 100_000_000)
+    snapshot, _ = newest(tmp_path)
+    assert snapshot is not None
+    assert snapshot.state.fact == 100_000_000
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,19 @@ def test_a_speed_is_of_the_last_seconds(tally: Tally) -> None:
 def test_time_that_begins_anew_with_training_leaves_no_speed_behind(tally: Tally) -> None:
     watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, {})  # type: ignore[arg-type]
     watch.look(30.0)
+    watch.begin(0.0)
     stepped(tally, 0, 0, 0.5)
     assert watch.look(1.0).speed == 1.0
+
+
+def test_what_a_run_did_before_it_was_resumed_is_in_no_speed(tally: Tally) -> None:
+    watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, {})  # type: ignore[arg-type]
+    for step in range(100):
+        stepped(tally, 0, step, 10.0)
+    watch.look(0.5)  # scripts start: time counts from the command's start
+    watch.begin(10.0)
+    stepped(tally, 0, 100, 11.0)
+    assert watch.look(12.0).speed == 0.5
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,44 @@ def test_a_damaged_newest_snapshot_falls_back_to_the_one_before_and_says_so(laun
     assert before.name < newest.name
 
 
+METER = """
+class Meter:
+    total = 0
+    def state_dict(self):
+        return {"total": self.total}
+    def load_state_dict(self, state):
+        if os.path.exists("PLACE"):
+            raise OSError("the disk with it is not there")
+        self.total = state["total"]
+meter = Meter()
+"""
+
+
+def test_a_run_whose_kept_object_can_not_be_loaded_is_resumed_as_well_when_it_can(launch: Launch) -> None:
+    """Its ledger was cut already when the script came to say so. All that was undone is there, and counted once."""
+    place = launch.tmp_path / "gone"
+    text = script(scheduler=METER.replace("PLACE", str(place)), keep=False).replace(
+        "keep=None", 'keep={"meter": meter}'
+    )
+    stopped = launch.run(text, "-n", "2", "--checkpoint", "4", "--max-steps", "40").completed()
+    (next(whole(stopped.folder)) / "store.safetensors").write_bytes(b"nothing")
+    place.touch()
+    for _ in range(2):
+        refused = launch.resume(stopped.folder)
+        assert refused.code == 2
+        assert refused.err.splitlines()[-1].endswith(
+            'the kept object "meter" can\'t be loaded from the snapshot: OSError: the disk with it is not there'
+        )
+    assert (stopped.folder / "undone-1.sqlite").exists()
+    place.unlink()
+    resumed = launch.resume(stopped.folder).completed()
+    assert resumed.summary["samples"] == 288
+    assert resumed.summary["segments"] == 2
+    assert resumed.summary["undone"]["versions"] > 0
+    assert checked(resumed.folder).ok
+    assert same_bits(resumed, launch.run(text, "-n", "2").completed())
+
+
 BROKEN_LEDGER = """
 import sqlite3
 from paceline.records import ledger

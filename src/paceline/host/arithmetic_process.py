@@ -24,6 +24,7 @@ import torch
 from paceline.errors import ConfigError, PeerLost
 from paceline.fabric.memory import Region, keep_freed_memory
 from paceline.fabric.unix import Channel, attached, attachment
+from paceline.files import to_disk
 from paceline.host import messages
 from paceline.host.processes import fork_orphan
 from paceline.records import snapshots
@@ -31,7 +32,7 @@ from paceline.training.buffers import Policy
 from paceline.training.link import MakeStore
 from paceline.training.packing import packed, unpacked
 from paceline.training.parts import STATE
-from paceline.training.snapshots import to_disk, write_packed
+from paceline.training.snapshots import write_packed
 from paceline.training.store import Committed, Store
 
 

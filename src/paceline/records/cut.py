@@ -8,16 +8,16 @@ the cut one, and cutting it once more comes to the same.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, RunFailed
+from paceline.files import to_disk
 from paceline.records.ledger import MARKED, SCHEMA, TABLES, connect
 from paceline.records.reading import LEDGER, SUMMARY, is_written
 from paceline.records.segments import ASKED, OF_ONE, Stretch, undone_before
@@ -184,7 +184,7 @@ def _write_aside(folder: Path, name: str, ledger: sqlite3.Connection, point: dic
     ledger.execute("COMMIT")
     ledger.execute("DETACH aside")
     part.rename(file)
-    _sync(folder)
+    to_disk(folder)
 
 
 def _take_away(
@@ -247,11 +247,4 @@ def _move(file: Path, folder: Path) -> None:
     if file.exists():
         folder.mkdir(exist_ok=True)
         file.replace(folder / file.name)
-        _sync(folder)
-
-
-def _sync(folder: Path) -> None:
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    with suppress(OSError):  # not every file system can do that
-        os.fsync(directory)
-    os.close(directory)
+        to_disk(folder)

@@ -59,10 +59,6 @@ class Snapshot:
     folder: Path
     state: State
 
-    def file(self, name: str) -> Path | None:
-        """The file of that name, if the snapshot has it."""
-        return self.folder / name if name in self.state.files else None
-
 
 def worker_file(worker: int) -> str:
     """The name of the file with what that worker packed."""
@@ -124,11 +120,10 @@ def newest(run: Path, fits: Callable[[State], str] = lambda state: "") -> tuple[
 def whole(run: Path) -> Iterator[Path]:
     """The folders of that run's snapshots that were written to their end, the newest first."""
     try:
-        names = sorted((path.name for path in (run / SNAPSHOTS).iterdir() if path.name.isdigit()), reverse=True)
+        folders = [path for path in (run / SNAPSHOTS).iterdir() if path.name.isdigit()]
     except OSError:
         return
-    for name in names:
-        yield run / SNAPSHOTS / name
+    yield from sorted(folders, key=lambda path: int(path.name), reverse=True)  # a name may have more than 8 digits
 
 
 def read(folder: Path) -> Snapshot:

@@ -74,6 +74,7 @@ class Display:
         `epochs`: as the script says.
         """
         self._watch.work, self._epochs = work, epochs
+        self._watch.begin(self._clock.at())
 
     def epoch_opened(self, samples: int) -> None:
         """An epoch of so many samples begins."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,8 +10,7 @@ from paceline.core.facts import TrainingBegan
 from paceline.fabric.memory import available_bytes
 from paceline.host import messages
 from paceline.host.contract import Resumption
-from paceline.records.ledger import connect
-from paceline.records.reading import LEDGER
+from paceline.records.before import read_before
 from paceline.records.snapshots import replica_file, worker_file
 from paceline.runtime.member import Member
 from paceline.runtime.offers import (
@@ -78,16 +76,16 @@ class Gathering:
 
     def _fit(self, offered: list[Member]) -> bool:
         """Whether they fit together, into memory, and to the protocol. If not, the run ends and says why."""
-        rooms, first = self.rooms, self.offers[offered[0].worker]
+        rooms, settings, first = self.rooms, self.rooms.settings, self.offers[offered[0].worker]
         for member in offered:
             if why := difference(first, self.offers[member.worker]):
                 rooms.ending.refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return False
         if self.fit:
             return True
-        why = lack_of_work(first, rooms.settings) or lack_of_metrics(first, rooms.settings)
-        why = why or unfit(first, rooms.settings)
-        why = why or lack_of_memory(first, rooms.settings.choice.spec, rooms.settings.workers, available_bytes())
+        why = lack_of_work(first, settings) or lack_of_metrics(first, settings) or unfit(first, settings)
+        spec, workers, keeps = settings.choice.spec, settings.workers, settings.checkpoint > 0
+        why = why or lack_of_memory(first, spec, workers, available_bytes(), keeps=keeps)
         if why:
             rooms.ending.refuse(why)
         self.fit = not why
@@ -135,11 +133,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     rooms.snapshots.keeps = offer.keeps or settings.choice.spec.holder != "window"
     hosts, amount = settings.scenario.hosts(settings.workers), work(offer, settings)
     if state is not None:
-        with closing(connect(settings.folder / LEDGER)) as ledger:
-            recorded = dict(ledger.execute("SELECT version, sha256 FROM versions"))
-            rooms.snapshots.stays = {fact for (fact,) in ledger.execute("SELECT snapshot FROM segments")}
-            expected = ledger.execute("SELECT expected FROM epochs ORDER BY rowid LIMIT 1").fetchone()
-        rooms.resume(state, recorded, expected[0] if expected else None)
+        rooms.resume(state, read_before(settings.folder))
     rooms.clock.begin(0.0 if state is None else state.at)
     steps: Mapping[int, int] = {} if state is None else state.next_steps
     began = TrainingBegan(

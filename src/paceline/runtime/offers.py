@@ -26,16 +26,18 @@ def difference(first: Offered, other: Offered) -> str:
     return ""
 
 
-def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int) -> str:
+def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int, *, keeps: bool) -> str:
     """Why this model does not fit into so many bytes; empty if it does.
 
     Places are counted as runs use them. A place that is never needed takes no memory, so the plan has more. With a
     store each worker reads a version of its own, and has an update. A replica is averaged while its worker computes.
-    If the store does not step the optimizer, every worker has parameters and a state of its own.
+    If the store does not step the optimizer, every worker has parameters and a state of its own. A run that `keeps`
+    snapshots copies each state for them.
     """
+    state_bytes = 2 * offer.state_bytes if keeps else offer.state_bytes
     if spec.versions == "means":
         areas = 3 * workers + 2
-        needed = areas * offer.push_bytes + 2 * offer.fixed_bytes + workers * offer.state_bytes
+        needed = areas * offer.push_bytes + 2 * offer.fixed_bytes + workers * state_bytes
         what = (
             f"{areas} places for replicas and their averages, of {offer.push_bytes:,} bytes each, and {workers} times "
             "the optimizer's state"
@@ -44,11 +46,12 @@ def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int) -> 
         slots = workers + BESIDE_READERS
         needed = 2 * offer.fixed_bytes + (slots + 1) * offer.slot_bytes + workers * offer.push_bytes
         steps_in_store = spec.optimizer == "store"
-        needed += offer.state_bytes if steps_in_store else workers * (offer.state_bytes + offer.slot_bytes)
+        needed += state_bytes if steps_in_store else workers * (state_bytes + offer.slot_bytes)
         state = "the optimizer's state" if steps_in_store else "each worker's own parameters and optimizer's state"
         what = f"{slots} versions, {workers} updates and {state}, of {offer.slot_bytes:,} bytes each"
     if needed <= available:
         return ""
+    what += ", and a copy of each state for snapshots: none with --checkpoint 0" if keeps else ""
     return (
         f"training this model with {workers} workers needs {needed:,} bytes of memory ({what}) and there are "
         f"{available:,}; use fewer workers or a smaller model"

@@ -15,6 +15,7 @@ from paceline.host.loop import Loop
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.workers import Workers
+from paceline.records.before import Before
 from paceline.records.journal import Journal
 from paceline.records.snapshots import State
 from paceline.runtime.accounts import Accounts
@@ -165,15 +166,13 @@ class Rooms:
         self.versions.tell(fact)
         self.joining.tell(fact)
 
-    def resume(self, state: State, recorded: dict[int, str], epoch_samples: int | None) -> None:
-        """The run goes on from there. It has these versions on disk, each with the hash of its parameters.
-
-        `epoch_samples`: samples in its first epoch, if an epoch was opened, and they are counted.
-        """
+    def resume(self, state: State, before: Before) -> None:
+        """The run goes on from there, with what it had before."""
         self.applied.resumed(state.steps, state.samples)
-        self.recordings.resumed(state.version, state.at, state.samples, recorded)
-        if epoch_samples is not None:
-            self._epoch_opened(epoch_samples)
+        self.recordings.resumed(state.version, state.at, state.samples, before.recorded)
+        if before.epoch_samples is not None:
+            self._epoch_opened(before.epoch_samples)
+        self.snapshots.stays = before.went_on_from
         self.snapshots.resumed(state)
 
     def give_up(self, member: Member, why: str) -> None:

@@ -167,6 +167,11 @@ class Watch:
         self._before: deque[tuple[float, dict[int, int]]] = deque()
         self._curve = Curve()
 
+    def begin(self, at: float) -> None:
+        """Training begins at that time of the run, or goes on: speeds count from there, and from the steps so far."""
+        self._before.clear()
+        self._before.append((at, self._steps()))
+
     def epoch_opened(self, samples: int, epochs: int | None) -> None:
         """An epoch of so many samples begins; the script says that there are so many."""
         self.epochs = self._settings.epochs or epochs
@@ -176,9 +181,7 @@ class Watch:
     def look(self, at: float) -> View:
         """What there is to see `at` seconds since the run's start."""
         shares = self._tally.shares
-        steps = {worker: shares[worker].steps if worker in shares else 0 for worker in self._members}
-        if self._before and self._before[-1][0] > at:  # training has begun meanwhile: time counts from there
-            self._before.clear()
+        steps = self._steps()
         while len(self._before) > 1 and self._before[1][0] <= at - WINDOW:
             self._before.popleft()
         then, before = self._before[0] if self._before else (0.0, dict.fromkeys(steps, 0))
@@ -217,6 +220,11 @@ class Watch:
             evaluated=None if self._evaluations is None else self._evaluations.counts,
             scores=self._scores(),
         )
+
+    def _steps(self) -> dict[int, int]:
+        """By worker."""
+        shares = self._tally.shares
+        return {worker: shares[worker].steps if worker in shares else 0 for worker in self._members}
 
     def _done(self, at: float) -> tuple[float | None, str]:
         """How much is done, and of what. Whatever ends the run first is what counts."""

@@ -7,9 +7,7 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.files import to_disk
 from paceline.training.packing import Tree, load, packed, save, unpacked
 from paceline.training.parts import State
 
@@ -96,18 +95,6 @@ def write_packed(file: Path, descriptor: int) -> str:
 def read(kind: type[Kind], file: Path) -> Kind:
     """Read what `write` has written."""
     return kind(**load(file))
-
-
-def to_disk(path: Path) -> None:
-    """Wait until the file's bytes, or the folder's names, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # this file system can't sync
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def put(values: dict[str, Tensor], places: dict[str, Tensor]) -> None:

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.files import to_disk
 from paceline.training.averages import Averages
 from paceline.training.buffers import Policy, merged
 from paceline.training.checksums import checksum
@@ -39,7 +40,7 @@ from paceline.training.parts import (
 )
 from paceline.training.plain import OURS
 from paceline.training.pushed import Pushed
-from paceline.training.snapshots import OfReplica, OfStore, put, read, to_disk, write
+from paceline.training.snapshots import OfReplica, OfStore, put, read, write
 
 Scalars = list[dict[str, Any]]
 """For each parameter group, its hyperparameters that are plain values (learning rate, momentum, …)."""
