@@ -7,7 +7,7 @@ In every round each workload runs once without snapshots and once with four in e
 from round to round:
 
     demo     `examples/digits.py` as `make demo` has it: four workers, worker 3 computes four times slower
-    unpaced  the same without the scenario: its steps take a few milliseconds, so snapshots are due ten times a second
+    unpaced  the same without the scenario: steps take milliseconds, and several snapshots a second are due
     25M      an MLP of 25 million parameters with momentum, whose snapshots have 200 MB
 
 *Step* is the median time from a worker's gradient to its next one. *Training* is the run's `wall_seconds`. *Whole* is
