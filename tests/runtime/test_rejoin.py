@@ -180,6 +180,7 @@ if paceline.resumed():
     with torch.no_grad():
         for one in [*model.parameters(), *(one for one in model.buffers() if one.is_floating_point())]:
             one.fill_(100)
+    scheduler.step()
 """,
     each_step="""
 if paceline.worker() == 0 and epoch == batches == 1:
