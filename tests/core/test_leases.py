@@ -235,3 +235,13 @@ def test_fixed_shares_stay_whatever_decides() -> None:
     leases.deal("queue")
     leases.leave_out(1)
     assert [leases.take(0, 0, "digest") for _ in range(3)] == [Batch(0, 0), Batch(0, 2), None]
+
+
+def test_a_worker_that_is_no_member_yet_is_offered_an_epoch_as_long_as_a_batch_may_be_left_in_it() -> None:
+    leases = opened("queue", 2, 2, 2)
+    leases.leave(1, died=True)
+    assert [leases.offers(1, epoch) for epoch in (0, 1, 2)] == [True, True, True]  # epoch 2 is not opened yet
+    drain(leases, 0, 0)
+    assert [leases.offers(1, epoch) for epoch in (0, 1, 2)] == [False, True, True]
+    leases.leave(0, died=True)
+    assert leases.offers(1, 0)  # what it held is there again

@@ -473,3 +473,35 @@ class TestAverages:
         averagers.says(1, MessageUnreadable("no message"))
         assert two.crew.given_up == [(1, "its averager sent a message that can't be read (no message)")]
         assert two.news.calls == []
+
+
+class TestJoins:
+    """A worker that joins waits for nobody but the one that hands over to it, between two of its steps."""
+
+    def test_a_worker_hands_over_after_the_release_that_was_ordered_before(
+        self, training: Callable[..., Company]
+    ) -> None:
+        two = training(2)
+        two.carry_out(Release(worker=0, step=0, version=0))
+        two.computed(0, 0)
+        two.carry_out(StartPush(worker=0, step=0))
+        two.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+        two.carry_out(Release(worker=0, step=1, version=1))
+        two.crew.told.clear()
+        two.host.join(1, [0])
+        assert two.told == []
+        two.make()
+        assert [type(said).__name__ for _, said in two.told] == ["Compute", "HandOver"]
+
+    def test_if_the_one_that_is_to_hand_over_goes_another_is_asked_and_in_the_end_nobody(
+        self, training: Callable[..., Company]
+    ) -> None:
+        three = training(3)
+        three.host.join(1, [0, 2])
+        three.leave(0)
+        three.leave(2)
+        assert [(worker, type(said).__name__) for worker, said in three.told] == [
+            (0, "HandOver"),
+            (2, "HandOver"),
+            (1, "TakeUp"),
+        ]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline.core.facts import ReduceFailed, ReduceFinished
+from paceline.core.facts import ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.leases import Batch, Leases
 from paceline.core.membership import Standing
-from paceline.core.orders import ApplyUpdate, Reduce, StepReplica
+from paceline.core.orders import ApplyUpdate, CopyReplica, Reduce, StepReplica
 from paceline.runtime.applied import Applied
 
 
@@ -106,3 +106,23 @@ def test_the_foremost_replicas_are_all_of_those_that_make_the_most_steps() -> No
     assert books.applied.foremost([0, 1, 2]) == [0, 2]
     assert books.applied.foremost([]) == []
     assert Batch(0, 0) in books.leases.bound[0, 0]
+
+
+def test_a_copied_replica_settles_the_steps_that_were_in_it_as_the_copy_was_ordered() -> None:
+    books = Books()
+    books.steps(0)
+    books.applied.ordered(CopyReplica(source=0, worker=2))
+    books.steps(1)
+    assert (books.settled, books.applied.owns(2)) == ([], False)
+    books.applied.tell(ReplicaCopied(source=0, worker=2, at=0.0))
+    assert (books.settled, books.applied.owns(2)) == ([0], True)
+    assert books.applied.foremost([0, 2]) == [0, 2]
+
+
+def test_a_step_after_the_copy_was_ordered_is_not_in_the_copy() -> None:
+    books = Books()
+    books.applied.ordered(CopyReplica(source=0, worker=2))
+    books.steps(0)
+    books.applied.tell(ReplicaCopied(source=0, worker=2, at=0.0))
+    assert books.settled == []
+    assert books.applied.foremost([0, 2]) == [0]
