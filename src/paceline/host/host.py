@@ -186,7 +186,7 @@ class LocalHost:
         owns_replica, resumes = self._spec.holder == "replica", self.snapshots.resumption is not None
         message = messages.Begin(self.plan.slots, self.plan.areas, self._spec.holder, self._spec.pushes)
         for worker in workers:
-            self._seats[worker].trains = True
+            self._seats[worker].trains = self._seats[worker].trained = True
             ends: list[Any] = [self.averages.connect(worker)] if owns_replica else []
             if resumes:
                 message.resumed, area, kept = self.snapshots.begins(worker)
@@ -227,7 +227,7 @@ class LocalHost:
     def join(self, worker: int, others: Sequence[int]) -> None:
         """See `contract.Host`."""
         if self._seats[worker].here:
-            self._seats[worker].trains = True
+            self._seats[worker].trains = self._seats[worker].trained = True
             self.joins.join(worker, others)
 
     def begin_anew(self, worker: int, version: int | None, file: str) -> None:

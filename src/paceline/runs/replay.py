@@ -165,6 +165,8 @@ def _direct(
     if until is not None:
         journal.ledger.note("until", until)  # nobody leaves: it stops in the middle
     workers.prescribe(part.leases())
+    notes = part.segment.notes
+    workers.prescribe_returns(notes.get("admitted", ()), notes.get("handed", ()))
     workers.recordings.prescribed = part.recordings()
     workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
     began = workers.begin()
