@@ -205,8 +205,7 @@ class LocalHost:
 
     def returns(self, worker: int) -> None:
         """See `contract.Host`."""
-        joined = 1 + max(seat.joined for seat in self._seats.values())
-        self._seats[worker] = Seat(worker, joined=joined)
+        self._seats[worker] = Seat(worker, joined=self._seats[worker].joined)  # its last steps may still be applied
         self.pushes.returns(worker)
 
     def admit(self, worker: int, epoch: int, at: float) -> None:
@@ -226,6 +225,7 @@ class LocalHost:
 
     def join(self, worker: int, others: Sequence[int]) -> None:
         """See `contract.Host`."""
+        self._seats[worker].joined = 1 + max(seat.joined for seat in self._seats.values())
         if self._seats[worker].here:
             self._seats[worker].trains = self._seats[worker].trained = True
             self.joins.join(worker, others)
