@@ -9,7 +9,7 @@ from typing import Any
 from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network
-from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
+from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.items import Beginning, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
@@ -275,6 +275,8 @@ class LocalHost:
                 self.averages.finished(group)
             case ReduceFailed(group=group):
                 self.averages.failed(group)
+            case ReplicaCopied(worker=worker):
+                self.joins.copied(worker)
 
     def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
         """See `contract.Host`."""

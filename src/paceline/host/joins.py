@@ -112,6 +112,16 @@ class Joins:
 
         self._steps.after([source], made)
 
+    def copied(self, worker: int) -> None:
+        """The machine is told that the worker has its copy. In a replay, its source may have died before that."""
+        copy = self._copies.pop(worker, None)
+        if copy is None:
+            return
+        descriptors = () if copy.packing is None else (copy.packing,)
+        self._send(worker, messages.TakeUp(self._area(copy.replica)), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
     def begin_anew(self, worker: int, version: int | None, file: str) -> None:
         """See `contract.Host`."""
         if version is None:
@@ -192,11 +202,6 @@ class Joins:
             return
 
         def copied(at: float) -> Fact:
-            del self._copies[worker]
-            descriptors = () if copy.packing is None else (copy.packing,)
-            self._send(worker, messages.TakeUp(self._area(copy.replica)), descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
             return ReplicaCopied(source=source, worker=worker, at=at)
 
         self._fetcher.fetch(worker, copy.source, copied)

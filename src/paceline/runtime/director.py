@@ -182,6 +182,7 @@ class Director:
         self._course.lost[worker] = None
         self._rooms.workers.end(worker)
         self._await(lambda: not member.here)
+        self._copied = {joiner: copied for joiner, copied in self._copied.items() if copied.source != worker}
         member.left = "died"  # also if its script had ended by itself
         self._rooms.tell(WorkerLeft(worker=worker, reason="died", at=self._course.moment))
         if untold is not None:
