@@ -92,6 +92,37 @@ def test_if_the_worker_that_forks_the_store_dies_another_one_does(tmp_path: Path
     assert stage.crew.take() == [(1, "Begin")]
 
 
+def test_a_worker_that_dies_while_the_store_is_set_up_and_comes_back_is_waited_for(tmp_path: Path) -> None:
+    stage = gathered(Stage(tmp_path, workers=2, restart=1))
+    stage.crew.gone(1, KILLED)
+    stage.loop.hear("the store", READY)
+    stage.loop.pass_time(0.1)
+    assert stage.crew.take() == [(1, "Start")]
+    stage.crew.hear(1, OFFER)
+    assert stage.crew.take() == [(0, "Begin"), (1, "Begin")]
+
+
+def test_if_the_worker_that_forks_the_store_dies_and_comes_back_the_next_store_is_forked_after_that(
+    tmp_path: Path,
+) -> None:
+    stage = gathered(Stage(tmp_path, workers=2, restart=1))
+    stage.crew.gone(0, KILLED)
+    assert stage.crew.take() == []
+    stage.loop.pass_time(0.1)
+    stage.crew.hear(0, OFFER)
+    assert stage.crew.take() == [(0, "Start"), (0, "ForkStore")]
+
+
+def test_a_worker_that_dies_once_more_on_its_way_to_a_store_that_is_there_holds_nobody_up(tmp_path: Path) -> None:
+    stage = gathered(Stage(tmp_path, workers=2, restart=1))
+    stage.crew.gone(1, KILLED)
+    stage.loop.pass_time(0.1)
+    stage.loop.hear("the store", READY)
+    stage.crew.take()
+    stage.crew.gone(1, KILLED)
+    assert stage.crew.take() == [(0, "Begin")]
+
+
 def test_while_a_worker_sets_up_the_store_no_other_is_told_to(tmp_path: Path) -> None:
     stage = gathered(Stage(tmp_path, workers=3))
     stage.crew.gone(2, KILLED)

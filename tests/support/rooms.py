@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,7 @@ class Crew:
         self.numbers = range(workers)
         self.told: list[tuple[int, messages.Message]] = []
         self.killed: list[int] = []
+        self.started: list[int] = []
         self.died_of: list[tuple[int, str, str]] = []
         self.given_up: list[tuple[int, str]] = []
 
@@ -125,6 +126,9 @@ class Crew:
         """What workers were told since the last call: the worker, and the kind of message."""
         told, self.told = self.told, []
         return [(worker, type(message).__name__) for worker, message in told]
+
+    def start(self, workers: Sequence[int]) -> None:
+        self.started.extend(workers)
 
     def end(self, worker: int) -> None:
         self.killed.append(worker)

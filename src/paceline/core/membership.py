@@ -138,7 +138,8 @@ class Membership(Generic[One]):
 
         Once workers train, none is waited for: a worker that has returned joins as soon as it has come.
         """
-        return [] if self._at("starting") and not self._trained else self._at("offered")
+        on_its_way = self._at("starting") or any(one.comes_back for one in self._members.values())
+        return [] if on_its_way and not self._trained else self._at("offered")
 
     def absent(self) -> list[int]:
         """Return the workers that do not train."""

@@ -190,6 +190,9 @@ class News(Protocol):
     def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
         """A group of these workers has averaged in this time."""
 
+    def handed_over(self, worker: int, source: int | None) -> None:
+        """The worker, which joins, gets what that one's script keeps. None: nobody lived to hand it over."""
+
     def committed(self, version: int, checksum: int, at: float) -> None:
         """A version is made. Workers that wait for it are told after that."""
 

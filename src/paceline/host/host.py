@@ -9,7 +9,7 @@ from typing import Any
 from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network
-from paceline.core.facts import Fact, ReduceFailed, ReduceFinished
+from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.items import Beginning, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
@@ -186,7 +186,7 @@ class LocalHost:
         owns_replica, resumes = self._spec.holder == "replica", self.snapshots.resumption is not None
         message = messages.Begin(self.plan.slots, self.plan.areas, self._spec.holder, self._spec.pushes)
         for worker in workers:
-            self._seats[worker].trains = True
+            self._seats[worker].trains = self._seats[worker].trained = True
             ends: list[Any] = [self.averages.connect(worker)] if owns_replica else []
             if resumes:
                 message.resumed, area, kept = self.snapshots.begins(worker)
@@ -205,8 +205,7 @@ class LocalHost:
 
     def returns(self, worker: int) -> None:
         """See `contract.Host`."""
-        joined = 1 + max(seat.joined for seat in self._seats.values())
-        self._seats[worker] = Seat(worker, joined=joined)
+        self._seats[worker] = Seat(worker, joined=self._seats[worker].joined)  # its last steps may still be applied
         self.pushes.returns(worker)
 
     def admit(self, worker: int, epoch: int, at: float) -> None:
@@ -226,8 +225,9 @@ class LocalHost:
 
     def join(self, worker: int, others: Sequence[int]) -> None:
         """See `contract.Host`."""
+        self._seats[worker].joined = 1 + max(seat.joined for seat in self._seats.values())
         if self._seats[worker].here:
-            self._seats[worker].trains = True
+            self._seats[worker].trains = self._seats[worker].trained = True
             self.joins.join(worker, others)
 
     def begin_anew(self, worker: int, version: int | None, file: str) -> None:
@@ -275,6 +275,8 @@ class LocalHost:
                 self.averages.finished(group)
             case ReduceFailed(group=group):
                 self.averages.failed(group)
+            case ReplicaCopied(worker=worker):
+                self.joins.copied(worker)
 
     def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
         """See `contract.Host`."""

@@ -67,8 +67,9 @@ class Joins:
         self._seats = seats
         self._news = news
         self._send = send
-        self._asked: dict[int, list[int]] = {}
-        """By worker that joins: who may hand over to it. The first of them has been asked."""
+        self._asked: dict[int, dict[int, tuple[int, ...] | None]] = {}
+        """By worker that joins: who may hand over to it, the first of them that does, and what each has packed: the
+        descriptor of that, or nothing; None if it has not packed yet."""
         self._copies: dict[int, _Copy] = {}
         """By worker that joins."""
         self._unwritten: dict[int, list[tuple[int, messages.TakeUp]]] = {}
@@ -88,8 +89,10 @@ class Joins:
     def join(self, worker: int, others: Sequence[int]) -> None:
         """See `contract.Host`."""
         if not self._steps.workers:  # else its replica comes by an order, and the rest with it
-            self._asked[worker] = list(others)
-            self._ask(worker)
+            asked = self._asked[worker] = dict.fromkeys(one for one in others if self._hands_over(one))
+            for one in list(asked):
+                self._hand_over(one, worker)
+            self._take_up(worker)
 
     def carry_out(self, order: CopyReplica) -> None:
         """Give the worker the source's replica as it is when the steps are made that were ordered until now."""
@@ -108,6 +111,16 @@ class Joins:
             self._fetch(copy)
 
         self._steps.after([source], made)
+
+    def copied(self, worker: int) -> None:
+        """The machine is told that the worker has its copy. In a replay, its source may have died before that."""
+        copy = self._copies.pop(worker, None)
+        if copy is None:
+            return
+        descriptors = () if copy.packing is None else (copy.packing,)
+        self._send(worker, messages.TakeUp(self._area(copy.replica)), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def begin_anew(self, worker: int, version: int | None, file: str) -> None:
         """See `contract.Host`."""
@@ -135,36 +148,48 @@ class Joins:
         if copy is not None and copy.order.source == source and not copy.packed:
             copy.packed, copy.packing = True, os.dup(descriptors[0]) if descriptors else None
             self._fetch(copy)
-        elif self._asked.get(worker, [None])[0] == source:
-            del self._asked[worker]
-            self._send(worker, messages.TakeUp(), tuple(descriptors[:1]))
+        elif source in (asked := self._asked.get(worker, {})):
+            asked[source] = tuple(map(os.dup, descriptors[:1]))
+            self._take_up(worker)
 
     def left(self, worker: int, died: bool) -> None:
         """The worker takes no part any more. If it died, the machine orders other copies in the place of its own."""
-        self._asked.pop(worker, None)
+        for packing in self._asked.pop(worker, {}).values():
+            _close(packing)
         self._void(worker)
         for joiner, copy in list(self._copies.items()):
             if died and copy.order.source == worker:
                 self._void(joiner)
 
     def gone(self, worker: int) -> None:
-        """The worker's process has ended: it hands nothing over. Another one is asked, or nobody is."""
-        for joiner, others in list(self._asked.items()):
-            if others[0] == worker:
-                self._ask(joiner)
+        """The worker's process has ended: it packs nothing any more."""
+        for joiner, asked in list(self._asked.items()):
+            if asked.get(worker, ()) is None:
+                del asked[worker]
+                self._take_up(joiner)
         for copy in list(self._copies.values()):
             if copy.order.source == worker and not copy.packed:
                 copy.packed = True
                 self._fetch(copy)
 
-    def _ask(self, worker: int) -> None:
-        """Have the first of the others that is here hand over to that worker. If none is, the worker begins without."""
-        others = self._asked[worker] = [one for one in self._asked[worker] if self._seats[one].here]
-        if others:
-            self._hand_over(others[0], worker)
-        else:
-            del self._asked[worker]
-            self._send(worker, messages.TakeUp())
+    def _hands_over(self, worker: int) -> bool:
+        """Whether the worker can. One that has died may be on its way once more before the machine hears of that."""
+        return self._seats[worker].here and self._seats[worker].trained
+
+    def _take_up(self, worker: int) -> None:
+        """Give the worker what the first of the others has packed, if that is there. If none can, it begins without.
+
+        All others pack at the same moment, as nobody knows whether the first one will live to do so.
+        """
+        asked = self._asked[worker]
+        source = next(iter(asked), None)
+        if source is not None and asked[source] is None:
+            return
+        del self._asked[worker]
+        self._news.handed_over(worker, source)
+        self._send(worker, messages.TakeUp(), () if source is None else asked[source] or ())
+        for packing in asked.values():
+            _close(packing)
 
     def _hand_over(self, source: int, worker: int) -> None:
         """Ask that worker once it was told of the release that it may wait for: a replay's worker has that by now."""
@@ -177,11 +202,6 @@ class Joins:
             return
 
         def copied(at: float) -> Fact:
-            del self._copies[worker]
-            descriptors = () if copy.packing is None else (copy.packing,)
-            self._send(worker, messages.TakeUp(self._area(copy.replica)), descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
             return ReplicaCopied(source=source, worker=worker, at=at)
 
         self._fetcher.fetch(worker, copy.source, copied)
@@ -196,3 +216,8 @@ class Joins:
 
     def _area(self, replica: Replica) -> int:
         return self._plan.area(self._shelf.place(replica))
+
+
+def _close(packing: tuple[int, ...] | None) -> None:
+    for descriptor in packing or ():
+        os.close(descriptor)

@@ -21,6 +21,8 @@ class Seat:
     """How many workers had joined before it, and itself; 0: it was there as training began."""
     trains: bool = False
     """Whether it takes part."""
+    trained: bool = False
+    """Whether it takes part, or did: its script has something to hand over."""
     step: int | None = None
     """The step that it was last released for, until that is computed."""
     scalars: list[dict[str, Any]] = field(default_factory=list)

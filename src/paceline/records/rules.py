@@ -13,6 +13,7 @@ from paceline.core.facts import (
     ParametersTaken,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     TrainingBegan,
     UpdateArrived,
     WorkerJoined,
@@ -66,6 +67,8 @@ class Rules:
     """The store's version."""
     replicas: dict[int, int | None] = field(default_factory=dict)
     """By worker that is here: its replica's version; None if that is not known yet."""
+    copies: dict[int, int | None] = field(default_factory=dict)
+    """By worker that is to get a copy: the version of the replica that it is of. It is void if its source dies."""
     used: dict[int, int] = field(default_factory=dict)
     """By worker: its last step number."""
     taken: dict[int, int] = field(default_factory=dict)
@@ -162,6 +165,8 @@ class Rules:
                 self.may_be_undone.update((worker, step) for step in self.stepping.pop(worker, ()))
                 self.busy.pop(worker, None)
                 self.replicas.pop(worker, None)
+            case ReplicaCopied(worker=worker):
+                self.replicas[worker] = self.copies.pop(worker, None)
             case ReduceFinished(group=group) | ReduceFailed(group=group):
                 self._end(group, isinstance(fact, ReduceFinished))
             case _:
@@ -215,7 +220,7 @@ class Rules:
             case Reduce():
                 self._begin(order)
             case CopyReplica(source=source, worker=worker):
-                self.replicas[worker] = self.replicas.get(source)
+                self.copies[worker] = self.replicas.get(source)
             case LeaveOut() | SwitchProtocol():
                 self.dealt_anew = True
             case _:

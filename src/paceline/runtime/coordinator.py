@@ -243,6 +243,7 @@ class Coordinator:
         match self.phase:
             case Gathering():
                 self.phase.offered(member, offer)
+                self._go_on()
             case Training(offer=first):
                 self.rooms.joining.offered(member, first, offer)
             case Closing():  # it was told to stop on its way
@@ -252,7 +253,7 @@ class Coordinator:
         """The store is there: training begins."""
         assert isinstance(self.phase, Gathering)  # the store of a worker that has gone is heard no more
         self.phase.prepared = True
-        self.phase = begin(self.phase, self._on_begin) or self.phase
+        self._go_on()
 
     def _step_finished(self, member: Member, done: messages.StepFinished) -> None:
         rooms, worker = self.rooms, member.worker
@@ -292,6 +293,8 @@ class Coordinator:
     def _go_on(self) -> None:
         if isinstance(self.phase, Gathering):
             self.phase.go_on()
+            if self.phase.complete():
+                self.phase = begin(self.phase, self._on_begin)
 
     def _gone(self, worker: int, status: int) -> None:
         """The worker's process has ended with this status, and all that it had said is heard."""
@@ -311,3 +314,4 @@ class Coordinator:
         rooms.scores.gone(member, exit_phrase(status))
         if isinstance(self.phase, Gathering):
             self.phase.gone(member)
+            self._go_on()

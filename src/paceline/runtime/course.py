@@ -99,6 +99,10 @@ class Course:
     """Workers that can't get what they were to get when they asked for a batch, and the line that says so."""
     undone: frozenset[tuple[int, int]] = frozenset()
     """(worker, step) that replicas are ordered and do not make, as their workers had left."""
+    handed: dict[tuple[int, int], int | None] = field(default_factory=dict)
+    """By worker and its how manieth return: who has handed over to it; None: nobody lived to."""
+    admitted: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By worker and its how manieth return: the epoch in which its script went on."""
     lost: dict[int, None] = field(default_factory=dict)
     """Workers that were to be killed."""
 
@@ -112,6 +116,8 @@ class Course:
             goes_on_without=lambda worker, _: worker in self.lost,  # otherwise its script has failed, and so will all
             leaves_undone=lambda worker, step: (worker, step) in self.undone,
             joins_in=self._joins_in,
+            admitted_in=lambda worker, nth: self.admitted.get((worker, nth), self._joins_in(worker)),
+            hand_over=self._hand_over,
             deaths_are_told=True,
         )
 
@@ -128,6 +134,11 @@ class Course:
             return None
         first = next(iter(self.prescribed[worker]), None)
         return sys.maxsize if first is None else first[0]
+
+    def _hand_over(self, worker: int, nth: int, others: list[int]) -> list[int]:
+        if (worker, nth) not in self.handed:  # it died, or the run ended, before it got anything
+            return others
+        return [one for one in others if one == self.handed[worker, nth]]
 
     def _leases(self, dealing: Dealing, workers: list[int], before: Mapping[str, Any] | None) -> Leases:
         book = Leases(dealing, workers) if before is None else Leases.resumed(before, dealing, workers)

@@ -79,6 +79,16 @@ class Director:
         """Give each worker these batches, in this order."""
         self._course.prescribed = leases
 
+    def prescribe_returns(
+        self, admitted: Iterable[tuple[int, int, int]], handed: Iterable[tuple[int, int, int | None]]
+    ) -> None:
+        """Each (worker, its how manieth return) goes on in that epoch, and gets what that other worker's script keeps.
+
+        A worker that came, and died before its first step, came anew as the same return: the last time counts.
+        """
+        self._course.admitted = {(worker, nth): epoch for worker, nth, epoch in admitted}
+        self._course.handed = {(worker, nth): source for worker, nth, source in handed}
+
     def leave_undone(self, steps: Iterable[tuple[int, int]]) -> None:
         """Do not make these (worker, step) when replicas are ordered to."""
         self._course.undone = frozenset(steps)
@@ -172,6 +182,7 @@ class Director:
         self._course.lost[worker] = None
         self._rooms.workers.end(worker)
         self._await(lambda: not member.here)
+        self._copied = {joiner: copied for joiner, copied in self._copied.items() if copied.source != worker}
         member.left = "died"  # also if its script had ended by itself
         self._rooms.tell(WorkerLeft(worker=worker, reason="died", at=self._course.moment))
         if untold is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from paceline.cluster.scenario import Kill
@@ -128,6 +129,12 @@ class Joining:
         """By worker: the next step number that is unused."""
         self._ready: dict[int, int] = {}
         """By worker that takes part, as the machine was told: how many gradients of it were ready."""
+        self._joins: Counter[int] = Counter()
+        """How often each worker has joined, as the machine was told."""
+        self._handed: list[tuple[int, int, int | None]] = []
+        """Worker, its how manieth return, and who has handed over to it then."""
+        self._admitted: list[tuple[int, int, int]] = []
+        """Worker, its how manieth return, and the epoch in which its script went on then."""
 
     def offered(self, member: Member, first: messages.Offered, offer: messages.Offered) -> None:
         """The worker has come to `prepare`, and the others train on that first offer: let its script go on."""
@@ -136,8 +143,11 @@ class Joining:
             return
         member.scalars = offer.scalars
         self._membership.comes(member.worker)
-        epoch = self._terms.joins_in(member.worker)
+        nth = self._joins[member.worker] + 1
+        epoch = self._terms.admitted_in(member.worker, nth)
         epoch = self._data.epoch(self._applied.in_replicas()) if epoch is None else epoch
+        self._admitted.append((member.worker, nth, epoch))
+        self._ledger.note("admitted", self._admitted)
         self._host.admit(member.worker, epoch, self._clock.at())
 
     def wanted(self, member: Member, epoch: int) -> bool:
@@ -175,6 +185,11 @@ class Joining:
         self._applied.begins_anew(worker)
         self._host.begin_anew(worker, newest or None, self._recordings.file(newest))
 
+    def handed_over(self, worker: int, source: int | None) -> None:
+        """The worker gets what that one's script keeps: which of the others live to pack it, no fact says."""
+        self._handed.append((worker, self._joins[worker], source))
+        self._ledger.note("handed", self._handed)
+
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now."""
         match fact:
@@ -188,4 +203,5 @@ class Joining:
             case WorkerJoined(worker=worker):
                 others = sorted(self._ready, key=lambda one: (-self._ready[one], one))
                 self._ready[worker] = 0
-                self._host.join(worker, others)
+                self._joins[worker] += 1
+                self._host.join(worker, self._terms.hand_over(worker, self._joins[worker], others))

@@ -45,13 +45,11 @@ class Gathering:
         self.offers[member.worker], member.scalars = offer, offer.scalars
         self.rooms.membership.comes(member.worker)
         member.wait("the start waits for the other workers")
-        self.go_on()
 
     def gone(self, member: Member) -> None:
         """The worker's process has ended. If it was to fork the store, another worker does."""
         if self.forker is member and not self.prepared:
             self.forker = None
-        self.go_on()
 
     def go_on(self) -> None:
         """Let scripts begin, and have the store forked once no worker is still on its way to `prepare`."""
@@ -59,6 +57,14 @@ class Gathering:
         offered = self.rooms.membership.gathered()
         if offered and self.forker is None and not self.rooms.ending.stopping and self._fit(offered):
             self._fork_store(offered[0])
+
+    def complete(self) -> bool:
+        """Whether training can begin: the store is there, and no worker is on its way to `prepare`.
+
+        One that has died since the store was asked for may be on its way once more.
+        """
+        offered = self.rooms.membership.gathered()
+        return self.prepared and bool(offered) and not self.rooms.ending.stopping and self._fit(offered)
 
     def _let_scripts_begin(self) -> None:
         """Tell workers whose scripts are to begin. Note what the others wait for."""
@@ -104,15 +110,13 @@ class Training:
     offer: messages.Offered
 
 
-def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) -> Training | None:
-    """The store is there: let all workers in that have come to `prepare`. Return None if none is left, or may go on.
+def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) -> Training:
+    """Let all workers in that have come to `prepare`, once the gathering is complete.
 
     `on_begin` is called when the script's part of the configuration is known.
     """
     rooms, settings = gathering.rooms, gathering.rooms.settings
     offered = rooms.membership.gathered()
-    if rooms.ending.stopping or not offered:
-        return None
     offer = gathering.offers[offered[0].worker]
     workers = [member.worker for member in offered]
     state = None if settings.resumed is None else settings.resumed.state

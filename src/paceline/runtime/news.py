@@ -77,6 +77,10 @@ class News:
         for worker in workers:
             self._rooms.members[worker].transfers.append(("pull", began, ended))
 
+    def handed_over(self, worker: int, source: int | None) -> None:
+        """See `contract.News`."""
+        self._rooms.joining.handed_over(worker, source)
+
     def committed(self, version: int, checksum: int, at: float) -> None:
         """See `contract.News`."""
         self._rooms.accounts.committed(version, at)

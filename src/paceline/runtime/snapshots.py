@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined
+from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
 from paceline.host import messages
 from paceline.host.contract import Host
 from paceline.host.loop import Loop
@@ -93,7 +93,7 @@ class Snapshots:
         self._version = 0
         """The newest version that was ordered."""
         self._new: set[int] = set()
-        """Workers that have joined, and of which no gradient was told yet: they may lack what others hand over."""
+        """Workers that died, until a gradient of them is told once more: they may lack what others hand over."""
         self._wanted = False
         """Whether a snapshot is due at the end of this fact's orders."""
         self._number = 1
@@ -124,7 +124,7 @@ class Snapshots:
             case GradientReady(worker=worker, step=step):
                 self._next_steps[worker] = step + 1
                 self._new.discard(worker)
-            case WorkerJoined(worker=worker):
+            case WorkerLeft(worker=worker, reason="died"):
                 self._new.add(worker)
             case TrainingBegan(members=members):
                 self._next_steps |= {worker: step for worker, _, step in members}

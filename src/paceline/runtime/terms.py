@@ -30,6 +30,10 @@ class Terms:
     joins_in: Callable[[int], int | None]
     """The epoch in which this worker, which comes while others train, is to ask for its first batch; None: it takes
     part in the first one that has a batch for it."""
+    admitted_in: Callable[[int, int], int | None]
+    """The epoch in which this worker's script goes on as it comes for the nth time; None: the one that is under way."""
+    hand_over: Callable[[int, int, list[int]], list[int]]
+    """Those of these workers of whom the first that lives hands over to this one, which joins for the nth time."""
     deaths_are_told: bool
     """Whether someone else says which groups fail. Otherwise a member's death fails its group."""
 
@@ -46,5 +50,7 @@ def of_a_run(settings: Settings, now: Callable[[], float]) -> Terms:
         goes_on_without=lambda worker, status: loss_is_borne(settings.on_loss, status),
         leaves_undone=lambda worker, step: False,
         joins_in=lambda worker: None,
+        admitted_in=lambda worker, nth: None,
+        hand_over=lambda worker, nth, others: others,
         deaths_are_told=False,
     )

@@ -10,7 +10,9 @@ from paceline.records.broken import READABLE, SAME_CONFIG, SAYS_OF_ITSELF, Broke
 from paceline.records.check.checking import Checking
 
 CONFIG = "config.toml"
-IN_THE_LEDGER = frozenset({"absent", "beginning", "deaths", "replay_of", "simulation", "unmeasured", "until"})
+IN_THE_LEDGER = frozenset(
+    {"absent", "admitted", "beginning", "deaths", "handed", "replay_of", "simulation", "unmeasured", "until"}
+)
 """Keys of the table `run` that are known only after config.toml is written."""
 OF_A_SCRIPT: dict[str, type | tuple[type, ...]] = {
     "script": str,

@@ -110,8 +110,9 @@ def _of_means(checking: Checking, recorded: dict[int, tuple[float, int | None]],
     """Means count up by one. Each is of the replicas after some step. The first was due, and so was the last."""
     made = checking.made
     over = Made(made.at, made.samples, made.replicas)
-    # where no replica made a step, no order moved a replay's clock on
-    begun = [Made(0.0, 0, made.replicas)] if checking.replays and not made.steps else []
+    # where no replica made a step, no order moved a replay's clock on; and a segment may stop before the first step
+    at_once = (checking.replays and not made.steps) or len(checking.run.segments) > 1
+    begun = [Made(0.0, 0, made.replicas)] if at_once else []
     candidates, place = [*begun, *made.means, over], 0
     with_samples: dict[int, list[int]] = {}
     for number, moment in enumerate(candidates):

@@ -1,0 +1,31 @@
+"""Seeded schedules of workers that die and come back, under every protocol, checked and replayed.
+
+`python -m pytest -m "long or not long" tests/runtime/test_rejoin_chaos.py -k "[17]"` makes that of seed 17 again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.launch import Launch
+from support.returns import Broken, Schedule, broken_promises, carry_out
+
+SCHEDULES, SHORT = 100, (8, 22, 26, 27, 35)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=[] if seed in SHORT else pytest.mark.long, id=str(seed)) for seed in range(SCHEDULES)],
+)
+def test_a_run_whose_workers_come_back_is_checked_and_replayed_to_the_same_bits(
+    seed: int, launch: Launch, tmp_path: Path
+) -> None:
+    schedule, lives = Schedule.of(seed), tmp_path / "lives"
+    try:
+        run = carry_out(schedule, launch, lives)
+    except Broken as broken:
+        pytest.fail(f"{schedule}\n{broken}")
+    said = broken_promises(schedule, run, lives)
+    assert not said, "\n".join([str(schedule), *said, run.err[-2000:]])
