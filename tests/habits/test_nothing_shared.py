@@ -161,6 +161,7 @@ def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here
         link=link,
         here=here,
         go=None,
+        joins=False,
         epochs=2,
         steps=0,
         fetched=[],

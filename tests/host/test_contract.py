@@ -493,7 +493,7 @@ class TestJoins:
         two.make()
         assert [type(said).__name__ for _, said in two.told] == ["Compute", "HandOver"]
 
-    def test_if_the_one_that_is_to_hand_over_goes_another_is_asked_and_in_the_end_nobody(
+    def test_all_others_are_asked_to_hand_over_and_if_they_all_go_nobody_does(
         self, training: Callable[..., Company]
     ) -> None:
         three = training(3)
@@ -505,3 +505,4 @@ class TestJoins:
             (2, "HandOver"),
             (1, "TakeUp"),
         ]
+        assert three.news.told("handed_over") == [(1, None)]

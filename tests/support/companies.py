@@ -29,6 +29,9 @@ class Kept:
     waits: dict[int, str | None] = field(default_factory=dict)
     on_divergence: Callable[[], None] = lambda: None
 
+    def handed_over(self, worker: int, source: int | None) -> None:
+        self.calls.append(("handed_over", worker, source))
+
     def told(self, name: str) -> list[tuple[Any, ...]]:
         """What was told under this name, without the name."""
         return [call[1:] for call in self.calls if call[0] == name]
