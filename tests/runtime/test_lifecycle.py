@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from paceline.core.facts import StepDeclined, TrainingBegan, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
 from paceline.host import messages
+from paceline.host.processes import NoProcess
 from paceline.runtime.lifecycle import Closing, Gathering, Training
 from support.rooms import OFFER, Stage
 
@@ -111,6 +113,21 @@ def test_if_the_worker_that_forks_the_store_dies_and_comes_back_the_next_store_i
     stage.loop.pass_time(0.1)
     stage.crew.hear(0, OFFER)
     assert stage.crew.take() == [(0, "Start"), (0, "ForkStore")]
+
+
+def test_a_worker_that_can_not_be_started_again_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_process(workers: Sequence[int]) -> None:
+        raise NoProcess("by the test")
+
+    stage = gathered(Stage(tmp_path, workers=2, restart=1))
+    monkeypatch.setattr(stage.crew, "start", no_process)
+    stage.crew.gone(1, KILLED)
+    stage.loop.hear("the store", READY)
+    stage.crew.take()
+    stage.loop.pass_time(0.1)
+    assert stage.crew.take() == [(0, "Begin")]
 
 
 def test_a_worker_that_dies_once_more_on_its_way_to_a_store_that_is_there_holds_nobody_up(tmp_path: Path) -> None:

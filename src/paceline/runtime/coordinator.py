@@ -56,6 +56,7 @@ class Coordinator:
     def open(self) -> None:
         """Listen to every worker, and let scripts begin."""
         self.rooms.news.pass_on(self._hear, self._gone, self._begin)
+        self.rooms.returns.in_vain = self._not_back
         self.rooms.host.open()
         assert isinstance(self.phase, Gathering)
         self.phase.go_on()
@@ -312,6 +313,12 @@ class Coordinator:
             if rooms.losses.died(member, status, step, seconds) and seconds is not None:
                 rooms.returns.begin_after(member, seconds)
         rooms.scores.gone(member, exit_phrase(status))
+        if isinstance(self.phase, Gathering):
+            self.phase.gone(member)
+            self._go_on()
+
+    def _not_back(self, member: Member) -> None:
+        """The worker was to come back, and its process can't be started."""
         if isinstance(self.phase, Gathering):
             self.phase.gone(member)
             self._go_on()

@@ -48,6 +48,8 @@ class Returns:
         self._loop = loop
         self._say = say
         self._stopping = stopping
+        self.in_vain: Callable[[Member], None] = lambda member: None
+        """Told of a worker that can't be started again. The coordinator sets it."""
         self._killed: dict[int, Kill] = {}
         """By worker: the event that has killed it, by time."""
 
@@ -90,7 +92,9 @@ class Returns:
             self.begin(member)
         except NoProcess as error:
             self._membership.goes(member.worker)
+            self._host.gone(member.worker)
             self._say(f"worker {member.worker} can't be started again: {error}")
+            self.in_vain(member)
 
 
 class Joining:
