@@ -69,9 +69,9 @@ def add_to(commands: Any) -> None:
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
     loss = "what to do when a worker dies; auto stops if its script failed, not if it was killed (default: auto)"
     add("--on-loss", choices=("auto", "continue", "stop"), default="auto", help=loss)
-    diverged = "what to do at NaN or infinity (default: stop)"
     anew = "begin a worker again that has died, N times at most, if the run bears its death (default: 0)"
     add("--restart", type=whole("--restart", 0), default=0, metavar="N", help=anew)
+    diverged = "what to do at NaN or infinity (default: stop)"
     add("--on-divergence", choices=("stop", "continue"), default="stop", help=diverged)
     one = "workers whose torch.save writes to its path; the others write to the run's folder (default: first)"
     add("--saves", choices=("first", "all"), default="first", help=one)

@@ -154,15 +154,11 @@ class Joining:
         self._ledger.note("admitted", self._admitted)
         self._host.admit(member.worker, epoch, self._clock.at())
 
-    def wanted(self, member: Member, epoch: int) -> bool:
-        """The worker, which takes no part yet, asks for a batch in that epoch. Return whether it takes part now."""
-        if member.stage != "offered":
-            return False
+    def wanted(self, member: Member, epoch: int) -> None:
+        """The worker, which takes no part yet, asks for a batch in that epoch. If there may be one, it joins."""
         first = self._terms.joins_in(member.worker)
-        due = self._data.leases.offers(member.worker, epoch) if first is None else epoch >= first
-        if due:
+        if self._data.leases.offers(member.worker, epoch) if first is None else epoch >= first:
             self.joins(member)
-        return due
 
     def joins(self, member: Member) -> None:
         """The script of that worker makes its first step: it takes part from now on."""

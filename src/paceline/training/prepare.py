@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -27,7 +26,7 @@ from paceline.training.names import check_name
 from paceline.training.optimizer import pace
 from paceline.training.plain import hook_state_dict
 from paceline.training.seeding import mixed, seed_all
-from paceline.training.session import Session
+from paceline.training.session import Session, install
 from paceline.training.store import Store, scalars_of, unfit_rate
 
 M = TypeVar("M", bound=nn.Module)
@@ -242,15 +241,8 @@ def finish() -> None:
         held = dict(session.model.named_buffers())
         if not session.holder.hold_newest():  # else its parameters are in memory, and need not be read from the file
             held |= dict(session.model.named_parameters())
-        _install(held, file)
+        install(held, file)
         session.live = False
-
-
-def _install(held: dict[str, Tensor], file: Path) -> None:
-    """Copy those of these tensors that a recorded version has, in place."""
-    with torch.no_grad(), safe_open(file, framework="pt") as recorded:
-        for name in recorded.keys() & held.keys():  # further names of a tied parameter are not in both
-            held[name].copy_(recorded.get_tensor(name))
 
 
 def keep(orders: Sequence[Keep]) -> None:
@@ -294,7 +286,7 @@ def _measure(model: nn.Module, evaluate: Evaluate | None, seed: int) -> Measure 
 
 def _evaluated(model: nn.Module, evaluate: Evaluate, seed: int, version: int, file: Path) -> dict[str, float]:
     seed_all(mixed("evaluate", seed, version))
-    _install({**dict(model.named_parameters()), **dict(model.named_buffers())}, file)
+    install({**dict(model.named_parameters()), **dict(model.named_buffers())}, file)
     return metrics_of(evaluate, model)
 
 

@@ -379,16 +379,13 @@ class Session:
             except ConfigError as error:
                 self.refuse(str(error))
 
-    @torch.no_grad()
     def _fill(self, number: int, file: Path) -> None:
         """Put a recorded version into that area."""
         places = self._joined.places
         area = places.push_area(number)
         places.region.populate(area.start, area.stop)
         named = dict(zip((entry.name for entry in self.layout.moving), area.gradients, strict=True)) | area.buffers
-        with safe_open(file, framework="pt") as recorded:
-            for name in recorded.keys() & named.keys():
-                named[name].copy_(recorded.get_tensor(name))
+        install(named, file)
 
     def _hook(self, number: int) -> Callable[[Tensor], None]:
         """Return the function that autograd calls when this parameter has its gradient."""
@@ -413,3 +410,10 @@ class Session:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         dense = [gradient for gradient in gradients if gradient.layout == torch.strided]
         return checksum(dense) if any(gradient.any() for gradient in dense) else None
+
+
+def install(held: dict[str, Tensor], file: Path) -> None:
+    """Copy those of these tensors that a recorded version has, in place."""
+    with torch.no_grad(), safe_open(file, framework="pt") as recorded:
+        for name in recorded.keys() & held.keys():  # further names of a tied parameter are not in both
+            held[name].copy_(recorded.get_tensor(name))
