@@ -46,6 +46,12 @@ def record(stage: Stage) -> None:
         stage.rooms.journal.record(stage.rooms.happened.popleft(), ())
 
 
+def come_back(stage: Stage) -> None:
+    """Workers that are to come back do."""
+    stage.loop.pass_time(0.1)
+    stage.rooms.returns.go_on()
+
+
 def finish(stage: Stage, step: int) -> None:
     """Worker 0 has computed that step, and its update has not arrived."""
     stage.coordinator.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
@@ -98,7 +104,7 @@ def test_a_worker_that_dies_while_the_store_is_set_up_and_comes_back_is_waited_f
     stage = gathered(Stage(tmp_path, workers=2, restart=1))
     stage.crew.gone(1, KILLED)
     stage.loop.hear("the store", READY)
-    stage.loop.pass_time(0.1)
+    come_back(stage)
     assert stage.crew.take() == [(1, "Start")]
     stage.crew.hear(1, OFFER)
     assert stage.crew.take() == [(0, "Begin"), (1, "Begin")]
@@ -110,7 +116,7 @@ def test_if_the_worker_that_forks_the_store_dies_and_comes_back_the_next_store_i
     stage = gathered(Stage(tmp_path, workers=2, restart=1))
     stage.crew.gone(0, KILLED)
     assert stage.crew.take() == []
-    stage.loop.pass_time(0.1)
+    come_back(stage)
     stage.crew.hear(0, OFFER)
     assert stage.crew.take() == [(0, "Start"), (0, "ForkStore")]
 
@@ -126,14 +132,14 @@ def test_a_worker_that_can_not_be_started_again_holds_nobody_up(
     stage.crew.gone(1, KILLED)
     stage.loop.hear("the store", READY)
     stage.crew.take()
-    stage.loop.pass_time(0.1)
+    come_back(stage)
     assert stage.crew.take() == [(0, "Begin")]
 
 
 def test_a_worker_that_dies_once_more_on_its_way_to_a_store_that_is_there_holds_nobody_up(tmp_path: Path) -> None:
     stage = gathered(Stage(tmp_path, workers=2, restart=1))
     stage.crew.gone(1, KILLED)
-    stage.loop.pass_time(0.1)
+    come_back(stage)
     stage.loop.hear("the store", READY)
     stage.crew.take()
     stage.crew.gone(1, KILLED)
@@ -315,3 +321,34 @@ def test_a_run_that_is_to_end_at_once_waits_for_no_version(tmp_path: Path) -> No
     stage.crew.gone(0, KILLED)
     stage.rooms.happened.clear()
     assert stage.coordinator.ended()
+
+
+# --- workers that come back
+
+
+def told(stage: Stage) -> None:
+    """The machine is told of all that has happened."""
+    while stage.rooms.happened:
+        stage.rooms.tell(stage.rooms.happened.popleft())
+
+
+def test_no_process_begins_before_the_machine_was_told_how_the_last_one_ended(tmp_path: Path) -> None:
+    """That the last one had joined is not said of the next one, which has not even begun."""
+    stage = gathered(Stage(tmp_path, workers=2, restart=2))
+    stage.loop.hear("the store", READY)
+    told(stage)
+    stage.crew.gone(1, KILLED)
+    told(stage)
+    come_back(stage)
+    assert stage.crew.started == [1]
+    stage.crew.hear(1, OFFER)
+    stage.crew.hear(1, messages.Joins())
+    stage.crew.gone(1, KILLED)
+    stage.crew.take()
+    stage.loop.pass_time(0.1)
+    assert stage.crew.started == [1]
+    told(stage)
+    stage.coordinator.carry_out(Release(worker=1, step=0, version=0))
+    come_back(stage)
+    assert stage.crew.started == [1, 1]
+    assert stage.crew.take() == [(1, "Start")]
