@@ -694,6 +694,39 @@ class TestJoins:
         make(three, [second])
         assert three.facts == ([] if goes else [COPIED])
 
+    def test_the_next_process_of_another_that_died_is_not_asked_to_hand_over(
+        self, training: Callable[..., Company]
+    ) -> None:
+        """It is on its way, and has nothing, though the machine was not told of that death yet."""
+        three = without_worker_1(training, "asp")
+        three.leave(0)
+        three.host.returns(0)
+        make(three, [*COMES, joins(0, 2), hands(2)])
+        assert [worker for worker, message in three.told if isinstance(message, messages.HandOver)] == [2]
+        assert three.crew.handed == [(1, "worker 2's")]
+
+    def test_a_version_has_the_hyperparameters_of_the_contributor_that_has_served_longest(
+        self, training: Callable[..., Company]
+    ) -> None:
+        """Who has served is counted as workers join: updates of a worker that left may be applied after its return."""
+        two = training(2)
+
+        def steps(step: int, *rates: float) -> None:
+            for worker, rate in enumerate(rates):
+                two.carry_out(Release(worker=worker, step=step, version=step))
+                two.computed(worker, step, [{"lr": rate}])
+                two.carry_out(StartPush(worker=worker, step=step))
+
+        steps(0, 0.1, 0.2)
+        two.leave(0)
+        make(two, alone_comes()[:3])
+        two.apply(1, (0, 0), (1, 0))
+        two.host.join(0, [1])
+        make(two, [hands(1)])
+        steps(1, 0.3, 0.4)
+        two.apply(2, (0, 1), (1, 1))
+        assert [commit.scalars for commit in two.commits()] == [[{"lr": 0.1}], [{"lr": 0.4}]]
+
     @pytest.mark.parametrize("alone", [True, False])
     def test_a_copy_of_which_the_machine_is_not_told_has_no_effect(
         self, alone: bool, training: Callable[..., Company]

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.core.facts import StepDeclined, TrainingBegan, WorkerLeft
+from paceline.core.facts import GradientReady, StepDeclined, TrainingBegan, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
 from paceline.host import messages
 from paceline.host.processes import NoProcess
@@ -352,3 +352,23 @@ def test_no_process_begins_before_the_machine_was_told_how_the_last_one_ended(tm
     come_back(stage)
     assert stage.crew.started == [1, 1]
     assert stage.crew.take() == [(1, "Start")]
+
+
+def test_a_worker_that_came_back_packs_for_snapshots_only_once_a_gradient_of_it_was_told(tmp_path: Path) -> None:
+    """Until then it may lack what others hand over to it."""
+    stage = gathered(Stage(tmp_path, workers=2, restart=1, checkpoint=1))
+    stage.loop.hear("the store", READY)
+    stage.crew.gone(1, KILLED)
+    told(stage)
+    come_back(stage)
+    stage.crew.hear(1, OFFER)
+    stage.crew.hear(1, messages.Joins())
+    told(stage)
+    stage.crew.take()
+    member = stage.rooms.members[1]
+    assert member.trains
+    stage.rooms.snapshots.ask([member])
+    assert stage.crew.take() == []
+    stage.rooms.tell(GradientReady(worker=1, step=0, version=0, samples=None, at=0.0))
+    stage.rooms.snapshots.ask([member])
+    assert stage.crew.take() == [(1, "Keep")]
