@@ -485,7 +485,10 @@ def test_of_a_run_that_ended_for_want_of_data_every_sample_is_accounted_for(tmp_
 def test_where_batches_are_set_aside_an_epoch_has_run_out_once_all_workers_asked_in_vain(
     tmp_path: Path, protocol: str, ran_out: int
 ) -> None:
-    folder = edited(leased(tmp_path / "run", protocol), "DELETE FROM leases WHERE batch IS NULL AND worker > 0")
+    folder = edited(
+        leased(tmp_path / "run", protocol),
+        "DELETE FROM leases WHERE batch IS NULL AND during IS NOT NULL AND worker > 0",
+    )
     assert checked(folder).counts["epochs_to_their_end"] == ran_out
 
 

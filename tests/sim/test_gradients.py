@@ -171,6 +171,21 @@ def test_the_same_seed_gives_the_same_bits_though_a_worker_dies_and_comes_back(p
     assert all(torch.equal(one, other) for one, other in zip(*(state.values() for state in same), strict=True))
 
 
+@pytest.mark.parametrize("protocol", RETURNS)
+def test_a_run_in_which_a_worker_comes_back_is_made_again_and_its_replay_is_too(protocol: str, runs: Runs) -> None:
+    made = runs[f"{protocol} back once"].result().completed()
+    for again in ("replay", "replay of the replay"):
+        folder = made.folder.parent / again
+        process = nursery.Process(["replay", str(made.folder), "--out", str(folder)])
+        process.folder = folder  # type: ignore[attr-defined]
+        replayed = ended_run(process, timeout=60).completed()
+        assert replayed.out.startswith("the same bits: ")
+        assert replayed.summary["final_parameters_sha256"] == made.summary["final_parameters_sha256"]
+        found = checked(folder)
+        assert found.ok, found.wrong
+        made = replayed
+
+
 @pytest.mark.parametrize("protocol", ROUNDS)
 def test_rounds_in_virtual_time_end_on_the_bits_of_a_real_run(protocol: str, runs: Runs) -> None:
     virtual, real = (runs[name].result().completed() for name in (protocol, f"{protocol} for real"))

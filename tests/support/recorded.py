@@ -14,7 +14,7 @@ import tomli_w
 
 from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
-from paceline.core.facts import Fact, GradientReady, StepDeclined
+from paceline.core.facts import Fact, GradientReady, StepDeclined, WorkerJoined
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.protocols import registry
 from paceline.records.check import Checked, Wrong, check
@@ -110,6 +110,8 @@ def leased(folder: Path, protocol: str = "asp", seed: int = 0) -> Path:
             elif isinstance(fact, StepDeclined):
                 ledger.leased(fact.worker, 0, None)
                 ledger.leased(fact.worker, 1, None)
+            elif isinstance(fact, WorkerJoined):
+                ledger.leased(fact.worker, None, None)
             for order in orders:
                 if isinstance(order, ApplyUpdate):
                     ledger.checked(order.version, order.version)
