@@ -215,6 +215,7 @@ def test_a_simulation_does_not_pass_for_a_real_run(virtual: Path) -> None:
         virtual,
         "INSERT INTO pushes SELECT worker, step, '[0.1]', 8 FROM facts WHERE kind = 'GradientReady'",
         "INSERT INTO checksums SELECT version, '0000000000000000' FROM orders WHERE kind = 'ApplyUpdate'",
+        "INSERT INTO leases SELECT worker, NULL, NULL, NULL FROM facts WHERE kind = 'WorkerJoined'",
     )
     assert wrong(virtual).rule == broken.MEASURED
 
