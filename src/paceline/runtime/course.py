@@ -118,6 +118,7 @@ class Course:
             joins_in=self._joins_in,
             admitted_in=lambda worker, nth: self.admitted.get((worker, nth), self._joins_in(worker)),
             hand_over=self._hand_over,
+            decides=lambda: self.prescribed is None,  # else it has decided, in the recorded run
             deaths_are_told=True,
         )
 

@@ -34,6 +34,8 @@ class Terms:
     """The epoch in which this worker's script goes on as it comes for the nth time; None: the one that is under way."""
     hand_over: Callable[[int, int, list[int]], list[int]]
     """Those of these workers of whom the first that lives hands over to this one, which joins for the nth time."""
+    decides: Callable[[], bool]
+    """Whether a machine decides, which may have to know how much work there is."""
     deaths_are_told: bool
     """Whether someone else says which groups fail. Otherwise a member's death fails its group."""
 
@@ -52,5 +54,6 @@ def of_a_run(settings: Settings, now: Callable[[], float]) -> Terms:
         joins_in=lambda worker: None,
         admitted_in=lambda worker, nth: None,
         hand_over=lambda worker, nth, others: others,
+        decides=lambda: True,
         deaths_are_told=False,
     )
