@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from paceline.cluster.scenario import Kill, Scenario
 from paceline.core.facts import StepDeclined, TrainingBegan, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
 from paceline.host import messages
@@ -293,6 +294,22 @@ def test_processes_exit_once_all_scripts_have_ended_and_the_last_version_is_on_d
         stage.crew.gone(worker, 0)
     assert stage.coordinator.ended()
     assert stage.rooms.ending.outcome == "completed"
+
+
+def test_once_no_worker_trains_none_comes_back(tmp_path: Path) -> None:
+    kill = Kill(worker=1, at=1.0, rejoin_after=5.0)
+    stage = training(Stage(tmp_path, workers=3, restart=1, scenario=Scenario(events=(kill,))))
+    stage.loop.pass_time(1.0)
+    stage.crew.gone(1, KILLED)
+    for worker in (0, 2):
+        stage.crew.hear(worker, messages.FinishWanted())
+    record(stage)
+    assert not stage.coordinator.ended()
+    assert isinstance(stage.coordinator.phase, Closing)
+    stage.crew.gone(2, KILLED)
+    stage.loop.pass_time()
+    assert stage.crew.started == []
+    assert stage.rooms.members[1].stage == stage.rooms.members[2].stage == "gone"
 
 
 def test_a_run_whose_workers_have_all_died_has_failed(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ class Returns:
         """Told of a worker that can't be started again. The coordinator sets it."""
         self._killed: dict[int, Kill] = {}
         """By worker: the event that has killed it, by time."""
+        self._over = False
+        """Whether no worker trains any more."""
 
     def kill(self, event: Kill) -> None:
         """The moment of that event has come. A worker that is away can't die."""
@@ -62,7 +64,7 @@ class Returns:
     def due(self, member: Member, step: int | None) -> float | None:
         """The worker has died in that step, if in any. Return after how many seconds it is to come back, if at all."""
         event = self._killed.pop(member.worker, None) or self._settings.scenario.kill_at_step(member.worker, step)
-        if self._stopping():
+        if self._stopping() or self._over:
             return None
         if event is not None:
             return event.rejoin_after
@@ -73,6 +75,11 @@ class Returns:
         member.comes_back = True
         member.restarts += not seconds
         self._loop.after(seconds, lambda: self._begin(member))
+
+    def close(self) -> None:
+        """No worker trains any more: none comes back, as nothing would be left for it."""
+        self._over = True
+        self._membership.nobody_comes_back()
 
     def begin(self, member: Member) -> None:
         """Begin a process as this worker, whose own has ended. Raises NoProcess."""
