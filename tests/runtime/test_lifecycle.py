@@ -296,6 +296,16 @@ def test_processes_exit_once_all_scripts_have_ended_and_the_last_version_is_on_d
     assert stage.rooms.ending.outcome == "completed"
 
 
+def test_a_return_that_the_scenario_orders_is_none_of_the_restarts(tmp_path: Path) -> None:
+    kill = Kill(worker=1, at=1.0, rejoin_after=0.0)
+    stage = training(Stage(tmp_path, workers=2, restart=1, scenario=Scenario(events=(kill,))))
+    stage.loop.pass_time(1.0)
+    for times in (1, 2, 2):
+        stage.crew.gone(1, KILLED)
+        stage.loop.pass_time(1.0)
+        assert stage.crew.started == [1] * times
+
+
 def test_once_no_worker_trains_none_comes_back(tmp_path: Path) -> None:
     kill = Kill(worker=1, at=1.0, rejoin_after=5.0)
     stage = training(Stage(tmp_path, workers=3, restart=1, scenario=Scenario(events=(kill,))))

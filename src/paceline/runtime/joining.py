@@ -68,12 +68,14 @@ class Returns:
             return None
         if event is not None:
             return event.rejoin_after
-        return 0.0 if member.restarts < self._settings.restart else None
+        if member.restarts >= self._settings.restart:
+            return None
+        member.restarts += 1
+        return 0.0
 
     def begin_after(self, member: Member, seconds: float) -> None:
         """Begin a process as that worker after so many seconds, unless the run ends before."""
         member.comes_back = True
-        member.restarts += not seconds
         self._loop.after(seconds, lambda: self._begin(member))
 
     def close(self) -> None:
