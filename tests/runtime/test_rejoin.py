@@ -348,6 +348,7 @@ for step in range(60):
     optimizer.zero_grad()
     model(torch.randn(8, 4)).square().mean().backward()
     optimizer.step()
+    paceline.log(step=step)
 paceline.finish()
 """
 
@@ -357,6 +358,9 @@ def test_a_joiner_without_a_loader_takes_part_from_its_first_step_whose_gradient
     since = "(SELECT id FROM facts WHERE kind = 'WorkerJoined')"
     made = run.rows(f"SELECT count(*) FROM facts WHERE kind = 'GradientReady' AND worker = 1 AND id > {since}")
     assert made == [(59,)]
+    ((first,),) = run.rows("SELECT step FROM facts WHERE kind = 'WorkerJoined'")
+    logged = run.rows(f"SELECT value FROM scalars WHERE worker = 1 AND step >= {first} ORDER BY rowid")
+    assert logged[0] == (1.0,), "what it logged of the step whose gradient is thrown away"
     assert checked(run.folder).ok
 
 
