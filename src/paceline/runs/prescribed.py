@@ -50,6 +50,12 @@ class Part:
         end = self.segment.notes.get("end")
         return end is not None and end["facts"] == self.ends.fact
 
+    @property
+    def failed(self) -> bool:
+        """Whether the run came to its end in this segment, and had failed."""
+        end = self.recorded.end
+        return self.ends is None and isinstance(end, dict) and end.get("outcome") == "failed"
+
     def leases(self) -> Prescribed:
         """By worker, what it was leased in this segment. A batch that it asked for after the cut is not among it."""
         leases: Prescribed = {worker: deque() for worker in range(self.segment.workers)}

@@ -188,6 +188,8 @@ def _direct(
             return
     if part.ends is not None:
         journal.ledger.mark()  # here the ledger is cut, as the recorded one was, before the next segment begins
+    if not part.failed:
+        workers.bring_one_back()
 
 
 def _agree(recorded: RecordedRun, folder: Path, version: int) -> bool:

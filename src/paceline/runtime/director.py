@@ -176,6 +176,18 @@ class Director:
         else:
             self._rooms.tell(joined)
 
+    def bring_one_back(self) -> None:
+        """If all workers have died, have a process begin as one of them. No data is left for it.
+
+        Where the recorded run did not fail of their deaths, a worker came back after them, or was about to.
+        """
+        members = self._rooms.members.values()
+        if not any(member.here for member in members):
+            member = min(members, key=lambda member: member.worker)
+            self._course.returns(member.worker)
+            self._rooms.returns.begin(member)
+            self._await(lambda: not member.comes or member.worker in self._joined)
+
     def lose(self, worker: int, untold: int | None = None) -> None:
         """Kill the worker. `untold`: a step of it that came to a gradient of which the machine won't hear."""
         member = self._rooms.members[worker]
