@@ -70,7 +70,7 @@ class Session:
         self.steps = 0
         """Steps that this worker has made."""
         self.step_discarded = False
-        """Whether the script has made a step that counts for nothing, and no gradient since: it logs what is of that."""
+        """Whether the script has made a step that counts for nothing, and no gradient since: it logs nothing then."""
         self.fetched: deque[Batch] = deque()
         """Batches handed to the script since the last step, and in no gradient that was thrown away."""
         self.untouched: list[Batch] = []
