@@ -62,7 +62,8 @@ class Part:
         query = "SELECT worker, during, epoch, batch FROM leases WHERE rowid > ? AND rowid <= ? ORDER BY rowid"
         states = (None if self.begins is None else self.begins.state, self.ends)
         first, last = (None if one is None else self._mark(one) for one in states)
-        for worker, during, epoch, batch in self.recorded.ledger.execute(query, (first or 0, last or sys.maxsize)):
+        rows = self.recorded.ledger.execute(query, (first or 0, sys.maxsize if last is None else last))
+        for worker, during, epoch, batch in rows:
             asked = None if during is None else (during, None if epoch is None else Batch(epoch, batch))
             leases[worker].append(asked)
         return leases
