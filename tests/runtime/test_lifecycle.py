@@ -306,6 +306,18 @@ def test_a_return_that_the_scenario_orders_is_none_of_the_restarts(tmp_path: Pat
         assert stage.crew.started == [1] * times
 
 
+def test_a_worker_that_comes_to_its_first_step_as_the_run_is_stopped_takes_no_part(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path, workers=2, restart=1))
+    stage.crew.gone(1, KILLED)
+    stage.loop.pass_time(1.0)
+    stage.crew.hear(1, OFFER)
+    record(stage)
+    stage.rooms.limits.stop()
+    stage.crew.hear(1, messages.Joins())
+    assert [type(fact) for fact in stage.rooms.happened] == [WorkerLeft]
+    assert not stage.rooms.membership.any_trains
+
+
 def test_once_no_worker_trains_none_comes_back(tmp_path: Path) -> None:
     kill = Kill(worker=1, at=1.0, rejoin_after=5.0)
     stage = training(Stage(tmp_path, workers=3, restart=1, scenario=Scenario(events=(kill,))))

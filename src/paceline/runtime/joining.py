@@ -124,8 +124,9 @@ class Joining:
         happened: Callable[[Fact], None],
         say: Callable[[str], None],
         give_up: Callable[[Member, str], None],
+        stopping: Callable[[], bool],
     ) -> None:
-        """`happened` takes the fact that a worker has joined."""
+        """`happened` takes the fact that a worker has joined. `stopping()`: whether workers were told to stop."""
         self._settings = settings
         self._membership = membership
         self._host = host
@@ -138,6 +139,7 @@ class Joining:
         self._happened = happened
         self._say = say
         self._give_up = give_up
+        self._stopping = stopping
         self._next_steps: dict[int, int] = {}
         """By worker: the next step number that is unused."""
         self._ready: dict[int, int] = {}
@@ -171,7 +173,7 @@ class Joining:
 
     def joins(self, member: Member) -> None:
         """The script of that worker makes its first step: it takes part from now on."""
-        if member.stage != "offered":
+        if member.stage != "offered" or self._stopping():
             return
         worker = member.worker
         self._membership.trains(worker)

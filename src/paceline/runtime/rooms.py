@@ -126,6 +126,7 @@ class Rooms:
             happened=self.happened.append,
             say=say,
             give_up=self.give_up,
+            stopping=lambda: self.ending.stopping,
         )
         self.evaluations = Evaluations(self.send)
         self.display = Display(
