@@ -318,6 +318,19 @@ def test_a_worker_that_comes_to_its_first_step_as_the_run_is_stopped_takes_no_pa
     assert not stage.rooms.membership.any_trains
 
 
+def test_a_worker_that_is_to_be_killed_does_not_leave_before_that(tmp_path: Path) -> None:
+    """In a replay. The recorded one died between its last step and its end, and what its replica had was lost."""
+    stage = training(Stage(tmp_path, workers=2, restart=1, terms={"stays": lambda worker: worker == 0}))
+    for worker in range(2):
+        stage.crew.hear(worker, messages.ScriptEnded())
+    stage.rooms.leaving.go_on()
+    assert [fact.worker for fact in stage.rooms.happened if isinstance(fact, WorkerLeft)] == [1]
+    stage.crew.gone(0, KILLED)
+    stage.loop.pass_time(0.1)
+    stage.rooms.leaving.go_on()
+    assert stage.rooms.members[0].stage == "starting", "its next process has not ended"
+
+
 def test_once_no_worker_trains_none_comes_back(tmp_path: Path) -> None:
     kill = Kill(worker=1, at=1.0, rejoin_after=5.0)
     stage = training(Stage(tmp_path, workers=3, restart=1, scenario=Scenario(events=(kill,))))

@@ -68,6 +68,18 @@ class Part:
             leases[worker].append(asked)
         return leases
 
+    def leaving(self) -> dict[int, deque[str]]:
+        """By worker: how it left each time in this segment."""
+        query = (
+            "SELECT worker, json_extract(body, '$.reason') FROM facts "
+            "WHERE kind = 'WorkerLeft' AND id >= ? AND id <= ? ORDER BY id"
+        )
+        until = sys.maxsize if self.ends is None else self.ends.fact
+        found: dict[int, deque[str]] = {}
+        for worker, reason in self.recorded.ledger.execute(query, (self.segment.fact, until)):
+            found.setdefault(worker, deque()).append(reason)
+        return found
+
     def recordings(self) -> deque[tuple[int, int]] | None:
         """Of how many samples and replicas each mean was that was recorded in this segment while it trained.
 

@@ -167,6 +167,7 @@ def _direct(
     workers.prescribe(part.leases())
     notes = part.segment.notes
     workers.prescribe_returns(notes.get("admitted", ()), notes.get("handed", ()))
+    workers.prescribe_leaving(part.leaving())
     workers.recordings.prescribed = part.recordings()
     workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
     began = workers.begin()

@@ -93,6 +93,7 @@ class Rooms:
             self.applied,
             self.data,
             self.clock,
+            stays=terms.stays,
             happened=self.happened.append,
             unprepared=self._unprepared,
         )
