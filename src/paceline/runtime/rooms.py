@@ -95,6 +95,7 @@ class Rooms:
             self.applied,
             self.data,
             self.clock,
+            stays=terms.stays,
             happened=self.happened.append,
             unprepared=self._unprepared,
         )
@@ -128,6 +129,7 @@ class Rooms:
             happened=self.happened.append,
             say=say,
             give_up=self.give_up,
+            stopping=lambda: self.ending.stopping,
         )
         self.evaluations = Evaluations(self.send)
         self.display = Display(
