@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from paceline.cluster.scenario import Kill, Scenario
 from paceline.core.facts import GradientReady, StepDeclined, TrainingBegan, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
 from paceline.host import messages
@@ -299,6 +300,61 @@ def test_processes_exit_once_all_scripts_have_ended_and_the_last_version_is_on_d
         stage.crew.gone(worker, 0)
     assert stage.coordinator.ended()
     assert stage.rooms.ending.outcome == "completed"
+
+
+def test_a_return_that_the_scenario_orders_is_none_of_the_restarts(tmp_path: Path) -> None:
+    kill = Kill(worker=1, at=1.0, rejoin_after=0.0)
+    stage = training(Stage(tmp_path, workers=2, restart=1, scenario=Scenario(events=(kill,))))
+    stage.loop.pass_time(1.0)
+    for times in (1, 2, 2):
+        stage.crew.gone(1, KILLED)
+        stage.loop.pass_time(1.0)
+        stage.rooms.returns.go_on()
+        assert stage.crew.started == [1] * times
+
+
+def test_a_worker_that_comes_to_its_first_step_as_the_run_is_stopped_takes_no_part(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path, workers=2, restart=1))
+    stage.crew.gone(1, KILLED)
+    stage.loop.pass_time(1.0)
+    stage.rooms.returns.go_on()
+    stage.crew.hear(1, OFFER)
+    record(stage)
+    stage.rooms.limits.stop()
+    stage.crew.hear(1, messages.Joins())
+    assert [type(fact) for fact in stage.rooms.happened] == [WorkerLeft]
+    assert not stage.rooms.membership.any_trains
+
+
+def test_a_worker_that_is_to_be_killed_does_not_leave_before_that(tmp_path: Path) -> None:
+    """In a replay. The recorded one died between its last step and its end, and what its replica had was lost."""
+    stage = training(Stage(tmp_path, workers=2, restart=1, terms={"stays": lambda worker: worker == 0}))
+    for worker in range(2):
+        stage.crew.hear(worker, messages.ScriptEnded())
+    stage.rooms.leaving.go_on()
+    assert [fact.worker for fact in stage.rooms.happened if isinstance(fact, WorkerLeft)] == [1]
+    stage.crew.gone(0, KILLED)
+    stage.loop.pass_time(0.1)
+    stage.rooms.returns.go_on()
+    stage.rooms.leaving.go_on()
+    assert stage.rooms.members[0].stage == "starting", "its next process has not ended"
+
+
+def test_once_no_worker_trains_none_comes_back(tmp_path: Path) -> None:
+    kill = Kill(worker=1, at=1.0, rejoin_after=5.0)
+    stage = training(Stage(tmp_path, workers=3, restart=1, scenario=Scenario(events=(kill,))))
+    stage.loop.pass_time(1.0)
+    stage.crew.gone(1, KILLED)
+    for worker in (0, 2):
+        stage.crew.hear(worker, messages.FinishWanted())
+    record(stage)
+    assert not stage.coordinator.ended()
+    assert isinstance(stage.coordinator.phase, Closing)
+    stage.crew.gone(2, KILLED)
+    stage.loop.pass_time()
+    stage.rooms.returns.go_on()
+    assert stage.crew.started == []
+    assert stage.rooms.members[1].stage == stage.rooms.members[2].stage == "gone"
 
 
 def test_a_run_whose_workers_have_all_died_has_failed(tmp_path: Path) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from textwrap import indent
 from typing import Any
 
@@ -16,7 +20,7 @@ from paceline.protocols import registry
 from support import nursery
 from support.launch import Launch
 from support.recorded import checked
-from support.runs import Run
+from support.runs import Run, ended
 
 SCRIPT = """
 import os, signal, time
@@ -326,6 +330,50 @@ def test_if_nobody_is_left_a_worker_begins_with_a_recorded_mean(protocol: str, l
     assert checked(run.folder).ok
 
 
+DIES_AT_THE_END = script().replace(
+    "go()\n", "if not paceline.resumed():\n    os.kill(os.getpid(), signal.SIGKILL)\n", 1
+)
+
+
+def test_a_run_whose_workers_all_died_after_the_last_step_is_completed_by_one_that_comes_back(launch: Launch) -> None:
+    flags = ("-n", "1", "-p", "asp", "--restart", "1", "--threads", "1")
+    run = launch.run(DIES_AT_THE_END, *flags).completed()
+    assert facts(run, WorkerJoined, WorkerLeft) == ["WorkerLeft"]
+    assert run.summary["samples"] == 3 * 192
+    found = checked(run.folder)
+    assert found.ok, found.wrong
+    again = replayed(run)
+    assert again.code == 0, again.out + again.err
+    assert checked(again.folder).ok
+
+
+def test_a_run_that_is_interrupted_while_all_its_workers_are_away_can_be_made_again(launch: Launch) -> None:
+    text = script(each_step="if batches == 6: (THERE / 'sixth').write_text(str(os.getpid()))")
+    process = launch.start(text, "-p", "asp", *scenario(launch, killed(0, 5, "1h"), workers=1))
+    await_death(launch.tmp_path / "sixth")
+    process.send_signal(signal.SIGINT)
+    run = ended(process)
+    assert run.summary["outcome"] == "interrupted"
+    assert facts(run, WorkerLeft) == ["WorkerLeft"]
+    assert checked(run.folder).ok
+    again = replayed(run)
+    assert again.code == 0, again.out + again.err
+
+
+def await_death(named: Path) -> None:
+    """Wait until the process whose number the file has is gone, and its launcher knows that."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            os.kill(int(named.read_text()), 0)
+        except ProcessLookupError:
+            return
+        except (FileNotFoundError, ValueError):
+            pass
+        time.sleep(0.005)
+    raise AssertionError("it lives")
+
+
 DRAWS = """
 import os, signal, time
 from pathlib import Path
@@ -350,6 +398,7 @@ for step in range(60):
     optimizer.zero_grad()
     model(torch.randn(8, 4)).square().mean().backward()
     optimizer.step()
+    paceline.log(step=step)
 paceline.finish()
 """
 
@@ -359,6 +408,9 @@ def test_a_joiner_without_a_loader_takes_part_from_its_first_step_whose_gradient
     since = "(SELECT id FROM facts WHERE kind = 'WorkerJoined')"
     made = run.rows(f"SELECT count(*) FROM facts WHERE kind = 'GradientReady' AND worker = 1 AND id > {since}")
     assert made == [(59,)]
+    ((first,),) = run.rows("SELECT step FROM facts WHERE kind = 'WorkerJoined'")
+    logged = run.rows(f"SELECT value FROM scalars WHERE worker = 1 AND step >= {first} ORDER BY rowid")
+    assert logged[0] == (1.0,), "what it logged of the step whose gradient is thrown away"
     assert checked(run.folder).ok
 
 

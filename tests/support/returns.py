@@ -289,6 +289,7 @@ def _replayed(run: Run) -> list[str]:
 def _ended(process: object, launch: Launch) -> Run:
     run = ended(process, 40)  # type: ignore[arg-type]
     launch.assert_nothing_left()
-    if run.code == 2 or "Traceback" in run.err or "paceline bug" in run.err or "has waited" in run.err:
+    ours = run.err.startswith("Traceback") or "\nTraceback" in run.err  # not those of dead workers' logs
+    if run.code == 2 or ours or "paceline bug" in run.err or "has waited" in run.err:
         raise Broken(run.err)
     return run

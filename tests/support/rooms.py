@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,14 +161,15 @@ class Said:
 class Stage:
     """A coordinator with all its rooms, and stand-ins around them."""
 
-    def __init__(self, folder: Path, workers: int = 1, **given: Any) -> None:
+    def __init__(self, folder: Path, workers: int = 1, terms: Mapping[str, Any] = {}, **given: Any) -> None:
+        """`terms` are other ones than those of any run."""
         (folder / "versions").mkdir()
         self.settings = replace(SETTINGS, workers=workers, folder=folder, **given)
         self.loop, self.crew, self.output = Clockwork(), Crew(workers), Said()
         stand_ins: Any = self.crew, self.output, self.loop
         crew, output, loop = stand_ins
-        terms = of_a_run(self.settings, loop.now)
-        self.rooms = Rooms(self.settings, crew, Journal(NoLedger()), output, loop, terms)
+        all_terms = replace(of_a_run(self.settings, loop.now), **terms)
+        self.rooms = Rooms(self.settings, crew, Journal(NoLedger()), output, loop, all_terms)
         self.coordinator = Coordinator(self.rooms, lambda _: None)
 
 

@@ -109,7 +109,7 @@ class Membership(Generic[One]):
         return one.incarnation
 
     def nobody_comes_back(self) -> None:
-        """The run ends: no process begins any more."""
+        """Training is over: no process begins any more."""
         for one in self._members.values():
             one.comes_back = False
 

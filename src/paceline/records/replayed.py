@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline.core.listed import cut
 from paceline.records.reading import RecordedRun
+from paceline.records.segments import SEGMENT_OF_LEASE
 
 AT_LENGTH = 120
 """The most characters of a value in a sentence."""
@@ -148,14 +149,23 @@ def compare(
     return compared
 
 
-_LEASES = """
+_LEASES = f"""
     SELECT worker, during, epoch, batch, number, stay, max(stay) OVER (PARTITION BY worker) AS last FROM (
-        SELECT worker, during, epoch, batch, rowid AS number,
-            sum(during IS NULL) OVER (PARTITION BY worker ORDER BY rowid) AS stay
-        FROM leases
+        SELECT worker, during, epoch, batch, number,
+            1000000 * segment + sum(during IS NULL) OVER (PARTITION BY worker, segment ORDER BY number) AS stay
+        FROM (SELECT worker, during, epoch, batch, rowid AS number, {SEGMENT_OF_LEASE} AS segment FROM leases)
     ) WHERE during IS NOT NULL
 """
-"""SQL: the table `leases`, with how often the worker had come back by then, and how often it did in all."""
+"""SQL: the table `leases`, with the number of the process that had each, and of the worker's last process.
+
+A process is told by its segment, and how often the worker had come back in that.
+"""
+
+_OPENED_BEFORE = """
+    SELECT epoch, first FROM epochs
+    WHERE rowid <= (SELECT max(epochs) FROM marks JOIN segments ON segments.snapshot = marks.snapshot)
+"""
+"""SQL: the orders of epochs that a segment went on with. If nobody was leased a batch before, a replay draws none."""
 
 
 class _Sides:
@@ -231,12 +241,15 @@ def _epochs(sides: _Sides, tell: Tell) -> int:
                 needed.setdefault(during, 0)
                 if epoch is not None:
                     needed[epoch] = max(needed.get(epoch, 0), batch)
+    opened_before = set(sides.recorded.execute(_OPENED_BEFORE))
     both = 0
     for epoch, first in sorted(then.keys() | now.keys()):
         one, other = then.get((epoch, first)), now.get((epoch, first))
         both += one is not None and other is not None and not first
         needs = first <= needed.get(epoch, -1)
         if one == other or ((one is None or other is None) and not (needs or sides.all_finished)):
+            continue
+        if other is None and (epoch, first) in opened_before:  # a worker that drew another order would have said so
             continue
         row = f"epoch {epoch}, from batch {first} on" if first else f"epoch {epoch}"
         key = {"epoch": epoch}

@@ -28,6 +28,8 @@ SEGMENT_OF_TRANSFER = (
     "WHERE coalesce(marks.transfers, 0) < transfers.rowid)"
 )
 """The same of a row of `transfers`."""
+SEGMENT_OF_LEASE = SEGMENT_OF_TRANSFER.replace("transfers", "leases")
+"""The same of a row of `leases`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,16 +50,35 @@ class Part:
         end = self.segment.notes.get("end")
         return end is not None and end["facts"] == self.ends.fact
 
+    @property
+    def failed(self) -> bool:
+        """Whether the run came to its end in this segment, and had failed."""
+        end = self.recorded.end
+        return self.ends is None and isinstance(end, dict) and end.get("outcome") == "failed"
+
     def leases(self) -> Prescribed:
         """By worker, what it was leased in this segment. A batch that it asked for after the cut is not among it."""
         leases: Prescribed = {worker: deque() for worker in range(self.segment.workers)}
         query = "SELECT worker, during, epoch, batch FROM leases WHERE rowid > ? AND rowid <= ? ORDER BY rowid"
         states = (None if self.begins is None else self.begins.state, self.ends)
         first, last = (None if one is None else self._mark(one) for one in states)
-        for worker, during, epoch, batch in self.recorded.ledger.execute(query, (first or 0, last or sys.maxsize)):
+        rows = self.recorded.ledger.execute(query, (first or 0, sys.maxsize if last is None else last))
+        for worker, during, epoch, batch in rows:
             asked = None if during is None else (during, None if epoch is None else Batch(epoch, batch))
             leases[worker].append(asked)
         return leases
+
+    def leaving(self) -> dict[int, deque[str]]:
+        """By worker: how it left each time in this segment."""
+        query = (
+            "SELECT worker, json_extract(body, '$.reason') FROM facts "
+            "WHERE kind = 'WorkerLeft' AND id >= ? AND id <= ? ORDER BY id"
+        )
+        until = sys.maxsize if self.ends is None else self.ends.fact
+        found: dict[int, deque[str]] = {}
+        for worker, reason in self.recorded.ledger.execute(query, (self.segment.fact, until)):
+            found.setdefault(worker, deque()).append(reason)
+        return found
 
     def recordings(self) -> deque[tuple[int, int]] | None:
         """Of how many samples and replicas each mean was that was recorded in this segment while it trained.

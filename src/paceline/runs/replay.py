@@ -167,6 +167,7 @@ def _direct(
     workers.prescribe(part.leases())
     notes = part.segment.notes
     workers.prescribe_returns(notes.get("admitted", ()), notes.get("handed", ()))
+    workers.prescribe_leaving(part.leaving())
     workers.recordings.prescribed = part.recordings()
     workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
     began = workers.begin()
@@ -188,6 +189,8 @@ def _direct(
             return
     if part.ends is not None:
         journal.ledger.mark()  # here the ledger is cut, as the recorded one was, before the next segment begins
+    if not part.failed:
+        workers.bring_one_back()
 
 
 def _agree(recorded: RecordedRun, folder: Path, version: int) -> bool:

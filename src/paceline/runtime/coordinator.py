@@ -122,6 +122,7 @@ class Coordinator:
         if not rooms.membership.through:
             return False
         if not isinstance(self.phase, Closing):
+            rooms.returns.close()
             self.phase = Closing(rooms, self._training)
         waits = self.phase.go_on() and not rooms.ending.at_once
         if waits or rooms.membership.here():

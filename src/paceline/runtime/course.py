@@ -103,6 +103,8 @@ class Course:
     """By worker and its how manieth return: who has handed over to it; None: nobody lived to."""
     admitted: dict[tuple[int, int], int] = field(default_factory=dict)
     """By worker and its how manieth return: the epoch in which its script went on."""
+    leaving: dict[int, deque[str]] = field(default_factory=dict)
+    """By worker: how it leaves each time that it is yet to leave, as the reason of `WorkerLeft`."""
     lost: dict[int, None] = field(default_factory=dict)
     """Workers that were to be killed."""
 
@@ -114,12 +116,19 @@ class Course:
             leases=self._leases,
             answers=self._answers,
             goes_on_without=lambda worker, _: worker in self.lost,  # otherwise its script has failed, and so will all
+            stays=lambda worker: next(iter(self.leaving.get(worker, ())), None) == "died",
             leaves_undone=lambda worker, step: (worker, step) in self.undone,
             joins_in=self._joins_in,
             admitted_in=lambda worker, nth: self.admitted.get((worker, nth), self._joins_in(worker)),
             hand_over=self._hand_over,
+            decides=lambda: self.prescribed is None,  # else it has decided, in the recorded run
             deaths_are_told=True,
         )
+
+    def leaves(self, worker: int) -> None:
+        """The worker leaves now."""
+        if self.leaving.get(worker):
+            self.leaving[worker].popleft()
 
     def returns(self, worker: int) -> None:
         """A new process begins as this worker, which was lost."""

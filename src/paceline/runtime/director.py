@@ -6,6 +6,7 @@ what a run comes to depends only on the sequence of the orders, and not on how f
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from paceline.core.facts import (
@@ -88,6 +89,10 @@ class Director:
         """
         self._course.admitted = {(worker, nth): epoch for worker, nth, epoch in admitted}
         self._course.handed = {(worker, nth): source for worker, nth, source in handed}
+
+    def prescribe_leaving(self, leaving: dict[int, deque[str]]) -> None:
+        """Each worker leaves for these reasons, one after the other."""
+        self._course.leaving = leaving
 
     def leave_undone(self, steps: Iterable[tuple[int, int]]) -> None:
         """Do not make these (worker, step) when replicas are ordered to."""
@@ -176,6 +181,18 @@ class Director:
         else:
             self._rooms.tell(joined)
 
+    def bring_one_back(self) -> None:
+        """If all workers have died, have a process begin as one of them. No data is left for it.
+
+        Where the recorded run did not fail of their deaths, a worker came back after them, or was about to.
+        """
+        members = self._rooms.members.values()
+        if not any(member.here for member in members):
+            member = min(members, key=lambda member: member.worker)
+            self._course.returns(member.worker)
+            self._rooms.returns.begin(member)
+            self._await(lambda: not member.comes or member.worker in self._joined)
+
     def lose(self, worker: int, untold: int | None = None) -> None:
         """Kill the worker. `untold`: a step of it that came to a gradient of which the machine won't hear.
 
@@ -185,6 +202,7 @@ class Director:
         self._course.lost[worker] = None
         self._rooms.workers.end(worker)
         self._await(lambda: not member.here)
+        self._course.leaves(worker)
         self._copied = {joiner: copied for joiner, copied in self._copied.items() if copied.source != worker}
         member.left = "died"  # also if its script had ended by itself
         self._rooms.tell(WorkerLeft(worker=worker, reason="died", at=self._course.moment))
@@ -205,6 +223,7 @@ class Director:
             raise RunFailed(self._course.astray[worker])
         if worker in self._course.asks_in_vain and worker not in self._gone and not self._rooms.ending.stopping:
             raise RunFailed(f"worker {worker} asks for a batch once more than the table leases has it")
+        self._course.leaves(worker)
         self._rooms.tell(WorkerLeft(worker=worker, reason="finished", at=self._course.moment))
 
     def stop(self) -> None:

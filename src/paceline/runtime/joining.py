@@ -54,6 +54,8 @@ class Returns:
         """Workers whose time to come back has come."""
         self._killed: dict[int, Kill] = {}
         """By worker: the event that has killed it, by time."""
+        self._over = False
+        """Whether no worker trains any more."""
 
     def kill(self, event: Kill) -> None:
         """The moment of that event has come. A worker that is away can't die."""
@@ -64,16 +66,18 @@ class Returns:
     def due(self, member: Member, step: int | None) -> float | None:
         """The worker has died in that step, if in any. Return after how many seconds it is to come back, if at all."""
         event = self._killed.pop(member.worker, None) or self._settings.scenario.kill_at_step(member.worker, step)
-        if self._stopping():
+        if self._stopping() or self._over:
             return None
         if event is not None:
             return event.rejoin_after
-        return 0.0 if member.restarts < self._settings.restart else None
+        if member.restarts >= self._settings.restart:
+            return None
+        member.restarts += 1
+        return 0.0
 
     def begin_after(self, member: Member, seconds: float) -> None:
         """Begin a process as that worker after so many seconds, unless the run ends before."""
         member.comes_back = True
-        member.restarts += not seconds
         self._loop.after(seconds, lambda: self._due.append(member))
 
     def go_on(self) -> None:
@@ -81,6 +85,11 @@ class Returns:
         due, self._due = self._due, []
         for member in due:
             self._begin(member)
+
+    def close(self) -> None:
+        """No worker trains any more: none comes back, as nothing would be left for it."""
+        self._over = True
+        self._membership.nobody_comes_back()
 
     def begin(self, member: Member) -> None:
         """Begin a process as this worker, whose own has ended. Raises NoProcess."""
@@ -123,8 +132,9 @@ class Joining:
         happened: Callable[[Fact], None],
         say: Callable[[str], None],
         give_up: Callable[[Member, str], None],
+        stopping: Callable[[], bool],
     ) -> None:
-        """`happened` takes the fact that a worker has joined."""
+        """`happened` takes the fact that a worker has joined. `stopping()`: whether workers were told to stop."""
         self._settings = settings
         self._membership = membership
         self._host = host
@@ -137,6 +147,7 @@ class Joining:
         self._happened = happened
         self._say = say
         self._give_up = give_up
+        self._stopping = stopping
         self._next_steps: dict[int, int] = {}
         """By worker: the next step number that is unused."""
         self._ready: dict[int, int] = {}
@@ -170,7 +181,7 @@ class Joining:
 
     def joins(self, member: Member) -> None:
         """The script of that worker makes its first step: it takes part from now on."""
-        if member.stage != "offered":
+        if member.stage != "offered" or self._stopping():
             return
         worker = member.worker
         self._membership.trains(worker)

@@ -26,22 +26,27 @@ class Leaving:
         data: Data,
         clock: Clock,
         *,
+        stays: Callable[[int], bool],
         happened: Callable[[Fact], None],
         unprepared: Callable[[], None],
     ) -> None:
-        """`happened` takes the fact that a worker has left. `unprepared()`: a script ended without `prepare`."""
+        """`stays(worker)`: see `Terms`. `happened` takes the fact that a worker has left.
+
+        `unprepared()`: a script ended without `prepare`.
+        """
         self._membership = membership
         self._host = host
         self._accounts = accounts
         self._applied = applied
         self._data = data
         self._clock = clock
+        self._stays = stays
         self._happened = happened
         self._unprepared = unprepared
         self._finishing: dict[int, Member] = {}
         """Workers that wait in `finish()`."""
         self._postponed: list[tuple[Member, Callable[[Member], None]]] = []
-        """Workers that leave when their last update has arrived, and how."""
+        """Workers that leave when their last update has arrived, or when they are killed, and how."""
 
     def leave(self, member: Member, how: Left) -> None:
         """The worker trains no more: tell the machine if it did, and return what the worker held."""
@@ -88,14 +93,14 @@ class Leaving:
             self.leave(member, how)
         self._membership.goes(member.worker)
         self._finishing.pop(member.worker, None)
+        self._postponed = [(one, end) for one, end in self._postponed if one is not member]
         return died
 
     def go_on(self) -> None:
         """Workers that only waited for their last update leave now."""
         postponed, self._postponed = self._postponed, []
         for member, end in postponed:
-            if member.here:
-                end(member)  # or is put off once more
+            end(member)  # or is put off once more
 
     def awaits(self, member: Member) -> bool:
         """Return whether the worker waits for its last update."""
@@ -103,7 +108,8 @@ class Leaving:
 
     def _has_to_wait(self, member: Member, end: Callable[[Member], None]) -> bool:
         """Whether the worker may not leave yet, as its last update is still on its way. It leaves after that."""
-        if not (member.trains and member.here and self._host.updates(member.worker).coming):
+        waits = self._host.updates(member.worker).coming or self._stays(member.worker)
+        if not (member.trains and member.here and waits):
             return False
         member.wait("the last update is on its way to the store")
         member.step = None  # it was released for this step, and has no data for it

@@ -89,7 +89,8 @@ class Gathering:
                 return False
         if self.fit:
             return True
-        why = lack_of_work(first, settings) or lack_of_metrics(first, settings) or unfit(first, settings)
+        why = lack_of_work(first, settings) if rooms.terms.decides() else ""
+        why = why or lack_of_metrics(first, settings) or unfit(first, settings)
         spec, workers, keeps = settings.choice.spec, settings.workers, settings.checkpoint > 0
         why = why or lack_of_memory(first, spec, workers, available_bytes(), keeps=keeps)
         if why:

@@ -25,6 +25,8 @@ class Terms:
     """Whether this worker, which asks for a batch in that epoch, is answered. Otherwise it waits."""
     goes_on_without: Callable[[int, int], bool]
     """Whether the others go on without this worker, whose process ended with that status."""
+    stays: Callable[[int], bool]
+    """Whether this worker, whose script has no step left to make, does not leave by that, as it is to be killed."""
     leaves_undone: Callable[[int, int], bool]
     """Whether the worker's replica must not make this step when it is ordered to, as if its worker had left."""
     joins_in: Callable[[int], int | None]
@@ -34,6 +36,8 @@ class Terms:
     """The epoch in which this worker's script goes on as it comes for the nth time; None: the one that is under way."""
     hand_over: Callable[[int, int, list[int]], list[int]]
     """Those of these workers of whom the first that lives hands over to this one, which joins for the nth time."""
+    decides: Callable[[], bool]
+    """Whether a machine decides, which may have to know how much work there is."""
     deaths_are_told: bool
     """Whether someone else says which groups fail. Otherwise a member's death fails its group."""
 
@@ -48,9 +52,11 @@ def of_a_run(settings: Settings, now: Callable[[], float]) -> Terms:
         ),
         answers=lambda worker, epoch: True,
         goes_on_without=lambda worker, status: loss_is_borne(settings.on_loss, status),
+        stays=lambda worker: False,
         leaves_undone=lambda worker, step: False,
         joins_in=lambda worker: None,
         admitted_in=lambda worker, nth: None,
         hand_over=lambda worker, nth, others: others,
+        decides=lambda: True,
         deaths_are_told=False,
     )

@@ -295,7 +295,7 @@ def log(**scalars: float) -> None:
     for name in scalars:
         check_name("paceline.log() got a value named", name)
     session = _Process.session
-    if session is not None and session.go is not None:
+    if session is not None and session.go is not None and not session.step_discarded:
         session.link.log(session.go.step, {name: float(value) for name, value in scalars.items()})
 
 

@@ -69,6 +69,8 @@ class Session:
         self.epochs: int | None = None
         self.steps = 0
         """Steps that this worker has made."""
+        self.step_discarded = False
+        """Whether the script has made a step that counts for nothing, and no gradient since: it logs nothing then."""
         self.fetched: deque[Batch] = deque()
         """Batches handed to the script since the last step, and in no gradient that was thrown away."""
         self.untouched: list[Batch] = []
@@ -133,6 +135,7 @@ class Session:
         if self.joins:  # nobody has ordered this gradient: its parameters may be gone by now
             self.skipped.extend(self.fetched)
             self.fetched.clear()
+            self.step_discarded = True
             self.join()
             return
         if self.go is None:
@@ -394,6 +397,7 @@ class Session:
             if self._keeps and self.here:
                 self.send_kept()
             self.backward_seen = True
+            self.step_discarded = False
             self.untouched.clear()
             if self.go is not None:
                 self.holder.take(number)

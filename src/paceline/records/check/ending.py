@@ -80,14 +80,18 @@ def _outcome(checking: Checking, end: dict[str, Any], deaths: dict[str, str]) ->
         raise broken("another outcome: divergence did not end it, or nothing was computed", outcome)
     if outcome != "completed":
         return
-    if reasons and reasons <= {"died"}:
+    all_died = bool(reasons) and reasons <= {"died"}
+    if all_died and _came_back(checking):
+        return
+    limits = {} if run.simulated and not checking.trained else _limits(checking)
+    if all_died and not limits:  # a limit may have ended the run while one was coming back
         raise broken("failed, as all workers died", outcome)
     if run.config.get("on_loss") == "stop" and "died" in reasons:
         raise broken("another outcome, as a worker died, and on_loss is stop", outcome)
     failing = [worker for worker, how in deaths.items() if not how.startswith("killed by ")]
     if run.config.get("on_loss") == "auto" and failing:
         raise broken(f"failed, as the script of worker {failing[0]} failed, and on_loss is auto", outcome)
-    if "stopped" not in reasons or checking.until is not None:
+    if not (all_died or "stopped" in reasons) or checking.until is not None:
         return
     limits = _limits(checking)
     if not limits:
@@ -97,6 +101,14 @@ def _outcome(checking: Checking, end: dict[str, Any], deaths: dict[str, str]) ->
     made = len(checking.rules.applied)
     if set(limits) == {"max_steps"} and made < limits["max_steps"] and run.choice.spec.family == "parameter-server":
         raise broken(f"{limits['max_steps']} steps or more, which is the limit", made)
+
+
+def _came_back(checking: Checking) -> bool:
+    """Whether a worker came back after its last death, and found no data left: no fact tells of that."""
+    segment = checking.run.segments[-1]
+    query = "SELECT worker, count(*) FROM facts WHERE kind = 'WorkerJoined' AND id >= ? GROUP BY worker"
+    joins = dict(checking.run.ledger.execute(query, (segment.fact,)))
+    return any(nth > joins.get(worker, 0) for worker, nth, _ in segment.notes.get("admitted", ()))
 
 
 def _missed(checking: Checking) -> str:

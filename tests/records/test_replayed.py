@@ -1,0 +1,69 @@
+"""A replay's ledger beside its recording's, where the run has several segments."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from paceline.records.ledger import TABLES
+from paceline.records.replayed import Compared, compare
+
+ORDER = (4, 16, 0, "digest", json.dumps([[0, 1, 2, 3]] * 4))
+"""Of an epoch: batches, samples, the first batch, its digest, and all that is in it."""
+
+
+def ledger(first: Iterable[int | None], second: Iterable[int | None], opened: bool = True) -> sqlite3.Connection:
+    """Worker 0 was leased these batches in each of two segments, of an epoch that was opened in the first one.
+
+    None: a new process of that worker begins to ask.
+    """
+    made = sqlite3.connect(":memory:")
+    made.executescript(TABLES)
+    began = json.dumps({"members": [[0, "node-0", 0]]})
+    kinds = [
+        ("TrainingBegan", None, began),
+        ("TrainingBegan", None, began),
+        ("WorkerLeft", 0, '{"reason": "finished"}'),
+    ]
+    for kind, worker, body in kinds:
+        made.execute("INSERT INTO facts (at, kind, worker, body) VALUES (0.0, ?, ?, ?)", (kind, worker, body))
+    if opened:
+        made.execute(
+            "INSERT INTO epochs (epoch, batches, samples, first, digest, batch_order) VALUES (0,?,?,?,?,?)", ORDER
+        )
+    before, after = list(first), list(second)
+    for batch in before + after:
+        row = (None, None, None) if batch is None else (0, 0, batch)
+        made.execute("INSERT INTO leases (worker, during, epoch, batch) VALUES (0, ?, ?, ?)", row)
+    made.execute("INSERT INTO segments (segment, fact, at, version) VALUES (0, 1, 0.0, 0)")
+    made.execute("INSERT INTO segments (segment, fact, at, version, snapshot) VALUES (1, 2, 0.0, 0, 1)")
+    made.execute("INSERT INTO marks VALUES (1, ?, 0, 1, 0)", (len(before),))
+    return made
+
+
+def compared(recorded: sqlite3.Connection, again: sqlite3.Connection) -> Compared:
+    run: Any = SimpleNamespace(
+        ledger=recorded, summary={"outcome": "completed"}, segments=[SimpleNamespace(version=0)] * 2
+    )
+    return compare(run, again)
+
+
+def test_what_a_worker_that_died_was_leased_is_not_beside_what_its_next_segment_was() -> None:
+    """How many batches it had fetched by its death is chance."""
+    assert not compared(ledger([0, 1, 2], [1, 2, 3]), ledger([0], [1, 2, 3])).differences
+
+
+def test_a_process_that_asked_before_the_machine_was_told_of_it_counts_in_its_own_segment() -> None:
+    assert not compared(ledger([0, None, 1], [1, 2, 3]), ledger([0], [1, 2, 3])).differences
+
+
+def test_another_lease_of_the_last_segment_is_found() -> None:
+    (found,) = compared(ledger([0, 1], [1, 2, 3]), ledger([0], [1, 3, 2])).differences
+    assert (found.table, found.key) == ("leases", {"worker": 0, "number": 2})
+
+
+def test_an_epoch_that_was_opened_before_a_segment_went_on_with_it_is_not_drawn_again() -> None:
+    assert not compared(ledger([], [0, 1]), ledger([], [0, 1], opened=False)).differences
