@@ -270,7 +270,7 @@ linger("second")
 
 
 def test_restart_1_starts_a_worker_again_once_and_not_twice(launch: Launch) -> None:
-    run = launch.run(DIES_EACH_TIME, "-n", "2", "-p", "asp", "--restart", "1").completed()
+    run = launch.run(DIES_EACH_TIME, "-n", "2", "-p", "asp", "--restart", "1", "--threads", "1").completed()
     assert facts(run, WorkerJoined, WorkerLeft)[:3] == ["WorkerLeft", "WorkerJoined", "WorkerLeft"]
     assert run.err.count("it comes back") == 1
     assert run.summary["samples"] == 3 * 192
@@ -279,7 +279,7 @@ def test_restart_1_starts_a_worker_again_once_and_not_twice(launch: Launch) -> N
 
 def test_a_script_that_fails_is_not_started_again(launch: Launch) -> None:
     failing = script(each_step="if paceline.worker() == 1: raise SystemExit('by the test')")
-    run = launch.run(failing, "-n", "2", "-p", "asp", "--restart", "3")
+    run = launch.run(failing, "-n", "2", "-p", "asp", "--restart", "3", "--threads", "1")
     assert run.code == 3
     assert "its script failed" in run.out
     assert "comes back" not in run.err
@@ -305,10 +305,15 @@ if batches == 9 and not paceline.resumed():
 )
 
 
+def alone(protocol: str) -> tuple[str, ...]:
+    """Flags of a run of one worker, which may come back once. It would have all cores to itself otherwise."""
+    return ("-n", "1", "-p", protocol, "--restart", "1", "--threads", "1")
+
+
 @pytest.mark.parametrize("protocol", ["asp", "ad-psgd", "all-reduce"])
 def test_a_worker_that_is_alone_goes_on_with_what_was_made_or_as_training_began(protocol: str, launch: Launch) -> None:
     """No replica is left. Its samples since are missed, as the replica was lost with them."""
-    run = launch.run(ALONE, "-n", "1", "-p", protocol, "--restart", "1").completed()
+    run = launch.run(ALONE, *alone(protocol)).completed()
     assert facts(run, WorkerJoined) == ["WorkerJoined"]
     assert run.summary["samples"] + run.summary["samples_missed"] == 3 * 192
     assert same(joined(launch)["parameters"], joined(launch, "begun.pt")["parameters"]) == (protocol != "asp")
@@ -320,7 +325,9 @@ def test_if_nobody_is_left_a_worker_begins_with_a_recorded_mean(protocol: str, l
     recorded = ALONE.replace(
         "if batches == 9 and", 'if batches > 2 and list(THERE.glob("run_*/versions/0*")) and epoch and'
     )
-    run = launch.run(recorded, "-n", "1", "-p", protocol, "--restart", "1", "--record", "4").completed()
+    run = launch.run(
+        recorded, "-n", "1", "-p", protocol, "--restart", "1", "--threads", "1", "--record", "4"
+    ).completed()
     files = [
         safetensors.torch.load_file(run.folder / name)
         for (name,) in run.rows("SELECT file FROM versions WHERE version")
@@ -404,7 +411,7 @@ paceline.finish()
 
 
 def test_a_joiner_without_a_loader_takes_part_from_its_first_step_whose_gradient_is_thrown_away(launch: Launch) -> None:
-    run = launch.run(DRAWS, "-n", "2", "-p", "asp", "--restart", "1").completed()
+    run = launch.run(DRAWS, "-n", "2", "-p", "asp", "--restart", "1", "--threads", "1").completed()
     since = "(SELECT id FROM facts WHERE kind = 'WorkerJoined')"
     made = run.rows(f"SELECT count(*) FROM facts WHERE kind = 'GradientReady' AND worker = 1 AND id > {since}")
     assert made == [(59,)]
