@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 
-from paceline.core.facts import Fact, ParametersTaken, ReduceFailed, ReduceFinished, UpdateArrived
+from paceline.core.facts import Fact, ParametersTaken, ReduceFailed, ReduceFinished, ReplicaCopied, UpdateArrived
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
+    CopyReplica,
     DropUpdate,
     Order,
     Reduce,
@@ -22,7 +24,7 @@ from paceline.core.orders import (
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.host import messages
 from paceline.host.contract import NotHere
-from support.companies import PROCESS, STORE, Averagers, Company, company, idle_company
+from support.companies import PROCESS, STORE, Averagers, Company, averager, company, idle_company
 from support.rooms import OFFER
 
 HOSTS: dict[str, tuple[Callable[..., Company], Callable[..., Company]]] = {"local": (idle_company, company)}
@@ -475,8 +477,317 @@ class TestAverages:
         assert two.news.calls == []
 
 
+Move = tuple[int | None, Action]
+"""Whose doing it is, and what; None: an order, a fact, or what the arithmetic process says."""
+
+
+def said(worker: int, message: messages.Message, packed: str | None = None) -> Move:
+    return worker, lambda company: company.crew.hear(worker, message, packed)
+
+
+def hands(source: int, order: int = -1) -> Move:
+    """It packs, if it was told to. `order`: for which time that it was told to; the last one."""
+
+    def hand(company: Company) -> None:
+        asked = [said for worker, said in company.told if worker == source and isinstance(said, messages.HandOver)]
+        if asked:
+            message = messages.Handed(asked[order].worker, asked[order].joining, None)
+            company.crew.hear(source, message, f"worker {source}'s" + " of before" * (order != -1))
+
+    return source, hand
+
+
+def ordered(given: Order) -> Move:
+    return None, order(given)
+
+
+def joins(*others: int) -> Move:
+    """The machine is told that worker 1 has joined."""
+    return None, lambda company: company.host.join(1, others)
+
+
+def told(fact: Fact) -> Move:
+    """The machine is told of that, if it has happened."""
+
+    def tell(company: Company) -> None:
+        if fact in company.facts:
+            company.host.tell(fact)
+
+    return None, tell
+
+
+COMES: list[Move] = [
+    (1, lambda company: company.host.returns(1)),
+    said(1, OFFER),
+    (1, lambda company: company.host.admit(1, 0, 0.0)),
+    said(1, messages.SnapshotWanted(hold=False)),
+    said(1, messages.SnapshotTaken()),
+    said(1, messages.LeaseWanted(0, 1, "")),
+]
+"""Worker 1, which has died, comes back."""
+
+SERVED_JOIN: list[Move] = [
+    ordered(Release(worker=0, step=1, version=1)),
+    joins(0, 2),
+    ordered(Release(worker=1, step=1, version=0)),
+    hands(2),
+    (None, made(1)),
+    hands(0),
+    (1, lambda company: company.computed(1, 1)),
+    ordered(StartPush(worker=1, step=1)),
+]
+"""It joins those that a store serves. Worker 0 waits for a version before it can hand over."""
+PACKS = {worker: [who for who, _ in SERVED_JOIN].index(worker) for worker in (0, 2)}
+"""At which point each of the others packs."""
+
+COPIED = ReplicaCopied(source=0, worker=1, at=0.0)
+REPLICATED_JOIN: list[Move] = [
+    ordered(StepReplica(worker=0, step=1, version=3)),
+    joins(0, 2),
+    ordered(CopyReplica(source=0, worker=1)),
+    (0, lambda company: company.stepped(0, 1)),
+    hands(0),
+    told(COPIED),
+    ordered(Release(worker=1, step=1, version=0, parameters="own")),
+    (1, lambda company: company.computed(1, 1)),
+    ordered(StepReplica(worker=1, step=1, version=4)),
+    (1, lambda company: company.stepped(1, 1)),
+]
+"""It joins those that own replicas."""
+
+REPLICATED_JOIN_AGAIN: list[Move] = [
+    ordered(CopyReplica(source=2, worker=1)),
+    hands(2),
+    told(ReplicaCopied(source=2, worker=1, at=0.0)),
+]
+"""Its source has died."""
+
+GOES = {"the joiner": [1], "the first other": [0], "the second other": [2], "both others": [0, 2], "all": [0, 1, 2]}
+
+
+def without_worker_1(training: Callable[..., Company], protocol: str) -> Company:
+    """Three workers train, of which worker 1 has died. Version 1 is being made."""
+    three = training(3, protocol)
+    for worker in range(3):
+        parameters: Any = "own" if protocol == "ad-psgd" else "pull"
+        three.carry_out(Release(worker=worker, step=0, version=0, parameters=parameters))
+        three.computed(worker, 0)
+    if protocol == "ad-psgd":
+        for worker in (0, 2):
+            three.carry_out(StepReplica(worker=worker, step=0, version=1))
+            three.stepped(worker, 0)
+    else:
+        three.carry_out(StartPush(worker=0, step=0))
+        three.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    three.leave(1)
+    three.carry_out(DropUpdate(worker=1, step=0, samples="return"))
+    three.crew.told.clear()
+    three.news.calls.clear()
+    three.facts.clear()
+    return three
+
+
+def make(company: Company, moves: list[Move], gone: Collection[int] = ()) -> None:
+    """Let all that come about which workers that are gone have no part in."""
+    for worker, action in moves:
+        if worker not in gone:
+            action(company)
+
+
+def alone_comes() -> list[Move]:
+    """Worker 0, which has died and was alone, joins, and nobody hands over to it."""
+    return [
+        (0, lambda company: company.host.returns(0)),
+        said(0, OFFER),
+        (0, lambda company: company.host.admit(0, 0, 0.0)),
+        (0, lambda company: company.host.join(0, [])),
+    ]
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
 class TestJoins:
-    """A worker that joins waits for nobody but the one that hands over to it, between two of its steps."""
+    """A worker that joins waits for nobody but those that hand over to it, between two of their steps."""
+
+    @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
+    @pytest.mark.parametrize("point", range(len(COMES) + 1))
+    def test_one_that_goes_before_it_joins_leaves_no_claim_and_nothing_open_and_may_come_again(
+        self, point: int, protocol: str, training: Callable[..., Company]
+    ) -> None:
+        three = without_worker_1(training, protocol)
+        before, claims = descriptors(), sorted(three.claims())
+        for _ in range(2):
+            make(three, COMES[:point])
+            three.host.gone(1)  # it has left before
+            assert (descriptors(), sorted(three.claims())) == (before, claims)
+        assert three.crew.handed == []
+        make(three, COMES)
+        assert [type(said).__name__ for worker, said in three.told if worker == 1][-2:] == ["Begin", "Snapshot"]
+
+    @pytest.mark.parametrize("who", GOES)
+    @pytest.mark.parametrize("point", range(len(SERVED_JOIN) + 1))
+    def test_whoever_goes_at_any_point_leaves_no_claim_and_nothing_open_and_a_joiner_takes_up_once(
+        self, point: int, who: str, training: Callable[..., Company]
+    ) -> None:
+        three, gone = without_worker_1(training, "asp"), GOES[who]
+        before = descriptors()
+        make(three, [*COMES, *SERVED_JOIN[:point]])
+        for worker in gone:
+            three.leave(worker)
+        so_far = len(three.told)
+        make(three, SERVED_JOIN[point:], gone)
+        assert not {worker for worker, _ in three.told[so_far:]} & set(gone)
+        for worker in gone:
+            for step in range(2):
+                three.carry_out(DropUpdate(worker=worker, step=step, samples="return"))
+            assert three.claims_of(worker) == []
+        assert descriptors() == before
+        assert len(three.crew.handed) == len(three.news.told("handed_over"))
+        if 1 not in gone:
+            packed = [f"worker {one}'s" for one in (0, 2) if one not in gone or point > PACKS[one]]
+            assert three.crew.handed == [(1, packed[0] if packed else None)]
+
+    @pytest.mark.parametrize("who", GOES)
+    @pytest.mark.parametrize("point", range(len(REPLICATED_JOIN) + 1))
+    def test_whoever_goes_as_a_replica_is_copied_leaves_its_replica_only_and_a_joiner_takes_up_once(
+        self, point: int, who: str, training: Callable[..., Company]
+    ) -> None:
+        """If the source dies before it has all made, there is no copy. The machine orders another one."""
+        three, gone = without_worker_1(training, "ad-psgd"), GOES[who]
+        before = descriptors()
+        make(three, [*COMES, *REPLICATED_JOIN[:point]])
+        for worker in gone:
+            three.leave(worker)
+        so_far = len(three.told)
+        make(three, REPLICATED_JOIN[point:], gone)
+        assert not {worker for worker, _ in three.told[so_far:]} & set(gone)
+        assert all(three.loop.lines[averager(worker)].closed for worker in gone)
+        if COPIED not in three.facts:
+            make(three, REPLICATED_JOIN_AGAIN, gone)
+        for worker in gone:
+            for step in range(2):
+                three.carry_out(DropUpdate(worker=worker, step=step, samples="return"))
+            assert {owner[0] for owner in three.claims_of(worker)} <= {"replica"}
+        assert three.host.progress.settled
+        assert descriptors() == before
+        if 1 not in gone:
+            copied = [f"worker {fact.source}'s" for fact in three.facts if isinstance(fact, ReplicaCopied)]
+            assert len(copied) == 1 - (2 in gone and COPIED not in three.facts)
+            assert three.crew.handed == [(1, packed) for packed in copied]
+
+    @pytest.mark.parametrize("goes", [True, False])
+    @pytest.mark.parametrize("packs_first", [True, False])
+    def test_a_replica_is_copied_once_its_steps_are_made_and_the_rest_is_packed_and_for_one_that_has_gone_it_is_not(
+        self, packs_first: bool, goes: bool, training: Callable[..., Company]
+    ) -> None:
+        three = without_worker_1(training, "ad-psgd")
+        make(three, [*COMES, *REPLICATED_JOIN[:3]])
+        steps = (0, lambda company: company.stepped(0, 1))
+        first, second = (hands(0), steps) if packs_first else (steps, hands(0))
+        make(three, [first])
+        assert three.facts == []
+        if goes:
+            three.leave(1)
+        make(three, [second])
+        assert three.facts == ([] if goes else [COPIED])
+
+    def test_the_next_process_of_another_that_died_is_not_asked_to_hand_over(
+        self, training: Callable[..., Company]
+    ) -> None:
+        """It is on its way, and has nothing, though the machine was not told of that death yet."""
+        three = without_worker_1(training, "asp")
+        three.leave(0)
+        three.host.returns(0)
+        make(three, [*COMES, joins(0, 2), hands(2)])
+        assert [worker for worker, message in three.told if isinstance(message, messages.HandOver)] == [2]
+        assert three.crew.handed == [(1, "worker 2's")]
+
+    def test_a_version_has_the_hyperparameters_of_the_contributor_that_has_served_longest(
+        self, training: Callable[..., Company]
+    ) -> None:
+        """Who has served is counted as workers join: updates of a worker that left may be applied after its return."""
+        two = training(2)
+
+        def steps(step: int, *rates: float) -> None:
+            for worker, rate in enumerate(rates):
+                two.carry_out(Release(worker=worker, step=step, version=step))
+                two.computed(worker, step, [{"lr": rate}])
+                two.carry_out(StartPush(worker=worker, step=step))
+
+        steps(0, 0.1, 0.2)
+        two.leave(0)
+        make(two, alone_comes()[:3])
+        two.apply(1, (0, 0), (1, 0))
+        two.host.join(0, [1])
+        make(two, [hands(1)])
+        steps(1, 0.3, 0.4)
+        two.apply(2, (0, 1), (1, 1))
+        assert [commit.scalars for commit in two.commits()] == [[{"lr": 0.1}], [{"lr": 0.4}]]
+
+    @pytest.mark.parametrize("alone", [True, False])
+    def test_a_copy_of_which_the_machine_is_not_told_has_no_effect(
+        self, alone: bool, training: Callable[..., Company]
+    ) -> None:
+        """In a replay the source dies when it is said to, and may have given its replica before."""
+        three = without_worker_1(training, "ad-psgd")
+        before = descriptors()
+        make(three, [*COMES, joins(0, 2), ordered(CopyReplica(source=0, worker=1)), hands(0)])
+        three.leave(0)
+        if alone:
+            three.leave(2)
+            three.host.begin_anew(1, None, "")
+            make(three, [told(COPIED)])
+        else:
+            make(three, REPLICATED_JOIN_AGAIN)
+        assert three.crew.handed == [(1, None if alone else "worker 2's")]
+        assert descriptors() == before
+
+    @pytest.mark.parametrize("packs", [True, False])
+    def test_a_source_that_has_finished_gives_its_replica_and_what_its_script_keeps_if_that_comes_before_its_end(
+        self, packs: bool, training: Callable[..., Company]
+    ) -> None:
+        three = without_worker_1(training, "ad-psgd")
+        three.host.left(0, died=False)
+        make(three, [*COMES, joins(0, 2), ordered(CopyReplica(source=0, worker=1))])
+        make(three, [hands(0)] * packs)
+        three.host.gone(0)
+        make(three, [told(COPIED)])
+        assert three.crew.handed == [(1, "worker 0's" if packs else None)]
+
+    @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
+    def test_what_is_packed_for_a_joiner_that_died_since_is_not_for_its_next_process(
+        self, protocol: str, training: Callable[..., Company]
+    ) -> None:
+        """Nor does it count twice, as a worker packs for both once it waits for a release."""
+        three = without_worker_1(training, protocol)
+        before = descriptors()
+        joining = [*COMES, joins(0, 2)] + [ordered(CopyReplica(source=0, worker=1))] * (protocol == "ad-psgd")
+        make(three, joining)
+        three.leave(1)
+        make(three, joining)
+        make(three, [hands(2, 0), hands(2), hands(0, 0)])
+        assert three.crew.handed == []
+        make(three, [hands(0), told(COPIED)])
+        assert three.crew.handed == [(1, "worker 0's")]
+        assert descriptors() == before
+
+    def test_what_joins_or_is_copied_may_be_told_when_the_joiner_has_gone_again(
+        self, training: Callable[..., Company]
+    ) -> None:
+        """The machine is told what happened, in order, though other things have happened since."""
+        three = without_worker_1(training, "ad-psgd")
+        before = descriptors()
+        make(three, COMES)
+        three.leave(1)
+        claims = three.claims()
+        make(three, REPLICATED_JOIN, [0, 1])
+        assert (three.crew.handed, three.facts, descriptors()) == ([], [], before)
+        assert ("replica", 1) in claims
+        assert three.claims_of(1) == [("replica", 1)]
+        assert [worker for worker, message in three.told if isinstance(message, messages.HandOver)] == []
 
     def test_a_worker_hands_over_after_the_release_that_was_ordered_before(
         self, training: Callable[..., Company]
@@ -506,3 +817,40 @@ class TestJoins:
             (1, "TakeUp"),
         ]
         assert three.news.told("handed_over") == [(1, None)]
+
+    def test_whose_replica_is_gone_a_joiner_begins_as_training_began_until_a_mean_is_recorded(
+        self, training: Callable[..., Company]
+    ) -> None:
+        one = training(1, "ad-psgd")
+        one.leave(0)
+        for _ in range(2):
+            make(one, alone_comes())
+            one.host.begin_anew(0, None, "")
+            ((_, told),) = one.told[-1:]
+            assert isinstance(told, messages.TakeUp)
+            places = {owner[0]: place for owner, _, place in one.host.shelf.claims()}
+            assert places["replica"] == places["what training began with"]
+            assert (told.file, told.area) == (None, places["replica"])
+            one.leave(0)
+        assert one.claims_of(0) == [("replica", 0)]
+
+    @pytest.mark.parametrize("returns", [True, False])
+    def test_a_joiner_that_is_to_begin_with_a_mean_which_is_being_written_waits_for_that_unless_it_dies(
+        self, returns: bool, training: Callable[..., Company]
+    ) -> None:
+        one = training(1, "ad-psgd")
+        one.host.record(3, [0], "file", "mean")
+        one.leave(0)
+        make(one, alone_comes())
+        one.host.begin_anew(0, 3, "file")
+        assert one.crew.handed == []
+        if returns:
+            one.leave(0)
+            make(one, alone_comes())
+        one.said_by_store(messages.MeanRecorded(3, "digest", 0.0))
+        assert one.crew.handed == [(0, None)] * (not returns)
+        if returns:
+            one.host.begin_anew(0, 3, "file")
+        ((_, told),) = [(worker, said) for worker, said in one.told if isinstance(said, messages.TakeUp)]
+        assert told.file == "file"
+        assert ("what training began with",) not in one.claims()

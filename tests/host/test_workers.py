@@ -183,6 +183,14 @@ def test_a_worker_is_told_what_it_is_sent(company: Callable[..., Company]) -> No
     assert made.until_all_have_gone() == [(0, messages.GivenBack([(2, 5)])), (0, "exit code 0")]
 
 
+def test_what_a_worker_is_told_that_has_gone_has_no_effect(company: Callable[..., Company]) -> None:
+    """As when it dies while it was still to be told something: the coordinator hears of its end a moment later."""
+    made = company(says())
+    made.until_all_have_gone()
+    made.workers.send(0, messages.HandOver(1, 0))
+    assert made.until_all_have_gone() == [(0, "exit code 0")]
+
+
 def test_a_worker_can_be_told_something_before_it_is_listened_to(company: Callable[..., Company]) -> None:
     """To stop, as a signal came while others were forked."""
     made = company(answers, first=messages.Leased(2, 5))

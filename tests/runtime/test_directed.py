@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core.choice import choose
+from paceline.core.facts import Fact, ReplicaCopied, WorkerLeft
 from paceline.core.leases import Batch
 from paceline.core.orders import Order, Release
 from paceline.errors import RunFailed
@@ -95,3 +96,54 @@ def test_a_worker_that_asks_once_more_than_it_is_to_waits() -> None:
 
 def test_where_no_data_is_prescribed_every_worker_is_answered() -> None:
     assert Course().terms().answers(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("handed", "others"),
+    [({(2, 1): 1}, [1]), ({(2, 1): None}, []), ({(2, 2): 1}, [0, 1, 3]), ({(1, 1): 1}, [0, 1, 3])],
+)
+def test_who_handed_over_to_a_worker_does_so_again(
+    handed: dict[tuple[int, int], int | None], others: list[int]
+) -> None:
+    """Of a worker that died before it got anything, nothing is noted: all may."""
+    assert Course(handed=handed).terms().hand_over(2, 1, [0, 1, 3]) == others
+
+
+def test_a_worker_goes_on_in_the_epoch_in_which_it_was_let_in() -> None:
+    """It may ask for its first batch in a later one. Where that is not noted, it goes on in that one."""
+    leases: dict[int, deque[tuple[int, Batch | None] | None]] = {1: deque([(4, Batch(4, 0))])}
+    terms = Course(prescribed=leases, admitted={(1, 1): 2}).terms()
+    assert (terms.admitted_in(1, 1), terms.joins_in(1)) == (2, 4)
+    assert terms.admitted_in(1, 2) == 4
+
+
+def test_of_a_worker_that_came_several_times_before_it_joined_the_last_time_counts() -> None:
+    coordinator: Any = Full()
+    course = Course()
+    Director(coordinator, course).prescribe_returns([(1, 1, 2), (1, 1, 3)], [(1, 1, 0), (1, 1, None)])
+    assert (course.admitted, course.handed) == ({(1, 1): 3}, {(1, 1): None})
+
+
+def test_a_copy_that_was_made_of_a_replica_whose_worker_is_lost_is_not_the_one_that_is_told() -> None:
+    """In the recorded run its source had died before. So another one's copy is awaited."""
+    first, second = (ReplicaCopied(source=source, worker=1, at=0.0) for source in (0, 2))
+    told: list[Fact] = []
+    waits: list[Fact] = [second]
+    happened: deque[Fact] = deque([first])
+    members = {worker: Member(worker=worker) for worker in range(3)}
+    coordinator: Any = SimpleNamespace(
+        rooms=SimpleNamespace(
+            members=members,
+            happened=happened,
+            tell=told.append,
+            workers=SimpleNamespace(end=lambda worker: setattr(members[worker], "stage", "gone")),
+            leaving=SimpleNamespace(go_on=lambda: None),
+            ending=SimpleNamespace(stopping=False),
+            loop=SimpleNamespace(wait=lambda: happened.append(waits.pop())),
+        )
+    )
+    director = Director(coordinator, Course())
+    director.lose(0)
+    director.tell(second)
+    assert waits == []
+    assert told == [WorkerLeft(worker=0, reason="died", at=0.0), second]

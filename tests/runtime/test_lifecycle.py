@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.core.facts import StepDeclined, TrainingBegan, WorkerLeft
+from paceline.core.facts import GradientReady, StepDeclined, TrainingBegan, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
 from paceline.host import messages
 from paceline.host.processes import NoProcess
@@ -44,6 +44,12 @@ def record(stage: Stage) -> None:
     """Whatever has happened is told."""
     while stage.rooms.happened:
         stage.rooms.journal.record(stage.rooms.happened.popleft(), ())
+
+
+def come_back(stage: Stage) -> None:
+    """Workers that are to come back do."""
+    stage.loop.pass_time(0.1)
+    stage.rooms.returns.go_on()
 
 
 def finish(stage: Stage, step: int) -> None:
@@ -98,7 +104,7 @@ def test_a_worker_that_dies_while_the_store_is_set_up_and_comes_back_is_waited_f
     stage = gathered(Stage(tmp_path, workers=2, restart=1))
     stage.crew.gone(1, KILLED)
     stage.loop.hear("the store", READY)
-    stage.loop.pass_time(0.1)
+    come_back(stage)
     assert stage.crew.take() == [(1, "Start")]
     stage.crew.hear(1, OFFER)
     assert stage.crew.take() == [(0, "Begin"), (1, "Begin")]
@@ -110,7 +116,7 @@ def test_if_the_worker_that_forks_the_store_dies_and_comes_back_the_next_store_i
     stage = gathered(Stage(tmp_path, workers=2, restart=1))
     stage.crew.gone(0, KILLED)
     assert stage.crew.take() == []
-    stage.loop.pass_time(0.1)
+    come_back(stage)
     stage.crew.hear(0, OFFER)
     assert stage.crew.take() == [(0, "Start"), (0, "ForkStore")]
 
@@ -126,14 +132,14 @@ def test_a_worker_that_can_not_be_started_again_holds_nobody_up(
     stage.crew.gone(1, KILLED)
     stage.loop.hear("the store", READY)
     stage.crew.take()
-    stage.loop.pass_time(0.1)
+    come_back(stage)
     assert stage.crew.take() == [(0, "Begin")]
 
 
 def test_a_worker_that_dies_once_more_on_its_way_to_a_store_that_is_there_holds_nobody_up(tmp_path: Path) -> None:
     stage = gathered(Stage(tmp_path, workers=2, restart=1))
     stage.crew.gone(1, KILLED)
-    stage.loop.pass_time(0.1)
+    come_back(stage)
     stage.loop.hear("the store", READY)
     stage.crew.take()
     stage.crew.gone(1, KILLED)
@@ -315,3 +321,54 @@ def test_a_run_that_is_to_end_at_once_waits_for_no_version(tmp_path: Path) -> No
     stage.crew.gone(0, KILLED)
     stage.rooms.happened.clear()
     assert stage.coordinator.ended()
+
+
+# --- workers that come back
+
+
+def told(stage: Stage) -> None:
+    """The machine is told of all that has happened."""
+    while stage.rooms.happened:
+        stage.rooms.tell(stage.rooms.happened.popleft())
+
+
+def test_no_process_begins_before_the_machine_was_told_how_the_last_one_ended(tmp_path: Path) -> None:
+    """That the last one had joined is not said of the next one, which has not even begun."""
+    stage = gathered(Stage(tmp_path, workers=2, restart=2))
+    stage.loop.hear("the store", READY)
+    told(stage)
+    stage.crew.gone(1, KILLED)
+    told(stage)
+    come_back(stage)
+    assert stage.crew.started == [1]
+    stage.crew.hear(1, OFFER)
+    stage.crew.hear(1, messages.Joins())
+    stage.crew.gone(1, KILLED)
+    stage.crew.take()
+    stage.loop.pass_time(0.1)
+    assert stage.crew.started == [1]
+    told(stage)
+    stage.coordinator.carry_out(Release(worker=1, step=0, version=0))
+    come_back(stage)
+    assert stage.crew.started == [1, 1]
+    assert stage.crew.take() == [(1, "Start")]
+
+
+def test_a_worker_that_came_back_packs_for_snapshots_only_once_a_gradient_of_it_was_told(tmp_path: Path) -> None:
+    """Until then it may lack what others hand over to it."""
+    stage = gathered(Stage(tmp_path, workers=2, restart=1, checkpoint=1))
+    stage.loop.hear("the store", READY)
+    stage.crew.gone(1, KILLED)
+    told(stage)
+    come_back(stage)
+    stage.crew.hear(1, OFFER)
+    stage.crew.hear(1, messages.Joins())
+    told(stage)
+    stage.crew.take()
+    member = stage.rooms.members[1]
+    assert member.trains
+    stage.rooms.snapshots.ask([member])
+    assert stage.crew.take() == []
+    stage.rooms.tell(GradientReady(worker=1, step=0, version=0, samples=None, at=0.0))
+    stage.rooms.snapshots.ask([member])
+    assert stage.crew.take() == [(1, "Keep")]

@@ -188,3 +188,40 @@ def test_only_scripts_that_run_on_after_their_grace_are_ended_in_a_run_that_is_c
     run.pass_time()
     assert run.killed == [1]
     assert run.said == ["worker 1 has not ended its script in time and is ended"]
+
+
+def test_workers_are_told_to_stop_once_what_comes_before_is_done() -> None:
+    run = Run()
+    before: list[Callable[[], None]] = []
+    run.ending.before = before.append
+    run.limits.stop()
+    assert run.ending.stopping
+    assert not run.stopped
+    assert [member.left for member in run.members.values()] == [None, None]
+    before[0]()
+    assert run.stopped == told(GENTLY)
+    assert [member.left for member in run.members.values()] == ["finished", "finished"]
+    before[0]()
+    assert len(run.stopped) == 2
+
+
+@pytest.mark.parametrize("again", ["interrupted", "failed", "killed"])
+def test_a_run_that_is_stopped_once_more_waits_for_nothing(again: str) -> None:
+    run = Run()
+    run.ending.before = lambda go_on: None
+    run.limits.stop()
+    if again == "interrupted":
+        run.limits.interrupt(1, keyboard=True)
+    elif again == "failed":
+        run.ending.fail("a disk is full")
+    else:
+        run.ending.kill_all()
+    assert run.stopped == told(GENTLY)
+
+
+@pytest.mark.parametrize("end", [lambda ending: ending.fail("a disk is full"), lambda ending: ending.diverge("NaN")])
+def test_a_run_that_does_not_end_well_waits_for_nothing(end: Callable[[Ending], None]) -> None:
+    run = Run()
+    run.ending.before = lambda go_on: None
+    end(run.ending)
+    assert run.stopped == told(AT_ONCE)

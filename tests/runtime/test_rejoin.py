@@ -41,12 +41,14 @@ def linger(until):
     if not (THERE / until).exists():
         time.sleep(0.02)
 
-def alive(process):
+def away(worker):
     try:
-        os.kill(process, 0)
+        os.kill(int(worker.read_text()), 0)
     except ProcessLookupError:
-        return False
-    return True
+        return True
+    except FileNotFoundError:  # it has made its last step, and has gone since the folder was listed
+        pass
+    return False
 
 def come():
     if HERE.is_dir():
@@ -54,7 +56,7 @@ def come():
         os.replace(THERE / f"comes-{paceline.worker()}", HERE / str(paceline.worker()))
 
 def meet():
-    while HERE.is_dir() and not all(alive(int(one.read_text())) for one in HERE.iterdir()):
+    while HERE.is_dir() and any(away(worker) for worker in HERE.iterdir()):
         time.sleep(0.002)
 
 def go():

@@ -99,6 +99,34 @@ def test_bsp_stopped_at_any_step_and_resumed_ends_on_the_bits_of_a_run_that_was_
     assert checked(stopped.folder).ok
 
 
+INTERRUPTED = """
+        step += 1
+        if not paceline.resumed() and paceline.worker() == 1 and step == 4:
+            def interrupt():
+                time.sleep(0.2)  # this one's update has arrived by then
+                os.kill(os.getppid(), signal.SIGINT)
+                time.sleep(0.3)
+                (there / "interrupted").touch()
+            threading.Thread(target=interrupt, daemon=True).start()
+        while not paceline.resumed() and paceline.worker() != 1 and step == 4 and not (there / "interrupted").exists():
+            time.sleep(0.01)
+"""
+
+
+def test_bsp_interrupted_in_a_round_and_resumed_ends_on_the_bits_of_a_run_that_was_not(launch: Launch) -> None:
+    """Some updates of the round have arrived by then. What is made of these alone is not in the last snapshot."""
+    flags = ("-n", "3", "-p", "bsp")
+    whole_run = launch.run(KINDS["momentum"], *flags).completed()
+    text = KINDS["momentum"].replace("import os, signal, sys", "import os, pathlib, signal, threading, time")
+    text = text.replace("step = 0", "step, there = 0, pathlib.Path(__file__).parent")
+    stopped = launch.run(text.replace("        pass\n", INTERRUPTED, 1), *flags)
+    assert stopped.code == 130, stopped.err
+    resumed = launch.resume(stopped.folder).completed()
+    assert resumed.summary["samples"] == 288
+    assert same_bits(resumed, whole_run)
+    assert checked(stopped.folder).ok
+
+
 LONG = ("dssp", "ssp", "asp", "ad-psgd")  # others of their kind are tried by default
 
 

@@ -66,6 +66,17 @@ PROPER: dict[str, tuple[str, list[str | Message]]] = {
             m.Kept(40, 4, 0, "a function"),
         ],
     ),
+    "what it hands over, to a worker that joins twice before that": (
+        "asp",
+        [
+            *STARTED,
+            m.HandOver(1, 0),
+            m.HandOver(1, 2),
+            "heard",
+            m.Handed(1, 0, None),
+            m.Handed(1, 2, "a function"),
+        ],
+    ),
     "a changed learning rate": ("asp", [*STARTED, "heard", finished(scalars=[{"lr": 1, "momentum": 0.5}, {"lr": 2}])]),
     "a further hyperparameter": (
         "asp",
@@ -130,6 +141,12 @@ STRANGE: dict[str, tuple[str, list[str | Message]]] = {
         "ripples",
         [*STARTED, m.Step(5, 0, 0, None), "heard", m.Stepped(5, None), m.Stepped(5, None)],
     ),
+    "what it was not told to hand over": ("asp", [*STARTED, m.HandOver(1, 0), "heard", m.Handed(1, 2, None)]),
+    "what it hands over, twice": (
+        "asp",
+        [*STARTED, m.HandOver(1, 0), "heard", m.Handed(1, 0, None), m.Handed(1, 0, None)],
+    ),
+    "that it joins, before it is let in": ("asp", [UNLOADED, m.Joins()]),
     "a second offer": ("asp", [*STARTED, "heard", OFFERED]),
     "its parser's end in training": ("asp", [*STARTED, "heard", m.ParserEnded(0)]),
     "that it can't fork a store nobody asked it for": ("asp", [OFFERED, m.StoreNotForked("")]),

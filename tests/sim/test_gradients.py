@@ -12,11 +12,12 @@ from time import sleep
 import pytest
 import torch
 
-from paceline.core.facts import GradientReady
+from paceline.core.facts import GradientReady, ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.core.orders import ApplyUpdate
 from paceline.records.ledger import read_facts
 from paceline.training.seeding import epoch_order, seed_step
 from support import nursery
+from support.recorded import checked
 from support.runs import Run, run, side_by_side
 from support.runs import ended as ended_run
 from support.scripts import functions_of
@@ -73,7 +74,11 @@ index = 2
 speed = 0.4
 """
 DEATH = '[[event]]\nworker = 1\nat = "650ms"\nkill = true\n'
+RETURN = DEATH + 'rejoin_after = "300ms"\n[[event]]\nworker = 1\nat_step = 7\nkill = true\nrejoin_after = "200ms"\n'
+"""Twice."""
 
+RETURNS = ("asp", "ad-psgd")
+"""Protocols with a store and with replicas."""
 PROTOCOLS = ("asp", "hsp", "ps-plus", "ad-psgd", "ripples")
 ROUNDS = ("bsp", "all-reduce")
 Runs = dict[str, Future[Run]]
@@ -106,6 +111,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     for protocol in PROTOCOLS:
         for time in ("once", "again"):
             calls[f"{protocol} {time}"] = call(f"{protocol} {time}", CLUSTER + DEATH, "-p", protocol)
+    for protocol in RETURNS:
+        for time in ("once", "again"):
+            calls[f"{protocol} back {time}"] = call(f"{protocol} back {time}", CLUSTER + RETURN, "-p", protocol)
     for protocol in ROUNDS:
         calls[protocol] = call(protocol, CLUSTER, "-p", protocol)
         flags = ("-n", "3", "-p", protocol, "--seed", str(SEED), "--threads", "1", "--tee", "none")
@@ -132,6 +140,35 @@ def test_every_sample_is_used_once_in_each_epoch_though_a_worker_dies(protocol: 
     counts = ended.rows("SELECT epoch, sample, count(*) FROM applied_samples GROUP BY epoch, sample")
     assert sorted(counts) == [(epoch, sample, 1) for epoch in range(EPOCHS) for sample in range(SAMPLES)]
     assert ended.summary["evaluations"][-1]["samples"] == EPOCHS * SAMPLES
+
+
+@pytest.mark.parametrize("protocol", RETURNS)
+def test_a_run_in_which_a_worker_dies_and_comes_back_twice_is_whole(protocol: str, runs: Runs) -> None:
+    ended = runs[f"{protocol} back once"].result().completed()
+    facts = [fact for fact, _ in read_facts(ended.folder / "ledger.sqlite")]
+    stays = [type(fact).__name__ for fact in facts if isinstance(fact, WorkerJoined | WorkerLeft) and fact.worker == 1]
+    assert stays == ["WorkerLeft", "WorkerJoined", "WorkerLeft", "WorkerJoined", "WorkerLeft"]
+    copied = [fact.worker for fact in facts if isinstance(fact, ReplicaCopied)]
+    assert copied == [1, 1] * (protocol == "ad-psgd")
+    back = [fact for fact in facts if isinstance(fact, WorkerJoined)][-1]
+    assert [fact for fact in facts[facts.index(back) :] if isinstance(fact, GradientReady) and fact.worker == 1]
+    assert [row["left"]["reason"] for row in ended.summary["per_worker"]] == ["finished"] * 3
+    counts = ended.rows("SELECT epoch, sample, count(*) FROM applied_samples GROUP BY epoch, sample")
+    assert sorted(counts) == [(epoch, sample, 1) for epoch in range(EPOCHS) for sample in range(SAMPLES)]
+    found = checked(ended.folder)
+    assert found.ok, found.wrong
+
+
+@pytest.mark.parametrize("protocol", RETURNS)
+def test_the_same_seed_gives_the_same_bits_though_a_worker_dies_and_comes_back(protocol: str, runs: Runs) -> None:
+    """How long its process takes to begin is of no consequence."""
+    once, again = (runs[f"{protocol} back {time}"].result().completed() for time in ("once", "again"))
+    assert once.summary == again.summary
+    assert list(read_facts(once.folder / "ledger.sqlite")) == list(read_facts(again.folder / "ledger.sqlite"))
+    leases = "SELECT worker, during, epoch, batch FROM leases WHERE worker = 1 ORDER BY rowid"
+    assert once.rows(leases) == again.rows(leases)
+    same = (run.final() for run in (once, again))
+    assert all(torch.equal(one, other) for one, other in zip(*(state.values() for state in same), strict=True))
 
 
 @pytest.mark.parametrize("protocol", ROUNDS)

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.drive import drive
-from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan
+from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerJoined
 from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.protocols import registry
@@ -226,6 +226,8 @@ def leased_and_resumed(
         elif isinstance(fact, StepDeclined):
             journal.ledger.leased(fact.worker, 0, None)
             journal.ledger.leased(fact.worker, 1, None)
+        elif isinstance(fact, WorkerJoined):
+            journal.ledger.leased(fact.worker, None, None)
         for order in orders:
             if isinstance(order, ApplyUpdate):
                 journal.ledger.checked(order.version, order.version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
+from paceline.fabric.unix import attachment
 from paceline.host import messages
 from paceline.protocols import registry
 from paceline.records.journal import Journal
@@ -108,6 +110,8 @@ class Crew:
     def __init__(self, workers: int) -> None:
         self.numbers = range(workers)
         self.told: list[tuple[int, messages.Message]] = []
+        self.handed: list[tuple[int, str | None]] = []
+        """Workers that were told to take up, and what was packed that came along."""
         self.killed: list[int] = []
         self.started: list[int] = []
         self.died_of: list[tuple[int, str, str]] = []
@@ -116,11 +120,15 @@ class Crew:
     def open(self, hear: Callable[[int, Any, list[int]], None], gone: Callable[[int, int], None]) -> None:
         self._hear, self.gone = hear, gone
 
-    def hear(self, worker: int, message: messages.Message) -> None:
-        self._hear(worker, message, [])
+    def hear(self, worker: int, message: messages.Message, packed: str | None = None) -> None:
+        """`packed` comes along, as a file that is open."""
+        self._hear(worker, message, [] if packed is None else [attachment(packed.encode())])
 
     def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         self.told.append((worker, message))
+        if isinstance(message, messages.TakeUp):
+            packed = [os.pread(descriptor, 100, 0).decode() for descriptor in descriptors]
+            self.handed.append((worker, packed[0] if packed else None))
 
     def take(self) -> list[tuple[int, str]]:
         """What workers were told since the last call: the worker, and the kind of message."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from paceline.core.facts import Fact, ReplicaCopied
 from paceline.core.items import Replica, Version
@@ -34,6 +35,8 @@ class _Copy:
     """Whether the source has packed what goes with its replica, or never will."""
     packing: int | None = None
     """The descriptor of that."""
+    there: bool = False
+    """Whether all of it is with the worker: it takes effect when the machine is told, though the source may be dead."""
 
 
 class Joins:
@@ -72,8 +75,11 @@ class Joins:
         descriptor of that, or nothing; None if it has not packed yet."""
         self._copies: dict[int, _Copy] = {}
         """By worker that joins."""
-        self._unwritten: dict[int, list[tuple[int, messages.TakeUp]]] = {}
-        """By version that is being written: workers that begin with it, and what they are told then."""
+        self._numbers = count()
+        self._joinings: dict[int, int] = {}
+        """By worker: the number of its last joining. What was packed for an earlier one is not for it."""
+        self._unwritten: dict[int, tuple[int, messages.TakeUp]] = {}
+        """By worker that begins with a version which is being written: that one, and what the worker is told then."""
 
     def shows(self, worker: int) -> int:
         """Keep something for the worker to show until it takes part. Return its place, as `Holder` numbers places."""
@@ -89,6 +95,7 @@ class Joins:
     def join(self, worker: int, others: Sequence[int]) -> None:
         """See `contract.Host`."""
         if not self._steps.workers:  # else its replica comes by an order, and the rest with it
+            self._joinings[worker] = next(self._numbers)
             asked = self._asked[worker] = dict.fromkeys(one for one in others if self._hands_over(one))
             for one in list(asked):
                 self._hand_over(one, worker)
@@ -99,8 +106,10 @@ class Joins:
         worker, source = order.worker, order.source
         if not self._seats[worker].trains or self._seats[source].died:  # the machine is about to hear that
             return
+        self._void(worker)  # one that a replay has made, and of which the machine is told nothing
         there = self._steps.replica(source)
         copy = self._copies[worker] = _Copy(order, there, self._steps.copies(worker, there))
+        self._joinings[worker] = next(self._numbers)
         if self._seats[source].here:
             self._hand_over(source, worker)
         else:
@@ -113,7 +122,7 @@ class Joins:
         self._steps.after([source], made)
 
     def copied(self, worker: int) -> None:
-        """The machine is told that the worker has its copy. In a replay, its source may have died before that."""
+        """The machine is told that the worker has its copy."""
         copy = self._copies.pop(worker, None)
         if copy is None:
             return
@@ -124,6 +133,7 @@ class Joins:
 
     def begin_anew(self, worker: int, version: int | None, file: str) -> None:
         """See `contract.Host`."""
+        self._void(worker)
         if version is None:
             assert self._steps.begun_as is not None  # it is kept until something is recorded
             replica = self._steps.copies(worker, self._steps.begun_as)
@@ -131,20 +141,23 @@ class Joins:
             return
         told = messages.TakeUp(self._area(self._steps.room(worker)), file)
         if self._arithmetic.writes(version):
-            self._unwritten.setdefault(version, []).append((worker, told))
+            self._unwritten[worker] = version, told
         else:
             self._send(worker, told)
 
     def written(self, version: int) -> None:
         """That version is on disk."""
         self._steps.forget_beginning()
-        for worker, told in self._unwritten.pop(version, ()):
-            if self._seats[worker].here:
+        for worker, (awaited, told) in list(self._unwritten.items()):
+            if awaited == version:
+                del self._unwritten[worker]
                 self._send(worker, told)
 
     def handed(self, source: int, message: messages.Handed, descriptors: Sequence[int]) -> None:
         """The source has packed what that worker is to get, or can't."""
         worker, copy = message.worker, self._copies.get(message.worker)
+        if message.joining != self._joinings.get(worker):
+            return
         if copy is not None and copy.order.source == source and not copy.packed:
             copy.packed, copy.packing = True, os.dup(descriptors[0]) if descriptors else None
             self._fetch(copy)
@@ -158,11 +171,12 @@ class Joins:
             _close(packing)
         self._void(worker)
         for joiner, copy in list(self._copies.items()):
-            if died and copy.order.source == worker:
+            if died and copy.order.source == worker and not copy.there:
                 self._void(joiner)
 
     def gone(self, worker: int) -> None:
-        """The worker's process has ended: it packs nothing any more."""
+        """The worker's process has ended: it packs nothing any more, and awaits nothing."""
+        self._unwritten.pop(worker, None)
         for joiner, asked in list(self._asked.items()):
             if asked.get(worker, ()) is None:
                 del asked[worker]
@@ -193,7 +207,8 @@ class Joins:
 
     def _hand_over(self, source: int, worker: int) -> None:
         """Ask that worker once it was told of the release that it may wait for: a replay's worker has that by now."""
-        self._releases.after(source, lambda: self._send(source, messages.HandOver(worker)))
+        told = messages.HandOver(worker, self._joinings[worker])
+        self._releases.after(source, lambda: self._send(source, told))
 
     def _fetch(self, copy: _Copy) -> None:
         """Have the replica brought to the worker, once all that goes with it is there."""
@@ -202,6 +217,7 @@ class Joins:
             return
 
         def copied(at: float) -> Fact:
+            copy.there = True
             return ReplicaCopied(source=source, worker=worker, at=at)
 
         self._fetcher.fetch(worker, copy.source, copied)

@@ -130,6 +130,7 @@ class Handed(Message):
     descriptors: ClassVar[int] = 1
 
     worker: Count
+    joining: Count
     error: str | None
 
 
@@ -313,6 +314,8 @@ class HandOver(Message):
     """Pack what the script keeps, and what its optimizer has, as you wait for a release: that worker joins."""
 
     worker: int
+    joining: int
+    """The number of that joining. The worker may die, and join anew before you have packed."""
 
 
 class TakeUp(Message):

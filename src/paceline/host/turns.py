@@ -32,7 +32,7 @@ class Turns:
         self._keeps: set[int] = set()
         """Snapshots that it is to say for what its script keeps."""
         self._hands: set[int] = set()
-        """Workers that it is to hand over to what its script keeps."""
+        """Joinings of workers that it is to hand over to what its script keeps."""
         self._draws: set[tuple[int, int]] = set()
         """(epoch, block) whose order it is to tell."""
         self._adoption: type[messages.Message] | None = messages.AdoptionWanted
@@ -53,8 +53,8 @@ class Turns:
                 self._steps.add(step)
             case messages.Keep(snapshot=snapshot):
                 self._keeps.add(snapshot)
-            case messages.HandOver(worker=worker):
-                self._hands.add(worker)
+            case messages.HandOver(joining=joining):
+                self._hands.add(joining)
             case messages.OrderWanted(epoch=epoch, block=block):
                 self._draws.add((epoch, block))
             case messages.ForkStore():
@@ -90,8 +90,8 @@ class Turns:
                 return _taken(self._steps, step)
             case messages.Kept(snapshot=snapshot):
                 return _taken(self._keeps, snapshot)
-            case messages.Handed(worker=worker):
-                return _taken(self._hands, worker)
+            case messages.Handed(joining=joining):
+                return _taken(self._hands, joining)
             case messages.Joins():
                 return self._begun
             case messages.Declined():

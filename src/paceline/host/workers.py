@@ -92,6 +92,8 @@ class Workers:
     def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Tell the worker, now or when it reads. The descriptors may be closed at once."""
         one = self._processes[worker]
+        if not one.here:  # its end is being told
+            return
         one.turns.told(message)
         if not one.outbox.send(message, descriptors):
             self.end(worker)

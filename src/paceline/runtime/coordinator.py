@@ -77,6 +77,7 @@ class Coordinator:
                 rooms.snapshots.go_on()
                 rooms.clock.present = None
                 rooms.leaving.go_on()
+            rooms.returns.go_on()
             if self.ended():
                 break
             if not rooms.happened:

@@ -177,7 +177,10 @@ class Director:
             self._rooms.tell(joined)
 
     def lose(self, worker: int, untold: int | None = None) -> None:
-        """Kill the worker. `untold`: a step of it that came to a gradient of which the machine won't hear."""
+        """Kill the worker. `untold`: a step of it that came to a gradient of which the machine won't hear.
+
+        Nor will it hear of those that nobody has asked about. So their batches return, too.
+        """
         member = self._rooms.members[worker]
         self._course.lost[worker] = None
         self._rooms.workers.end(worker)
@@ -185,8 +188,10 @@ class Director:
         self._copied = {joiner: copied for joiner, copied in self._copied.items() if copied.source != worker}
         member.left = "died"  # also if its script had ended by itself
         self._rooms.tell(WorkerLeft(worker=worker, reason="died", at=self._course.moment))
-        if untold is not None:
-            self._rooms.data.leases.drop(worker, untold, "return")
+        unasked = [step for one, step in self._results if one == worker]
+        for step in unasked if untold is None else [*unasked, untold]:
+            self._results.pop((worker, step), None)
+            self._rooms.data.leases.drop(worker, step, "return")
 
     def see_off(self, worker: int) -> None:
         """The worker has no data left: its script goes on to its end, or to `finish()`.

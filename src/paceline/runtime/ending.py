@@ -33,6 +33,8 @@ class Ending:
         self.stopping = False
         self.at_once = False
         """Whether the run is to end without its last version, if that is not written yet."""
+        self.before: Callable[[Callable[[], None]], None] = lambda go_on: go_on()
+        """Does what is to be done before workers are told to stop, and then calls what it is given."""
         self._membership = membership
         self._loop = loop
         self._say = say
@@ -40,6 +42,8 @@ class Ending:
         self._kill = kill
         self._grace = GRACE
         """Seconds that a script has to end once the run is stopped, and then what it has started."""
+        self._to_tell: Callable[[], None] | None = None
+        """Tells the workers to stop. None: the run is not stopped, or they were told."""
         self._late: dict[int, None] = {}
         """Workers that were ended after their grace."""
 
@@ -68,15 +72,30 @@ class Ending:
             self.outcome, self.error = "diverged", what
             self.stop(GRACE)
 
-    def stop(self, grace: float, at_once: bool = True, interrupted: bool = False) -> None:
-        """Nothing is left to do: tell every worker, and give its script so long to end."""
+    def stop(
+        self, grace: float, at_once: bool = True, interrupted: bool = False, finished: Callable[[], None] = lambda: None
+    ) -> None:
+        """Nothing is left to do: tell every worker, and give its script so long to end.
+
+        A run that ends well may do something before it tells them. If it is stopped once more meanwhile, they are told
+        then. `finished` is called when they have been told.
+        """
         if self.stopping:
+            self._tell()
             return
-        self.stopping, self._grace = True, grace
+
+        def tell() -> None:
+            for member in self._membership.running():
+                self._stop(member, at_once, interrupted)
+            finished()
+
+        self.stopping, self._grace, self._to_tell = True, grace, tell
         self._membership.nobody_comes_back()
-        for member in self._membership.running():
-            self._stop(member, at_once, interrupted)
         self.end_stragglers_after(grace)
+        if self.outcome in ("completed", "interrupted"):
+            self.before(self._tell)
+        else:
+            self._tell()
 
     def kill_all(self) -> None:
         """End every process now, and write nothing any more."""
@@ -93,6 +112,11 @@ class Ending:
         """Processes are told to exit. A completed run's scripts may take their time."""
         if self.stopping or self.outcome != "completed":
             self._loop.after(self._grace, self._end_leftovers)
+
+    def _tell(self) -> None:
+        tell, self._to_tell = self._to_tell, None
+        if tell is not None:
+            tell()
 
     def _end_stragglers(self) -> None:
         """Kill the workers whose scripts run on; of a run that is not to be completed, all others too."""

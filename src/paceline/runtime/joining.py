@@ -50,6 +50,8 @@ class Returns:
         self._stopping = stopping
         self.in_vain: Callable[[Member], None] = lambda member: None
         """Told of a worker that can't be started again. The coordinator sets it."""
+        self._due: list[Member] = []
+        """Workers whose time to come back has come."""
         self._killed: dict[int, Kill] = {}
         """By worker: the event that has killed it, by time."""
 
@@ -72,7 +74,13 @@ class Returns:
         """Begin a process as that worker after so many seconds, unless the run ends before."""
         member.comes_back = True
         member.restarts += not seconds
-        self._loop.after(seconds, lambda: self._begin(member))
+        self._loop.after(seconds, lambda: self._due.append(member))
+
+    def go_on(self) -> None:
+        """Begin what is due. The machine has been told how the last processes ended, and all that they had said."""
+        due, self._due = self._due, []
+        for member in due:
+            self._begin(member)
 
     def begin(self, member: Member) -> None:
         """Begin a process as this worker, whose own has ended. Raises NoProcess."""

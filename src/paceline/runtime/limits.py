@@ -77,18 +77,19 @@ class Limits:
             return
         self._say("interrupted: ending the run (interrupt again to end it at once)")
         if ending.stopping:  # a limit had stopped it more gently
+            ending.stop(GRACE)  # in case that the limit waits for a round's end
             ending.end_stragglers_after(GRACE)
         elif keyboard and self._membership.any_trains:
             ending.stop(GRACE_AT_CTRL_C, at_once=False, interrupted=True)
         elif self._settings.checkpoint and self._membership.any_trains:
             ending.stop(self._settings.drain)
-        ending.stop(GRACE)
+        else:
+            ending.stop(GRACE)
 
     def stop(self) -> None:
         """End the run as if its work were done: scripts go on after their loops."""
         if not self._ending.stopping:
-            self._ending.stop(GRACE_AT_LIMIT, at_once=False)
-            self._membership.finish()
+            self._ending.stop(GRACE_AT_LIMIT, at_once=False, finished=self._membership.finish)
 
     def _reached(self, limit: str) -> None:
         if self._ending.stopping:

@@ -83,7 +83,9 @@ class Rooms:
             loop,
             send=self.send,
             say=say,
+            in_rounds=spec.rounds,
         )
+        self.ending.before = self.snapshots.stop
         self.versions = self._made_versions()
         self.adopting = Adopting(self.host, self.members, ledger, self.send, self.ending.refuse)
         self.leaving = Leaving(
@@ -230,8 +232,6 @@ class Rooms:
         return StoredVersions(self.host, self.applied, list(self.members), self.recordings)
 
     def _stop(self, member: Member, at_once: bool, interrupted: bool) -> None:
-        if member.trains and self.ending.outcome in ("completed", "interrupted"):
-            self.snapshots.ask([member])
         self.leaving.leave(member, "stopped")
         self.send(member, messages.Stop(at_once, interrupted))
 

@@ -27,6 +27,7 @@ from paceline.runtime.member import Member
 from paceline.runtime.recordings import Recordings
 
 LOOK_AGAIN = 0.05  # seconds: the ledger writes ten times a second
+LAST_ROUND = 5.0  # seconds that a run which is stopped waits for its round to end: half of what `--drain` gives it
 
 
 @dataclass(slots=True)
@@ -67,8 +68,9 @@ class Snapshots:
         *,
         send: Callable[[Member, messages.Message], None],
         say: Callable[[str], None],
+        in_rounds: bool,
     ) -> None:
-        """`times_an_epoch` is 0 if no snapshot is taken at all."""
+        """`times_an_epoch` is 0 if no snapshot is taken at all. `in_rounds`: see `Spec.rounds`."""
         self.memory: Callable[[], Any] = lambda: None
         """What the machine declares durable."""
         self.keeps = False
@@ -87,6 +89,13 @@ class Snapshots:
         self._loop = loop
         self._send = send
         self._say = say
+        self._in_rounds = in_rounds
+        self._in_a_round = False
+        """Whether a worker has a gradient of the next version, which was not ordered yet."""
+        self._stop: Callable[[], None] | None = None
+        """To be called once the last snapshot is taken, as the run is stopped. None: that was done, or it goes on."""
+        self._stopped = False
+        """Whether the last snapshot was taken as the run was stopped."""
         self._at = 0.0
         """The time of the last fact."""
         self._next_steps: dict[int, int] = {}
@@ -124,6 +133,7 @@ class Snapshots:
             case GradientReady(worker=worker, step=step):
                 self._next_steps[worker] = step + 1
                 self._new.discard(worker)
+                self._in_a_round = self._in_rounds
             case WorkerLeft(worker=worker, reason="died"):
                 self._new.add(worker)
             case TrainingBegan(members=members):
@@ -131,8 +141,8 @@ class Snapshots:
 
     def ordered(self, version: int) -> None:
         """A version was ordered, of the store or of a replica."""
-        self._version = version
-        if self._due.reached(self._applied.samples) and self._draft is None:
+        self._version, self._in_a_round = version, False
+        if (self._due.reached(self._applied.samples) or self._stop is not None) and self._draft is None:
             self._wanted = True
 
     def before_release(self) -> None:
@@ -158,12 +168,29 @@ class Snapshots:
             self.before_release()
             self._wanted = False
             self._take()
+        if self._stop is not None and not self._in_a_round:
+            self._take_last()
+
+    def stop(self, go_on: Callable[[], None]) -> None:
+        """The run is stopped: take the last snapshot before anybody leaves, and then go on. One being written will do.
+
+        A round ends first, as what a machine makes of half a round is not what it would have made of it. If that takes
+        too long, the snapshot is of the middle of the round: whole, but a resumed run will come to other bits.
+        """
+        self._stop = go_on
+        if not self._takes or not self._in_a_round:
+            self._take_last()
+        else:
+            self._loop.after(LAST_ROUND, self._take_last)
 
     def close(self, members: Iterable[Member]) -> bool:
-        """All scripts have ended: take the last snapshot. Return whether there is something to wait for."""
+        """All scripts have ended: take the last snapshot, unless that was done when the run was stopped.
+
+        Return whether there is something to wait for.
+        """
         if not self._takes or not self._next_steps:
             return False
-        if self._draft is None and self._newest < self._ledger.facts:
+        if self._draft is None and self._newest < self._ledger.facts and not self._stopped:
             self.ask(members)
             self._take()
         return self._draft is not None
@@ -212,6 +239,19 @@ class Snapshots:
 
     # --- taking one ---------------------------------------------------------------------------------
 
+    def _take_last(self) -> None:
+        """The run is stopped, and its round is over or is not waited for any more."""
+        go_on, self._stop = self._stop, None
+        if go_on is None:
+            return
+        training = [member for member in self._members.values() if member.trains]
+        if self._takes and self._next_steps and training:
+            self._stopped = True
+            if self._draft is None and self._newest < self._ledger.facts:
+                self.ask(training)
+                self._take()
+        go_on()
+
     def _take(self) -> None:
         """Note how things are, and have all that is large written."""
         fact, means, in_replicas = self._ledger.facts, self._applied.replicas, self._applied.in_replicas()
@@ -250,7 +290,7 @@ class Snapshots:
             self._say(f"the snapshot after fact {draft.state.fact} can't be made: no worker has packed what it keeps")
         if draft.failed or self._ledger.broken:  # the run's end says why its ledger is
             self._host.drop()
-            self._newest, self._draft = draft.state.fact, None
+            self._newest, self._draft, self._stopped = draft.state.fact, None, False
             return
         if draft.noted is None:
             draft.noted = self._ledger.ask()

@@ -315,7 +315,7 @@ class WorkerLink:
         """See `training.link.Link`."""
         error = str(packing) if isinstance(packing, ConfigError) else None
         descriptors = () if isinstance(packing, ConfigError) else (attachment(packing),)
-        self._channel.send(messages.Handed(order.worker, error), descriptors)
+        self._channel.send(messages.Handed(order.worker, order.joining, error), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -327,7 +327,7 @@ class WorkerLink:
         if isinstance(message, messages.Keep):
             return self._to_keep(message)
         if isinstance(message, messages.HandOver):
-            return HandOver(worker=message.worker)
+            return HandOver(worker=message.worker, joining=message.joining)
         if isinstance(message, messages.Step):
             return Step(step=message.step, source=message.source, target=message.target, gradients=message.gradients)
         return Go(
@@ -516,8 +516,8 @@ class WorkerLink:
         """Wait for a message of these kinds. No step is made meanwhile, so what the script keeps is packed at once."""
         while True:
             match message := self._await(*kinds, even_stopped=True, asked=True):
-                case messages.HandOver(worker=worker):
-                    prepare.hand_over(HandOver(worker=worker))
+                case messages.HandOver(worker=worker, joining=joining):
+                    prepare.hand_over(HandOver(worker=worker, joining=joining))
                 case messages.Keep():
                     prepare.keep([self._to_keep(message)])
                 case _:

@@ -155,6 +155,7 @@ class HandOver:
     """Pack what the script keeps, and what its optimizer has, as they are now: that worker joins."""
 
     worker: int
+    joining: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import sqlite3
+import sys
 from array import array
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from itertools import compress, groupby
+from itertools import compress, groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -71,15 +73,36 @@ def data(checking: Checking) -> None:
 
 
 def _returns(checking: Checking) -> None:
-    """A row of `leases` without an epoch says that another process asks from there on: one for each that joined."""
+    """A row of `leases` without an epoch says that another process asks from there on: one for each that joined.
+
+    The fact may be missing where the run crashed, or was cut to go on. The row may be, where no data was left.
+    """
     ledger, checking.table = checking.run.ledger, "leases"
-    joined = dict(ledger.execute("SELECT worker, count(*) FROM facts WHERE kind = 'WorkerJoined' GROUP BY worker"))
-    rows = ledger.execute(
+    for (row,) in ledger.execute("SELECT rowid FROM leases WHERE (epoch IS NULL) != (batch IS NULL) ORDER BY rowid"):
+        raise Broken(READABLE, "an epoch and a batch, or neither", "one of them", "leases", row)
+    untold = len(checking.run.segments) - 1 + (not checking.completed)
+    joined: dict[Any, list[int]] = {}
+    for worker, step in ledger.execute("SELECT worker, step FROM facts WHERE kind = 'WorkerJoined' ORDER BY id"):
+        joined.setdefault(worker, []).append(step)
+    query = (
         "SELECT worker, count(*), max(rowid), max(batch IS NOT NULL) FROM leases WHERE during IS NULL GROUP BY worker"
     )
-    for worker, times, row, leased in rows:
-        if leased or times > joined.get(worker, 0):
+    rows = {worker: (times, row, leased) for worker, times, row, leased in ledger.execute(query)}
+    for worker, (times, row, leased) in rows.items():
+        if leased or times > len(joined.get(worker, ())) + untold:
             raise Broken(READABLE, f"the epoch in which worker {worker} asked", "none", "leases", row)
+    for worker, steps in joined.items():
+        least = sum(_makes_a_step(ledger, worker, *stay) for stay in pairwise([*steps, sys.maxsize]))
+        times, _, _ = rows.get(worker, (0, None, None))
+        if checking.trained and times < least:
+            expected = f"a row without an epoch for each of {count(least, 'return')} of worker {worker}"
+            raise Broken(READABLE, expected, str(times), "leases")
+
+
+def _makes_a_step(ledger: sqlite3.Connection, worker: int, first: int, end: int) -> bool:
+    """Whether there is a gradient of one of these steps."""
+    query = "SELECT 1 FROM facts WHERE kind = 'GradientReady' AND worker = ? AND step >= ? AND step < ? LIMIT 1"
+    return ledger.execute(query, (worker, first, end)).fetchone() is not None
 
 
 class _Opened:
