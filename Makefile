@@ -15,6 +15,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Many containers set it. Each process of the suite would compile all modules anew, and pytest all of its tests.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test numeric long check bench docs docs-serve prose papers clean
 
 demo: $(VENV)/installed

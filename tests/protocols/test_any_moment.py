@@ -47,12 +47,10 @@ def changes(world: World) -> list[Story]:
     return stories
 
 
-@pytest.mark.parametrize("choice", WITH_SETTINGS, ids=str)
-@each_seed(range(2))
-def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int) -> None:
+def survives(choice: Choice, seed: int, steps: int) -> None:
     """The world fails for whoever is stuck then, and for what is lost or applied twice."""
     first = {} if seed == 0 else {0: 3, 2: 1}
-    world = World.of(choice, workers=3, steps=4, version=2 * seed, first=first)
+    world = World.of(choice, workers=3, steps=steps, version=2 * seed, first=first)
     for _ in wander(world, random.Random(seed)):
         for story in changes(world):
             changed = world.fork()
@@ -64,6 +62,19 @@ def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int)
             for _ in wander(changed, random.Random(seed)):
                 pass
             assert not changed.unsettled
+
+
+@pytest.mark.parametrize("choice", WITH_SETTINGS, ids=str)
+@each_seed(range(2))
+def test_a_join_a_departure_and_a_return_are_survived(choice: Choice, seed: int) -> None:
+    survives(choice, seed, steps=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("choice", WITH_SETTINGS, ids=str)
+@each_seed(range(5))
+def test_so_they_are_in_longer_histories(choice: Choice, seed: int) -> None:
+    survives(choice, seed, steps=4)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)

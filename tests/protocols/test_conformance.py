@@ -54,6 +54,14 @@ WALKED = [choice for choice in LARGE if str(choice) not in SAME]
 """All but those whose bound no walk of a few steps can reach, the topology that is the ring among three, and the pull
 that is walked with two gates."""
 
+MANY = [
+    "ad-psgd",
+    *(f"hsp:idle=always,order=rank,broadcast=all{stale}" for stale in ("", ",stale=accumulate", ",stale=discard")),
+]
+MANY += ["ps-plus:gate=0", "ps-plus:pull=after-push,modulation=progress,gate=1"]
+MANY = [str(choose(text, registry())) for text in MANY]
+"""Those with so many states that by default two walks stand for one: of fewer steps, and of fewer workers."""
+
 
 def world(choice: Choice, seed: int) -> tuple[World, random.Random]:
     """A random company in which workers die and join."""
@@ -64,13 +72,24 @@ def world(choice: Choice, seed: int) -> tuple[World, random.Random]:
 
 @pytest.mark.parametrize("choice", WALKED, ids=str)
 def test_in_every_reachable_state_nobody_is_stuck_and_no_update_is_lost_or_applied_twice(choice: Choice) -> None:
-    assert walk(choice, workers=3, steps=2, departures=1) > 100
+    if str(choice) in MANY:
+        assert walk(choice, workers=3, steps=1, departures=1) > 100
+        assert walk(choice, workers=2, steps=2, departures=1) > 100
+    else:
+        assert walk(choice, workers=3, steps=2, departures=1) > 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("choice", [choice for choice in WALKED if str(choice) in MANY], ids=str)
+def test_the_same_where_there_are_many_states(choice: Choice) -> None:
+    assert walk(choice, workers=3, steps=2, departures=1) > 1000
+    assert walk(choice, workers=2, steps=1, departures=1, joins=1) > 100
 
 
 @pytest.mark.parametrize("choice", WALKED, ids=str)
 def test_it_survives_a_join_and_a_departure_in_every_reachable_state(choice: Choice) -> None:
-    """A single step of each; larger ones are in the long suite. Replicas have far more states: one worker begins."""
-    workers = 1 if choice.spec.family == "decentralized" else 2
+    """A single step of each; larger ones are in the long suite. Where there are far more states, one worker begins."""
+    workers = 1 if choice.spec.family == "decentralized" or str(choice) in MANY else 2
     assert walk(choice, workers, steps=1, departures=1, joins=1) > 25
 
 

@@ -533,7 +533,7 @@ def test_the_end_of_a_group_that_has_ended_is_refused() -> None:
 
 # The group generator, in thousands of random histories.
 
-HISTORIES = 400
+HISTORIES = 200
 
 
 def random_world(text: str, seed: int) -> tuple[ReplicaWorld, random.Random]:
@@ -637,7 +637,7 @@ def check_division(machine: Machine, asker: int, groups: list[Group], counts: di
 @pytest.mark.long
 @pytest.mark.parametrize("text", SCHEDULES)
 def test_many_more_random_histories_come_to_their_end(text: str) -> None:
-    for seed in range(HISTORIES, 6 * HISTORIES):
+    for seed in range(HISTORIES, 12 * HISTORIES):
         world, chance = random_world(text, seed)
         for _ in wander(world, chance, turmoil=0.3):
             pass

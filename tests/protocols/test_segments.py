@@ -13,15 +13,15 @@ from paceline.core.orders import AdjustTraining, Order, Reduce, SwitchProtocol
 from paceline.protocols import registry
 from protocols.test_conformance import LARGE
 from protocols.test_conformance import world as begun
+from support.seeds import each_seed
 from support.tables import arrived, averaged, began, check, own, ready, run, stepped
 from support.walk import World, walk, wander
 
 REMEMBER = {name for name, spec in registry().items() if spec.memory is not None}
 
 
-@pytest.mark.parametrize("choice", LARGE, ids=str)
-@pytest.mark.parametrize("seed", range(5))
-def test_a_run_that_is_cut_anywhere_comes_to_its_end_in_the_next_segment(choice: Choice, seed: int) -> None:
+def cut_anywhere(choice: Choice, seed: int) -> None:
+    """After each fact of a random history another segment begins, and comes to its end."""
     world, chance = begun(choice, seed)
     for _ in wander(world, chance):
         following = world.resumed(steps=2)
@@ -30,6 +30,19 @@ def test_a_run_that_is_cut_anywhere_comes_to_its_end_in_the_next_segment(choice:
             pass
         assert not following.unsettled
         assert following.version >= world.version
+
+
+@pytest.mark.parametrize("choice", LARGE, ids=str)
+@each_seed(range(2))
+def test_a_run_that_is_cut_anywhere_comes_to_its_end_in_the_next_segment(choice: Choice, seed: int) -> None:
+    cut_anywhere(choice, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("choice", LARGE, ids=str)
+@each_seed(range(2, 10))
+def test_more_runs_that_are_cut_anywhere_come_to_their_end(choice: Choice, seed: int) -> None:
+    cut_anywhere(choice, seed)
 
 
 @pytest.mark.parametrize("choice", LARGE, ids=str)

@@ -163,12 +163,12 @@ TWICE = (killed(1, 3), killed(2, 4), killed(1, 6), killed(2, 8))
 def test_workers_that_die_twice_come_back_twice_and_the_run_is_whole(protocol: str, launch: Launch) -> None:
     """Nobody makes a step while one is away, however long it takes to come back."""
     (launch.tmp_path / "here").mkdir()
-    text = script("come()", "meet()")
+    text = script("come()", "meet()").replace("192", "96")
     run = launch.run(text, "-p", protocol, *scenario(launch, *TWICE)).completed()
     assert facts(run, WorkerJoined) == ["WorkerJoined"] * 4
     times = run.rows("SELECT count(*) FROM applied_samples GROUP BY epoch, sample")
     assert set(times) == {(1,)}
-    assert len(times) + run.summary["samples_missed"] == 3 * 192
+    assert len(times) + run.summary["samples_missed"] == 3 * 96
     assert run.summary["samples"] == len(times)
     found = checked(run.folder)
     assert found.ok, found.wrong

@@ -1,4 +1,4 @@
-"""Thousands of pushes from four processes at once: no pull mixes versions, every push is applied once.
+"""Two thousand pushes from four processes at once: no pull mixes versions, every push is applied once.
 
 The model's elements are all equal in each version and differ between versions: whoever sees two values at
 once has seen two versions at once. The script's workers look, and raise.
@@ -76,15 +76,16 @@ if paceline.worker() == 3:
     open(back, "w").write(str(last))
 """
 
-KILL = """
+KILLED_AT = 120
+KILL = f"""
 [[event]]
 worker = 1
-at_step = 200
+at_step = {KILLED_AT}
 kill = true
 """
 
 WORKERS = 4
-PUSHES = {"whole": 600, "killed": 400, "longer": 2000}
+PUSHES = {"whole": 400, "killed": 240, "longer": 2000}
 """Of each worker, but for the one that is killed."""
 
 Ended = tuple[Run, dict[int, int]]
@@ -120,13 +121,13 @@ def ended(
     name = request.param
     finished = runs[name].result() if name in runs else fire(name, tmp_path_factory.mktemp(name))
     pushes = dict.fromkeys(range(WORKERS), PUSHES[name])
-    return finished.completed(), pushes | ({1: 200} if name == "killed" else {})
+    return finished.completed(), pushes | ({1: KILLED_AT} if name == "killed" else {})
 
 
 def test_no_pull_and_no_state_dict_ever_mixed_versions_or_went_back(ended: Ended) -> None:
     run_, pushes = ended
     reasons = {worker["worker"]: worker["left"]["reason"] for worker in run_.summary["per_worker"]}
-    died = [worker for worker, count in pushes.items() if count == 200]
+    died = [worker for worker, count in pushes.items() if count == KILLED_AT]
     assert reasons == {worker: "died" if worker in died else "finished" for worker in pushes}
 
 
@@ -195,7 +196,7 @@ def test_a_killed_worker_s_step_is_neither_pushed_nor_applied_and_the_others_do_
     assert of_worker_1[-1].reason == "died"
     assert not [order for _, orders in history for order in orders if isinstance(order, DropUpdate)]
     steps = {worker["worker"]: worker["steps"] for worker in killed.summary["per_worker"]}
-    assert steps == {**dict.fromkeys(range(WORKERS), PUSHES["killed"]), 1: 200}
+    assert steps == {**dict.fromkeys(range(WORKERS), PUSHES["killed"]), 1: KILLED_AT}
 
 
 # --- without a loader -------------------------------------------------------------------------------

@@ -246,9 +246,16 @@ def _main() -> None:
     import torch  # noqa: F401  # but not its compiler, which takes a second and makes each fork slower; see `import_torch`
 
     import paceline.cli.main
+    import paceline.cli.replay
+    import paceline.cli.run
     import paceline.cli.table
+    import paceline.runs.replay
+    import paceline.runs.run
     import paceline.runtime.run
     import paceline.runtime.worker  # noqa: F401
+    from paceline.protocols import registry
+
+    registry()  # which imports them
 
     with socket.socket(fileno=int(sys.argv[1])) as control:
         request, descriptors = _serve(control)

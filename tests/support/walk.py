@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from paceline.core.choice import Choice
@@ -529,16 +530,16 @@ def frozen(value: Any, newest: int = 0) -> Any:
         return tuple([(key, item if type(item) in LEAVES else frozen(item, newest)) for key, item in value.items()])
     if kind is tuple or kind is list:
         return tuple([item if type(item) in LEAVES else frozen(item, newest) for item in value])
-    names = _mutable(kind)
-    if names is None:
+    mutable = _mutable(kind)
+    if mutable is None:
         return value
-    parts = [getattr(value, name) for name in names]
+    _, parts_of, versions = mutable
+    parts = [part if type(part) in LEAVES else frozen(part, newest) for part in parts_of(value)]
     if newest:
-        parts = [
-            min(newest - part, FAR_BEHIND) if name in VERSIONS and part is not None else part
-            for name, part in zip(names, parts, strict=True)
-        ]
-    return tuple([part if type(part) in LEAVES else frozen(part, newest) for part in parts])
+        for place in versions:
+            if parts[place] is not None:
+                parts[place] = min(newest - parts[place], FAR_BEHIND)
+    return tuple(parts)
 
 
 def _copied(value: Any) -> Any:
@@ -547,17 +548,19 @@ def _copied(value: Any) -> Any:
         return {key: item if type(item) in LEAVES else _copied(item) for key, item in value.items()}
     if kind is list:
         return [item if type(item) in LEAVES else _copied(item) for item in value]
-    names = _mutable(kind)
-    if names is None:
+    mutable = _mutable(kind)
+    if mutable is None:
         return value
-    parts = [getattr(value, name) for name in names]
-    copies = [part if type(part) in LEAVES else _copied(part) for part in parts]
+    names, parts_of, _ = mutable
+    copies = [part if type(part) in LEAVES else _copied(part) for part in parts_of(value)]
     return kind(**dict(zip(names, copies, strict=True)))
 
 
 @cache
-def _mutable(kind: type) -> tuple[str, ...] | None:
-    """Names of the fields, if it is a dataclass whose values can change."""
+def _mutable(kind: type) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[int]] | None:
+    """If it is a dataclass whose values can change: its fields' names, what gets them, and which are versions."""
     if not is_dataclass(kind) or kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return None
-    return tuple(field.name for field in fields(kind))
+    names = [field.name for field in fields(kind)]
+    parts_of = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
+    return names, parts_of, [place for place, name in enumerate(names) if name in VERSIONS]
