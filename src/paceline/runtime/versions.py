@@ -144,7 +144,7 @@ class Means(_Versions):
 
     def _replicas_now(self) -> tuple[int, int, list[int]]:
         """Steps and averages so far, and whose replicas count. The mean changes when any of these does."""
-        return self._applied.steps, self._host.progress.averages, self._survivors()
+        return self._applied.ordered_steps, self._host.progress.averages, self._survivors()
 
     def _survivors(self) -> list[int]:
         """Workers whose replicas count: those that began to train and have not died.
