@@ -122,7 +122,7 @@ class LocalHost:
             steps_in_store=spec.optimizer == "store",
             rate_scale=rate_scale,
         )
-        copies = Copies(self.shelf, plan, self.arithmetic, self.steps)
+        copies = Copies(self.shelf, plan, self.arithmetic, self.steps, news)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = Snapshots(self.shelf, plan, self.arithmetic, self.commits, self.steps, news)
         self.pulls = Pulls(self.shelf, self.commits, self._fetcher, seats)

@@ -105,13 +105,22 @@ class Means(_Versions):
         self._recording = False
         self._cut: tuple[int, Made] = 0, recordings.newest
         """Of how many replicas the mean is that is being recorded, and when it was made."""
+        self._before = recordings.newest
+        """The mean before that one."""
         self._mean_of: tuple[int, int, list[int]] | None = None
         """What the last mean was made of, as `_replicas_now` returns it."""
+        self._again = False
+        """Whether a mean is due because one that was due can't be made."""
+        self._broken: dict[int, None] = {}
+        """Workers whose replicas were left behind in the middle of a step."""
 
     def ordered(self, version: int) -> None:
         """A replica is to make its next version: record the mean of all if that is due."""
-        if not self._recording and self._recordings.due(self._applied.samples, len(self._survivors())):
-            self._record()
+        if self._recording:
+            return
+        if self._again or self._recordings.due(self._applied.samples, len(self._survivors())):
+            self._again = False
+            self._record(self._survivors())
 
     def record_last(self) -> bool:
         """No replica makes a step any more: have their mean written once the averages under way are made.
@@ -120,10 +129,25 @@ class Means(_Versions):
         """
         if self._recording or self._host.progress.averaging:
             return True
-        if self._mean_of == self._replicas_now() or not self._survivors():
+        there = [worker for worker in self._survivors() if worker not in self._broken]
+        if self._mean_of == self._replicas_now() or not there:
             return False
-        self._record()
-        return True
+        self._record(there)
+        return self._recording or self.record_last()
+
+    def void(self, version: int, workers: Sequence[int]) -> None:
+        """That mean can't be made, as these workers died in a step. Once the machine knows that, the next one is due.
+
+        A replay knows from the ledger when that was.
+        """
+        self._recording, self._again, self._mean_of = False, True, None
+        self._broken.update(dict.fromkeys(workers))
+        self._recordings.void(version, self._before)
+
+    def counts(self, worker: int) -> None:
+        """See `_Versions`."""
+        super().counts(worker)
+        self._broken.pop(worker, None)
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """That mean is on disk."""
@@ -133,9 +157,10 @@ class Means(_Versions):
         self._journal.consensus(version, made.at, replicas, distance)
         super().written(version, sha256, distance)
 
-    def _record(self) -> None:
-        """The mean of all replicas as they are at this moment is the next version: write it."""
-        recordings, version, workers = self._recordings, self._recordings.newest.version + 1, self._survivors()
+    def _record(self, workers: list[int]) -> None:
+        """The mean of these workers' replicas as they are at this moment is the next version: write it."""
+        recordings, version = self._recordings, self._recordings.newest.version + 1
+        self._before = recordings.newest
         recordings.ordered(version, self._applied.samples)
         recordings.made(version, self._now())
         file = recordings.begin()
