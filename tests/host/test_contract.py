@@ -342,6 +342,21 @@ class TestArithmetic:
             two.host.record(1, [0], "file", "mean")
             assert isinstance(two.store.sent[-1], messages.RecordMean)
 
+    def test_a_mean_has_no_replica_that_a_joiner_has_yet_to_put_there(self, training: Callable[..., Company]) -> None:
+        one = training(1, "ad-psgd")
+        one.leave(0)
+        one.host.returns(0)
+        one.crew.hear(0, OFFER)
+        one.host.admit(0, 0, 0.0)
+        one.host.join(0, [])
+        one.host.begin_anew(0, 1, "file")
+        one.host.record(2, [0], "file", "mean")
+        assert one.news.told("void") == [(2, [0])]
+        one.carry_out(Release(worker=0, step=0, version=1, parameters="own"))
+        one.computed(0, 0)
+        one.host.record(2, [0], "file", "mean")
+        assert isinstance(one.store.sent[-1], messages.RecordMean)
+
     def test_a_worker_that_can_t_fork_it_is_ended_and_another_one_may(self, idle: Callable[..., Company]) -> None:
         two = idle(2)
         two.host.open()

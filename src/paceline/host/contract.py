@@ -203,9 +203,9 @@ class News(Protocol):
         """The version is on disk. `distance`: that of the replicas from it, if it is their mean."""
 
     def void(self, version: int, workers: Sequence[int]) -> None:
-        """There will be no such mean: the processes of these workers ended before their replicas had made their steps.
+        """There will be no such mean: these workers' places have no whole replica.
 
-        It may be told before `record` returns.
+        Their processes ended in a step, or have yet to put one there. It may be told before `record` returns.
         """
 
     def kept(self, file: str, sha256: str) -> None:

@@ -373,6 +373,7 @@ class LocalHost:
     def _computed(self, seat: Seat, step: int) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""
         self.releases.computed(seat.worker)
+        self.steps.computed(seat.worker)
         if seat.trains and not self.steps.owned_by(seat.worker):
             self.pushes.ready(seat.worker, step)
             self.commits.said(seat.worker, step, seat.scalars)

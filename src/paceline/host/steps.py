@@ -70,7 +70,7 @@ class Steps:
         self._stepping: dict[tuple[int, int], None] = {}
         """(worker, step) that are ordered and not made."""
         self._broken: dict[int, None] = {}
-        """Workers whose processes ended before their replicas had made their steps: what lies there is no replica."""
+        """Workers whose replicas' places have none: their processes ended in a step, or have yet to put one there."""
         self._later: list[_Later] = []
         self.begun_as: Item | None = None
         """What training began with, as long as a worker may have to begin with it once more."""
@@ -141,10 +141,14 @@ class Steps:
         place = self._shelf.put(replica, replica_of(worker), self._plan.shared)
         assert place is not None  # its last replica is forgotten
         self._replicas[worker] = replica
-        self._broken.pop(worker, None)
+        self._broken[worker] = None
         self._ordered.setdefault(worker, 0)
         self._made.setdefault(worker, 0)
         return replica
+
+    def computed(self, worker: int) -> None:
+        """The worker has computed a step on its replica, so that is there."""
+        self._broken.pop(worker, None)
 
     def carry_out(self, order: StepReplica) -> None:
         """Have the worker's replica stepped."""

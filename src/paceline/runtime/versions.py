@@ -15,6 +15,9 @@ from paceline.runtime.recordings import Made, Recordings
 class _Versions:
     """What both have in common."""
 
+    _of_replicas = False
+    """Whether a worker that joins counts once it has a replica."""
+
     def __init__(self, host: Host, applied: Applied, recordings: Recordings) -> None:
         self._host = host
         self._applied = applied
@@ -36,7 +39,9 @@ class _Versions:
         match fact:
             case WorkerLeft(worker=worker, reason="died"):
                 self._lost[worker] = None
-            case WorkerJoined(worker=worker) | ReplicaCopied(worker=worker):
+            case WorkerJoined(worker=worker) if not self._of_replicas:
+                self.counts(worker)
+            case ReplicaCopied(worker=worker):
                 self.counts(worker)
 
     def counts(self, worker: int) -> None:
@@ -87,6 +92,8 @@ class StoredVersions(_Versions):
 
 class Means(_Versions):
     """A version is the mean of a cut through all replicas, made when it is due to be written."""
+
+    _of_replicas = True
 
     def __init__(
         self,
