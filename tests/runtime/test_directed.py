@@ -95,3 +95,10 @@ def test_a_worker_that_asks_once_more_than_it_is_to_waits() -> None:
 
 def test_where_no_data_is_prescribed_every_worker_is_answered() -> None:
     assert Course().terms().answers(0, 0)
+
+
+def test_in_a_replay_nobody_hands_over_to_a_joiner_that_got_nothing() -> None:
+    """The others may wait for data that they were never given."""
+    course = Course(prescribed={0: deque(), 1: deque()}, handed={(1, 2): 0})
+    assert [course.terms().hand_over(1, nth, [0, 2]) for nth in (1, 2)] == [[], [0]]
+    assert Course().terms().hand_over(1, 1, [0, 2]) == [0, 2]
