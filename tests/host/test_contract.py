@@ -316,6 +316,49 @@ class TestArithmetic:
         ENDS["it dies"](one)
         assert one.claims() == [("newest version",)]
 
+    @pytest.mark.parametrize("steps_first", [True, False])
+    def test_a_mean_has_no_replica_whose_process_ended_in_a_step(
+        self, steps_first: bool, training: Callable[..., Company]
+    ) -> None:
+        """The step may have left half of it behind."""
+        two = training(2, "ad-psgd")
+        for worker in (0, 1):
+            two.carry_out(Release(worker=worker, step=0, version=0, parameters="own"))
+            two.computed(worker, 0)
+            two.carry_out(StepReplica(worker=worker, step=0, version=1))
+        two.host.record(1, [0, 1], "file", "mean")
+        files = two.host.keep(5, "folder", 1, [0, 1])
+        assert files[1:] == ["replica-0.safetensors", "replica-1.safetensors"]
+        if steps_first:
+            two.stepped(1, 0)
+        two.leave(1)
+        two.stepped(0, 0)
+        means = [message.version for message in two.store.sent if isinstance(message, messages.RecordMean)]
+        kept = sum(isinstance(message, messages.KeepReplica) for message in two.store.sent)
+        assert (means, kept) == (([1], 2) if steps_first else ([], 0))
+        assert two.news.told("void") == ([] if steps_first else [(1, [1])])
+        assert [file for _, file, _ in two.news.told("unkept")] == ([] if steps_first else files[1:])
+        if not steps_first:
+            two.host.record(1, [0, 1], "file", "mean")
+            assert two.news.told("void") == [(1, [1])] * 2, "what lies there is no replica still"
+            two.host.record(1, [0], "file", "mean")
+            assert isinstance(two.store.sent[-1], messages.RecordMean)
+
+    def test_a_mean_has_no_replica_that_a_joiner_has_yet_to_put_there(self, training: Callable[..., Company]) -> None:
+        one = training(1, "ad-psgd")
+        one.leave(0)
+        one.host.returns(0)
+        one.crew.hear(0, OFFER)
+        one.host.admit(0, 0, 0.0)
+        one.host.join(0, [])
+        one.host.begin_anew(0, 1, "file")
+        one.host.record(2, [0], "file", "mean")
+        assert one.news.told("void") == [(2, [0])]
+        one.carry_out(Release(worker=0, step=0, version=1, parameters="own"))
+        one.computed(0, 0)
+        one.host.record(2, [0], "file", "mean")
+        assert isinstance(one.store.sent[-1], messages.RecordMean)
+
     def test_a_worker_that_can_t_fork_it_is_ended_and_another_one_may(self, idle: Callable[..., Company]) -> None:
         two = idle(2)
         two.host.open()

@@ -15,7 +15,7 @@ ORDER = (4, 16, 0, "digest", json.dumps([[0, 1, 2, 3]] * 4))
 """Of an epoch: batches, samples, the first batch, its digest, and all that is in it."""
 
 
-def ledger(first: Iterable[int | None], second: Iterable[int | None], opened: bool = True) -> sqlite3.Connection:
+def ledger(first: Iterable[int | None], second: Iterable[int | None]) -> sqlite3.Connection:
     """Worker 0 was leased these batches in each of two segments, of an epoch that was opened in the first one.
 
     None: a new process of that worker begins to ask.
@@ -30,10 +30,7 @@ def ledger(first: Iterable[int | None], second: Iterable[int | None], opened: bo
     ]
     for kind, worker, body in kinds:
         made.execute("INSERT INTO facts (at, kind, worker, body) VALUES (0.0, ?, ?, ?)", (kind, worker, body))
-    if opened:
-        made.execute(
-            "INSERT INTO epochs (epoch, batches, samples, first, digest, batch_order) VALUES (0,?,?,?,?,?)", ORDER
-        )
+    made.execute("INSERT INTO epochs (epoch, batches, samples, first, digest, batch_order) VALUES (0,?,?,?,?,?)", ORDER)
     before, after = list(first), list(second)
     for batch in before + after:
         row = (None, None, None) if batch is None else (0, 0, batch)
@@ -63,7 +60,3 @@ def test_a_process_that_asked_before_the_machine_was_told_of_it_counts_in_its_ow
 def test_another_lease_of_the_last_segment_is_found() -> None:
     (found,) = compared(ledger([0, 1], [1, 2, 3]), ledger([0], [1, 3, 2])).differences
     assert (found.table, found.key) == ("leases", {"worker": 0, "number": 2})
-
-
-def test_an_epoch_that_was_opened_before_a_segment_went_on_with_it_is_not_drawn_again() -> None:
-    assert not compared(ledger([], [0, 1]), ledger([], [0, 1], opened=False)).differences

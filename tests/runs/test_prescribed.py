@@ -7,8 +7,16 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
+from paceline.core.leases import Batch
 from paceline.records.ledger import TABLES
 from paceline.runs.prescribed import Part
+
+
+def parts(ledger: sqlite3.Connection) -> list[Part]:
+    """Two segments, of which the second one goes on from the snapshot of fact 5."""
+    ends = SimpleNamespace(fact=5)
+    given: dict[str, Any] = {"segment": SimpleNamespace(workers=1), "recorded": SimpleNamespace(ledger=ledger)}
+    return [Part(**given, begins=None, ends=ends), Part(**given, begins=SimpleNamespace(state=ends), ends=None)]  # type: ignore[arg-type]
 
 
 def test_a_segment_that_ended_before_its_first_lease_prescribes_none() -> None:
@@ -16,10 +24,17 @@ def test_a_segment_that_ended_before_its_first_lease_prescribes_none() -> None:
     ledger.executescript(TABLES)
     ledger.execute("INSERT INTO leases (worker, during, epoch, batch) VALUES (0, 0, 0, 0)")
     ledger.execute("INSERT INTO marks VALUES (5, 0, 0, 0, 0)")
-    parts: dict[str, Any] = {
-        "segment": SimpleNamespace(workers=1),
-        "recorded": SimpleNamespace(ledger=ledger),
-        "begins": None,
-        "ends": SimpleNamespace(fact=5),
-    }
-    assert Part(**parts).leases() == {0: deque()}
+    first, second = parts(ledger)
+    assert first.leases() == {0: deque()}
+    assert second.leases() == {0: deque([(0, Batch(0, 0))])}
+
+
+def test_the_epochs_that_the_next_segment_goes_on_with_are_those_opened_before_its_snapshot() -> None:
+    ledger = sqlite3.connect(":memory:")
+    ledger.executescript(TABLES)
+    for epoch in range(2):
+        ledger.execute("INSERT INTO epochs VALUES (?, 1, 2, 'digest', '[[0, 1]]', 0, 2)", (epoch,))
+    ledger.execute("INSERT INTO marks VALUES (5, 0, 0, 1, 0)")
+    first, second = parts(ledger)
+    assert first.opened() == [(0, [[0, 1]], "digest", 0, 2)]
+    assert second.opened() == []

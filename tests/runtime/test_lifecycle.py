@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from paceline.cluster.scenario import Kill, Scenario
-from paceline.core.facts import GradientReady, StepDeclined, TrainingBegan, WorkerLeft
+from paceline.core.facts import GradientReady, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
 from paceline.host import messages
 from paceline.host.processes import NoProcess
@@ -324,6 +324,25 @@ def test_a_worker_that_comes_to_its_first_step_as_the_run_is_stopped_takes_no_pa
     stage.crew.hear(1, messages.Joins())
     assert [type(fact) for fact in stage.rooms.happened] == [WorkerLeft]
     assert not stage.rooms.membership.any_trains
+
+
+def test_a_worker_that_has_joined_and_was_stopped_before_the_machine_heard_of_that_is_given_nothing(
+    tmp_path: Path,
+) -> None:
+    stage = training(Stage(tmp_path, workers=2, restart=1))
+    stage.crew.gone(1, KILLED)
+    stage.loop.pass_time(1.0)
+    stage.crew.hear(1, OFFER)
+    record(stage)
+    stage.crew.hear(1, messages.Joins())
+    stage.rooms.limits.stop()
+    joined = stage.rooms.happened.popleft()
+    assert isinstance(joined, WorkerJoined)
+    stage.crew.take()
+    stage.rooms.tell(joined)
+    stage.coordinator.carry_out(Release(worker=1, step=0, version=0))
+    assert stage.crew.take() == []
+    assert {type(fact) for fact in stage.rooms.happened} == {WorkerLeft}
 
 
 def test_a_worker_that_is_to_be_killed_does_not_leave_before_that(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ ALONE = script(
 begun = now()
 if paceline.resumed():
     with torch.no_grad():
-        for one in model.parameters():
+        for one in [*model.parameters(), *model.buffers()]:
             one.fill_(100)
 else:
     torch.save(begun, THERE / "begun.pt")
@@ -317,6 +317,7 @@ def test_a_worker_that_is_alone_goes_on_with_what_was_made_or_as_training_began(
     assert facts(run, WorkerJoined) == ["WorkerJoined"]
     assert run.summary["samples"] + run.summary["samples_missed"] == 3 * 192
     assert same(joined(launch)["parameters"], joined(launch, "begun.pt")["parameters"]) == (protocol != "asp")
+    assert same(joined(launch)["buffers"], joined(launch, "begun.pt")["buffers"])
     assert checked(run.folder).ok
 
 

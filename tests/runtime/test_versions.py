@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paceline.core.facts import WorkerLeft
+from paceline.core.facts import ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.versions import Means, StoredVersions
 
@@ -39,7 +39,7 @@ def test_a_mean_that_a_replay_is_to_record_has_no_more_replicas_than_the_recorde
     recordings = Recordings(tmp_path, 4, journal)
     recordings.prescribed = deque([(72, 1)])
     cuts: list[tuple[int, list[int]]] = []
-    applied: Any = SimpleNamespace(samples=72, steps=9)
+    applied: Any = SimpleNamespace(samples=72, ordered_steps=9)
     host: Any = SimpleNamespace(
         progress=SimpleNamespace(averages=3),
         record=lambda version, workers, *_: cuts.append((applied.samples, workers)),
@@ -54,3 +54,69 @@ def test_a_mean_that_a_replay_is_to_record_has_no_more_replicas_than_the_recorde
     applied.samples = 72
     means.ordered(7)
     assert cuts == [(72, [0])]
+
+
+def test_a_worker_that_joins_counts_for_means_once_it_has_a_replica(tmp_path: Path) -> None:
+    """Until then its place has the replica of the process that died."""
+    journal: Any = None
+    cuts: list[list[int]] = []
+    recordings = Recordings(tmp_path, 4, journal)
+    recordings.epoch_opened(64)
+    applied: Any = SimpleNamespace(samples=16, ordered_steps=9)
+    host: Any = SimpleNamespace(
+        progress=SimpleNamespace(averages=3), record=lambda version, workers, *_: cuts.append(workers)
+    )
+    means = Means(host, applied, False, recordings, journal, lambda: 1.0)
+    offer: Any = SimpleNamespace(buffers=None, loads=True)
+    means.begin(offer, range(2))
+    means.tell(WorkerLeft(worker=1, reason="died", at=0.5))
+    means.tell(WorkerJoined(worker=1, host="node-0", step=1, at=0.6))
+    means.ordered(5)
+    assert cuts == [[0]]
+    means.tell(ReplicaCopied(source=0, worker=1, at=0.7))
+    means.void(1, [])
+    means.ordered(6)
+    assert cuts == [[0], [0, 1]]
+
+
+def test_a_mean_that_can_t_be_made_is_due_again(tmp_path: Path) -> None:
+    journal: Any = None
+    offer: Any = SimpleNamespace(buffers=None, loads=True)
+    recordings = Recordings(tmp_path, 1, journal)
+    recordings.epoch_opened(64)
+    cuts: list[tuple[int, list[int]]] = []
+
+    def record(version: int, workers: list[int], *_: str) -> None:
+        cuts.append((version, workers))
+        if 1 in workers:
+            means.void(version, [1])
+
+    applied: Any = SimpleNamespace(samples=64, ordered_steps=9)
+    host: Any = SimpleNamespace(progress=SimpleNamespace(averages=3, averaging=False), record=record)
+    means = Means(host, applied, False, recordings, journal, lambda: 1.0)
+    means.begin(offer, range(2))
+    means.ordered(5)
+    assert (cuts, recordings.newest.version) == ([(1, [0, 1])], 0)
+    means.tell(WorkerLeft(worker=1, reason="died", at=0.5))
+    means.ordered(6)
+    assert (cuts[1:], recordings.newest.version) == ([(1, [0])], 1)
+
+
+def test_the_last_mean_goes_without_a_replica_that_was_left_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    """Its worker had finished, so it counts."""
+    journal: Any = None
+    offer: Any = SimpleNamespace(buffers=None, loads=True)
+    recordings = Recordings(tmp_path, 0, journal)
+    cuts: list[list[int]] = []
+
+    def record(version: int, workers: list[int], *_: str) -> None:
+        cuts.append(workers)
+        if 1 in workers:
+            means.void(version, [1])
+
+    applied: Any = SimpleNamespace(samples=64, ordered_steps=9)
+    host: Any = SimpleNamespace(progress=SimpleNamespace(averages=3, averaging=False), record=record)
+    means = Means(host, applied, False, recordings, journal, lambda: 1.0)
+    means.begin(offer, range(2))
+    assert means.record_last()
+    assert cuts == [[0, 1], [0]]

@@ -77,6 +77,15 @@ class Kept:
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         self.calls.append(("written", version, sha256, distance))
 
+    def void(self, version: int, workers: Sequence[int]) -> None:
+        self.calls.append(("void", version, list(workers)))
+
+    def kept(self, file: str, sha256: str) -> None:
+        self.calls.append(("kept", file))
+
+    def unkept(self, snapshot: int, file: str, why: str) -> None:
+        self.calls.append(("unkept", snapshot, file, why))
+
     def refused(self, why: str) -> None:
         self.calls.append(("refused", why))
 

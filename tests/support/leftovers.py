@@ -68,7 +68,8 @@ class Traces:
         deadline = time.monotonic() + within
         while (there := self.processes()) and time.monotonic() < deadline:
             _await_ends(list(there), deadline)
-        left = self.left()
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.05)  # what lies in shared memory for a moment may be another's
         for number in self.processes():  # the next test is to be alone
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)

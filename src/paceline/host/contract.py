@@ -202,6 +202,12 @@ class News(Protocol):
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """The version is on disk. `distance`: that of the replicas from it, if it is their mean."""
 
+    def void(self, version: int, workers: Sequence[int]) -> None:
+        """There will be no such mean: these workers' places have no whole replica.
+
+        Their processes ended in a step, or have yet to put one there. It may be told before `record` returns.
+        """
+
     def kept(self, file: str, sha256: str) -> None:
         """That file of the present snapshot is on disk."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from paceline.core.items import Version
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
+from paceline.host.contract import News
 from paceline.host.plan import Plan
 from paceline.host.shelf import Shelf
 from paceline.host.steps import Steps
@@ -15,16 +16,18 @@ from paceline.host.steps import Steps
 class Copies:
     """Has means of replicas recorded. No byte is copied: a replica that is kept is not stepped in place."""
 
-    def __init__(self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic, steps: Steps) -> None:
+    def __init__(self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic, steps: Steps, news: News) -> None:
         self._shelf = shelf
         self._plan = plan
         self._arithmetic = arithmetic
         self._steps = steps
+        self._news = news
 
     def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
         """Have the mean of these workers' replicas as they are at this moment made and written, as that version.
 
-        The arithmetic process is told so when the steps ordered so far are made.
+        The arithmetic process is told so when the steps ordered so far are made. If one never will be, there is no such
+        mean: what the step has left behind is no replica.
         """
         replicas = [self._steps.replica(worker) for worker in workers]
         places = [self._shelf.place(replica) for replica in replicas]
@@ -35,7 +38,14 @@ class Copies:
         def made() -> None:
             order = messages.RecordMean(version, places, target, file, buffers)
             self._arithmetic.write(order, *replicas, Version(version))
+            let_go()
+
+        def void(lost: list[int]) -> None:
+            let_go()
+            self._news.void(version, lost)
+
+        def let_go() -> None:
             self._shelf.release(("cut for version", version))
             self._shelf.release(("mean for version", version))
 
-        self._steps.after(workers, made)
+        self._steps.after(workers, made, void)

@@ -122,7 +122,7 @@ class LocalHost:
             steps_in_store=spec.optimizer == "store",
             rate_scale=rate_scale,
         )
-        copies = Copies(self.shelf, plan, self.arithmetic, self.steps)
+        copies = Copies(self.shelf, plan, self.arithmetic, self.steps, news)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = Snapshots(self.shelf, plan, self.arithmetic, self.commits, self.steps, news)
         self.pulls = Pulls(self.shelf, self.commits, self._fetcher, seats)
@@ -373,6 +373,7 @@ class LocalHost:
     def _computed(self, seat: Seat, step: int) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""
         self.releases.computed(seat.worker)
+        self.steps.computed(seat.worker)
         if seat.trains and not self.steps.owned_by(seat.worker):
             self.pushes.ready(seat.worker, step)
             self.commits.said(seat.worker, step, seat.scalars)

@@ -55,7 +55,8 @@ class Snapshots:
             for replica in replicas:
                 self._shelf.claim(_owner(replica_file(replica.worker)), replica)
             self._send(messages.KeepState(None, self._path(STORE)))
-            self._steps.after([replica.worker for replica in replicas], lambda: self._keep_replicas(replicas))
+            there = [replica.worker for replica in replicas]
+            self._steps.after(there, lambda: self._keep_replicas(replicas), lambda lost: self._lack(replicas, lost))
         else:
             self._commits.when_made(version, lambda: self._keep_version(version))
         for worker, descriptor in self._packed.items():
@@ -160,6 +161,13 @@ class Snapshots:
         for replica in replicas:
             area = self._plan.area(self._shelf.place(replica))
             self._send(messages.KeepReplica(area, self._path(replica_file(replica.worker))))
+
+    def _lack(self, replicas: Sequence[Replica], lost: Sequence[int]) -> None:
+        """The processes of these workers ended before their replicas had made their steps."""
+        for replica in replicas:
+            name = replica_file(replica.worker)
+            self._shelf.release(_owner(name))
+            self._news.unkept(self._number, name, f"worker {lost[0]} ended before its replica had made its last step")
 
     def _keep_packed(self, worker: int, descriptor: int) -> None:
         self._send(messages.KeepWorker(self._path(worker_file(worker))), (descriptor,))

@@ -33,6 +33,9 @@ class _Later:
 
     steps: dict[int, int]
     do: Callable[[], None]
+    never: Callable[[list[int]], None] | None
+    """Called in its place with the workers, if any, whose processes ended before that."""
+    lost: list[int]
 
 
 class Steps:
@@ -66,6 +69,8 @@ class Steps:
         """Steps that each worker's replica has made."""
         self._stepping: dict[tuple[int, int], None] = {}
         """(worker, step) that are ordered and not made."""
+        self._broken: dict[int, None] = {}
+        """Workers whose replicas' places have none: their processes ended in a step, or have yet to put one there."""
         self._later: list[_Later] = []
         self.begun_as: Item | None = None
         """What training began with, as long as a worker may have to begin with it once more."""
@@ -108,6 +113,7 @@ class Steps:
     def becomes(self, worker: int, there: Item) -> None:
         """The worker's replica is what that item is: the average of a group, or what all begin with."""
         self._shelf.name(self._next(worker), there, replica_of(worker))
+        self._broken.pop(worker, None)
 
     def keep_beginning(self, item: Item) -> None:
         """Training begins with that. It is kept until something is recorded, as nobody's replica may be left."""
@@ -126,6 +132,7 @@ class Steps:
             self._ordered[worker] = self._made[worker] = 0
         replica = self._next(worker)
         self._shelf.name(replica, there, replica_of(worker))
+        self._broken.pop(worker, None)
         return replica
 
     def room(self, worker: int) -> Replica:
@@ -134,9 +141,14 @@ class Steps:
         place = self._shelf.put(replica, replica_of(worker), self._plan.shared)
         assert place is not None  # its last replica is forgotten
         self._replicas[worker] = replica
+        self._broken[worker] = None
         self._ordered.setdefault(worker, 0)
         self._made.setdefault(worker, 0)
         return replica
+
+    def computed(self, worker: int) -> None:
+        """The worker has computed a step on its replica, so that is there."""
+        self._broken.pop(worker, None)
 
     def carry_out(self, order: StepReplica) -> None:
         """Have the worker's replica stepped."""
@@ -152,9 +164,15 @@ class Steps:
         self._made[worker] += 1
         self._go_on()
 
-    def after(self, workers: Iterable[int], do: Callable[[], None]) -> None:
-        """Call `do` when the steps that these workers were ordered until now are made."""
-        self._later.append(_Later({worker: self._ordered[worker] for worker in workers}, do))
+    def after(
+        self, workers: Iterable[int], do: Callable[[], None], never: Callable[[list[int]], None] | None = None
+    ) -> None:
+        """Call `do` when the steps that these workers were ordered until now are made.
+
+        A worker whose process has ended makes none. `never`, if given, is called in the place of `do` then.
+        """
+        steps = {worker: self._ordered[worker] for worker in workers}
+        self._later.append(_Later(steps, do, never, [worker for worker in steps if worker in self._broken]))
         self._go_on()
 
     def gone(self, worker: int) -> None:
@@ -164,6 +182,10 @@ class Steps:
         for key in [key for key in self._stepping if key[0] == worker]:
             del self._stepping[key]
             self._shelf.release(("step of a replica", *key))
+            self._broken[worker] = None
+        for one in self._later:
+            if one.steps.get(worker, 0) > self._made[worker]:
+                one.lost.append(worker)
         self._made[worker] = self._ordered[worker]
         self._go_on()
 
@@ -193,4 +215,7 @@ class Steps:
         ready = [one for one in self._later if all(self._made[worker] >= n for worker, n in one.steps.items())]
         self._later = [one for one in self._later if one not in ready]
         for one in ready:
-            one.do()
+            if one.lost and one.never is not None:
+                one.never(one.lost)
+            else:
+                one.do()

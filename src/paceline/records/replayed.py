@@ -161,12 +161,6 @@ _LEASES = f"""
 A process is told by its segment, and how often the worker had come back in that.
 """
 
-_OPENED_BEFORE = """
-    SELECT epoch, first FROM epochs
-    WHERE rowid <= (SELECT max(epochs) FROM marks JOIN segments ON segments.snapshot = marks.snapshot)
-"""
-"""SQL: the orders of epochs that a segment went on with. If nobody was leased a batch before, a replay draws none."""
-
 
 class _Sides:
     """Both ledgers, and what of them must be the same."""
@@ -241,15 +235,12 @@ def _epochs(sides: _Sides, tell: Tell) -> int:
                 needed.setdefault(during, 0)
                 if epoch is not None:
                     needed[epoch] = max(needed.get(epoch, 0), batch)
-    opened_before = set(sides.recorded.execute(_OPENED_BEFORE))
     both = 0
     for epoch, first in sorted(then.keys() | now.keys()):
         one, other = then.get((epoch, first)), now.get((epoch, first))
         both += one is not None and other is not None and not first
         needs = first <= needed.get(epoch, -1)
         if one == other or ((one is None or other is None) and not (needs or sides.all_finished)):
-            continue
-        if other is None and (epoch, first) in opened_before:  # a worker that drew another order would have said so
             continue
         row = f"epoch {epoch}, from batch {first} on" if first else f"epoch {epoch}"
         key = {"epoch": epoch}

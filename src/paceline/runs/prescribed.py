@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import deque
 from collections.abc import Mapping
@@ -67,6 +68,20 @@ class Part:
             asked = None if during is None else (during, None if epoch is None else Batch(epoch, batch))
             leases[worker].append(asked)
         return leases
+
+    def opened(self) -> list[tuple[int, list[list[int]], str, int, int | None]]:
+        """Each epoch, or block of one, that was opened in this segment, and belongs to the next one's beginning.
+
+        That is the epoch, the samples of its batches, their digest, its first batch, and the samples expected.
+        """
+        query = (
+            "SELECT epoch, batch_order, digest, first, expected FROM epochs "
+            "WHERE rowid > coalesce((SELECT epochs FROM marks WHERE snapshot = ?), 0) "
+            "AND rowid <= (SELECT epochs FROM marks WHERE snapshot = ?) ORDER BY rowid"
+        )
+        states = (None if self.begins is None else self.begins.state, self.ends)
+        rows = self.recorded.ledger.execute(query, [None if state is None else state.fact for state in states])
+        return [(epoch, json.loads(order), digest, first, expected) for epoch, order, digest, first, expected in rows]
 
     def leaving(self) -> dict[int, deque[str]]:
         """By worker: how it left each time in this segment."""

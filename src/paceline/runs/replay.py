@@ -188,6 +188,9 @@ def _direct(
         if until is not None and _reached(until, orders, workers):
             return
     if part.ends is not None:
+        for epoch, batches, digest, first, expected in part.opened():
+            if not workers.has_opened(epoch, first):  # no worker had a batch of it in this segment
+                journal.ledger.epoch_opened(epoch, batches, digest, first, expected)
         journal.ledger.mark()  # here the ledger is cut, as the recorded one was, before the next segment begins
     if not part.failed:
         workers.bring_one_back()

@@ -29,6 +29,8 @@ class Applied:
         """Steps whose updates are in a version that is ordered, or in a replica."""
         self.samples = 0
         """Samples in these."""
+        self.ordered_steps = 0
+        """Steps in replicas, also those that were lost with one since."""
         self._members = members
         self._data = data
         self._journal = journal
@@ -81,6 +83,7 @@ class Applied:
         """The step is in no replica, or its replica is gone."""
         if step in (unshared := self._unshared.get(worker, [])):
             unshared.remove(step)
+            self.steps -= 1
             self.samples -= self._data.leases.samples(worker, step)
 
     def left(self, worker: int) -> None:
@@ -124,6 +127,7 @@ class Applied:
         if order.group is None and not trains:
             return  # it will not be made: the machine is about to hear that its worker has left
         self.steps += 1
+        self.ordered_steps += 1
         self._of[worker] += trains
         if order.group is None:
             self._unshared.setdefault(worker, []).append(step)

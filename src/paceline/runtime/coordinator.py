@@ -91,6 +91,8 @@ class Coordinator:
             case Release(worker=worker, step=step):
                 rooms.snapshots.before_release()
                 rooms.joining.released(order)
+                if order.parameters == "own":
+                    rooms.versions.counts(worker)  # a joiner has no copy of another's replica if nobody is left
                 member = rooms.members[worker]
                 member.step = step if member.trains else member.step
                 rooms.host.carry_out(order, rooms.clock.moment())

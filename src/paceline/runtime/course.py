@@ -145,8 +145,10 @@ class Course:
         return sys.maxsize if first is None else first[0]
 
     def _hand_over(self, worker: int, nth: int, others: list[int]) -> list[int]:
-        if (worker, nth) not in self.handed:  # it died, or the run ended, before it got anything
+        if self.prescribed is None:
             return others
+        if (worker, nth) not in self.handed:  # it died, or the run ended, before it got anything
+            return []
         return [one for one in others if one == self.handed[worker, nth]]
 
     def _leases(self, dealing: Dealing, workers: list[int], before: Mapping[str, Any] | None) -> Leases:

@@ -110,6 +110,11 @@ class Director:
         self._rooms.tell(self._began)
         return self._began
 
+    def has_opened(self, epoch: int, batch: int) -> bool:
+        """Whether a worker has drawn the order of that epoch's samples, up to that batch."""
+        opened = self._rooms.data.leases.epochs.get(epoch)
+        return opened is not None and batch < len(opened.sizes)
+
     def show(self, share: Callable[[], float]) -> None:
         """From now on show how the run goes. `share` says how much is done, 0 to 1, apart from the script's data."""
         self._rooms.display.show_share(share)

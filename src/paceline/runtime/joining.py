@@ -223,4 +223,6 @@ class Joining:
                 others = sorted(self._ready, key=lambda one: (-self._ready[one], one))
                 self._ready[worker] = 0
                 self._joins[worker] += 1
+                if worker in self._membership.absent():  # it has left since, and the machine is about to hear that
+                    return
                 self._host.join(worker, self._terms.hand_over(worker, self._joins[worker], others))

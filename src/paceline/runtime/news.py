@@ -10,7 +10,7 @@ from paceline.core.listed import listed
 from paceline.core.orders import ApplyUpdate
 from paceline.host import messages
 from paceline.records.times import TransferTimes
-from paceline.runtime.versions import StoredVersions
+from paceline.runtime.versions import Means, StoredVersions
 
 if TYPE_CHECKING:
     from paceline.runtime.rooms import Rooms
@@ -104,6 +104,12 @@ class News:
         """See `contract.News`."""
         self._rooms.versions.written(version, sha256, distance)
         self._rooms.scores.recorded()
+
+    def void(self, version: int, workers: Sequence[int]) -> None:
+        """See `contract.News`."""
+        versions = self._rooms.versions
+        assert isinstance(versions, Means)
+        versions.void(version, workers)
 
     def kept(self, file: str, sha256: str) -> None:
         """See `contract.News`."""

@@ -60,6 +60,11 @@ class Recordings:
         self.newest = Made(version, at, self._ordered.pop(version))
         return self.due(self.newest.samples)
 
+    def void(self, version: int, before: Made) -> None:
+        """That version will not be whole. The one before is the newest."""
+        del self._writing[version]
+        self.newest = before
+
     def due(self, samples: int, replicas: int = 0) -> bool:
         """Whether these samples complete another share of an epoch. Asked again with the same samples, it is False."""
         if self.prescribed is not None:

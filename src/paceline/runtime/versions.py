@@ -15,6 +15,9 @@ from paceline.runtime.recordings import Made, Recordings
 class _Versions:
     """What both have in common."""
 
+    _of_replicas = False
+    """Whether a worker that joins counts once it has a replica."""
+
     def __init__(self, host: Host, applied: Applied, recordings: Recordings) -> None:
         self._host = host
         self._applied = applied
@@ -36,7 +39,9 @@ class _Versions:
         match fact:
             case WorkerLeft(worker=worker, reason="died"):
                 self._lost[worker] = None
-            case WorkerJoined(worker=worker) | ReplicaCopied(worker=worker):
+            case WorkerJoined(worker=worker) if not self._of_replicas:
+                self.counts(worker)
+            case ReplicaCopied(worker=worker):
                 self.counts(worker)
 
     def counts(self, worker: int) -> None:
@@ -88,6 +93,8 @@ class StoredVersions(_Versions):
 class Means(_Versions):
     """A version is the mean of a cut through all replicas, made when it is due to be written."""
 
+    _of_replicas = True
+
     def __init__(
         self,
         host: Host,
@@ -105,13 +112,22 @@ class Means(_Versions):
         self._recording = False
         self._cut: tuple[int, Made] = 0, recordings.newest
         """Of how many replicas the mean is that is being recorded, and when it was made."""
+        self._before = recordings.newest
+        """The mean before that one."""
         self._mean_of: tuple[int, int, list[int]] | None = None
         """What the last mean was made of, as `_replicas_now` returns it."""
+        self._again = False
+        """Whether a mean is due because one that was due can't be made."""
+        self._broken: dict[int, None] = {}
+        """Workers whose replicas were left behind in the middle of a step."""
 
     def ordered(self, version: int) -> None:
         """A replica is to make its next version: record the mean of all if that is due."""
-        if not self._recording and self._recordings.due(self._applied.samples, len(self._survivors())):
-            self._record()
+        if self._recording:
+            return
+        if self._again or self._recordings.due(self._applied.samples, len(self._survivors())):
+            self._again = False
+            self._record(self._survivors())
 
     def record_last(self) -> bool:
         """No replica makes a step any more: have their mean written once the averages under way are made.
@@ -120,10 +136,25 @@ class Means(_Versions):
         """
         if self._recording or self._host.progress.averaging:
             return True
-        if self._mean_of == self._replicas_now() or not self._survivors():
+        there = [worker for worker in self._survivors() if worker not in self._broken]
+        if self._mean_of == self._replicas_now() or not there:
             return False
-        self._record()
-        return True
+        self._record(there)
+        return self._recording or self.record_last()
+
+    def void(self, version: int, workers: Sequence[int]) -> None:
+        """That mean can't be made, as these workers died in a step. Once the machine knows that, the next one is due.
+
+        A replay knows from the ledger when that was.
+        """
+        self._recording, self._again, self._mean_of = False, True, None
+        self._broken.update(dict.fromkeys(workers))
+        self._recordings.void(version, self._before)
+
+    def counts(self, worker: int) -> None:
+        """See `_Versions`."""
+        super().counts(worker)
+        self._broken.pop(worker, None)
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """That mean is on disk."""
@@ -133,9 +164,10 @@ class Means(_Versions):
         self._journal.consensus(version, made.at, replicas, distance)
         super().written(version, sha256, distance)
 
-    def _record(self) -> None:
-        """The mean of all replicas as they are at this moment is the next version: write it."""
-        recordings, version, workers = self._recordings, self._recordings.newest.version + 1, self._survivors()
+    def _record(self, workers: list[int]) -> None:
+        """The mean of these workers' replicas as they are at this moment is the next version: write it."""
+        recordings, version = self._recordings, self._recordings.newest.version + 1
+        self._before = recordings.newest
         recordings.ordered(version, self._applied.samples)
         recordings.made(version, self._now())
         file = recordings.begin()
@@ -144,7 +176,7 @@ class Means(_Versions):
 
     def _replicas_now(self) -> tuple[int, int, list[int]]:
         """Steps and averages so far, and whose replicas count. The mean changes when any of these does."""
-        return self._applied.steps, self._host.progress.averages, self._survivors()
+        return self._applied.ordered_steps, self._host.progress.averages, self._survivors()
 
     def _survivors(self) -> list[int]:
         """Workers whose replicas count: those that began to train and have not died.

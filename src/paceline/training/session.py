@@ -55,6 +55,8 @@ class Session:
         """The epoch that the script's next loop is of, if the script has asked for it."""
         self._keeps: list[tuple[Keep, OfWorker | None]] = []
         """What is to be kept as the script next comes here, and what the optimizer had when that was ordered."""
+        self._buffers: dict[str, Tensor] = {}
+        """Of a worker that joins: the buffers as its script had made them by `prepare`."""
         self._took_up = True
         """Whether the script has got what the run goes on with, and no longer can change it."""
         self._last = 0
@@ -102,7 +104,9 @@ class Session:
         self.resumed, self._took_up = started.resumed, started.resumed is None
         self.changes = Changes(joined, self.holder, self.fixed, resumed=started.resumed is not None)
         self.joins = started.joins
-        if not self.joins:
+        if self.joins:
+            self._buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        else:
             self._take_up(kept=True)
         keep_freed_memory()  # from here on, so that the memory of the script's own parameters goes back
         for number, parameter in enumerate(self.parameters):
@@ -125,6 +129,7 @@ class Session:
             self.resumed = replace(self.resumed, buffers=taken.area, kept=taken.kept)
             if taken.area is not None and taken.file is not None:
                 self._fill(taken.area, taken.file)
+            self._reset_buffers()
             self._take_up(kept=True)
         self._place = -1  # what is shown by now is not what the first step begins with
         self._await_release(since)
@@ -355,6 +360,14 @@ class Session:
                     self.hand_over(order)
                 case go:
                     return go
+
+    @torch.no_grad()
+    def _reset_buffers(self) -> None:
+        """Discard what the script has made of its buffers since `prepare`, as in a step that counts for nothing."""
+        for name, buffer in self.model.named_buffers():
+            if name in self._buffers:
+                buffer.copy_(self._buffers[name])
+        self._buffers.clear()
 
     @torch.no_grad()
     def _take_up(self, kept: bool) -> None:
