@@ -152,13 +152,14 @@ def compare(
 _LEASES = f"""
     SELECT worker, during, epoch, batch, number, stay, max(stay) OVER (PARTITION BY worker) AS last FROM (
         SELECT worker, during, epoch, batch, number,
-            1000000 * segment + sum(during IS NULL) OVER (PARTITION BY worker, segment ORDER BY number) AS stay
+            1000000 * max(segment, 1) + sum(during IS NULL) OVER (PARTITION BY worker, segment ORDER BY number) AS stay
         FROM (SELECT worker, during, epoch, batch, rowid AS number, {SEGMENT_OF_LEASE} AS segment FROM leases)
     ) WHERE during IS NOT NULL
 """
 """SQL: the table `leases`, with the number of the process that had each, and of the worker's last process.
 
-A process is told by its segment, and how often the worker had come back in that.
+A process is told by its segment, and how often the worker had come back in that. Old ledgers name no segment: they have
+one.
 """
 
 

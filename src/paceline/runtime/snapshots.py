@@ -168,14 +168,16 @@ class Snapshots:
             self.before_release()
             self._wanted = False
             self._take()
-        if self._stop is not None and not self._in_a_round:
-            self._take_last()
+            if self._stop is not None:
+                self._stopped = True
+                self._take_last()
 
     def stop(self, go_on: Callable[[], None]) -> None:
-        """The run is stopped: take the last snapshot before anybody leaves, and then go on. One being written will do.
+        """The run is stopped: take the last snapshot before anybody leaves, and then go on.
 
-        A round ends first, as what a machine makes of half a round is not what it would have made of it. If that takes
-        too long, the snapshot is of the middle of the round: whole, but a resumed run will come to other bits.
+        A round ends first, as what a machine makes of half a round is not what it would have made of it. So do others,
+        until the snapshot before is whole. If that takes too long, the last snapshot is taken when all have left. It is
+        whole then, too, but a resumed run may come to other bits.
         """
         self._stop = go_on
         if not self._takes or not self._in_a_round:
@@ -245,11 +247,12 @@ class Snapshots:
         if go_on is None:
             return
         training = [member for member in self._members.values() if member.trains]
-        if self._takes and self._next_steps and training:
-            self._stopped = True
-            if self._draft is None and self._newest < self._ledger.facts:
-                self.ask(training)
-                self._take()
+        if self._takes and self._next_steps and training and not self._stopped:
+            self.ask(training)
+            if self._draft is None and not self._in_a_round:
+                self._stopped = True
+                if self._newest < self._ledger.facts:
+                    self._take()
         go_on()
 
     def _take(self) -> None:
