@@ -162,7 +162,8 @@ def test_nothing_outside_the_host_reaches_its_insides(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["core/membership", *(f"host/{name}" for name in AT_HOME), *(f"runtime/{name}" for name in ROOMS)]
+    "file",
+    ["core/hosts", "core/membership", *(f"host/{name}" for name in AT_HOME), *(f"runtime/{name}" for name in ROOMS)],
 )
 def test_a_coordinator_its_rooms_and_a_host_read_no_clock_and_open_no_socket(file: str) -> None:
     names = imports(ROOT / f"{file}.py")

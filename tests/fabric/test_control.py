@@ -136,7 +136,7 @@ class Two:
 def test_a_host_dials_says_hello_and_is_given_an_incarnation() -> None:
     two = Two().connect()
     assert two.at_head == [Came(1, "b"), Connected("b", 1)]
-    assert two.at_host == [Connected("b", 1), BeatAcknowledged(0.0)]
+    assert two.at_host == [BeatAcknowledged(0.0), Connected("b", 1), BeatAcknowledged(0.0)]
     assert two.host.incarnation == 1
 
 
@@ -228,7 +228,7 @@ def test_a_host_beats_every_fifth_of_its_timeout_and_learns_which_beats_were_hea
         assert two.host.due() == pytest.approx(3.0 * beat)
         two.now = 3.0 * beat
         two.on_host(two.host.tick(two.now))
-    assert two.at_host[1:] == [BeatAcknowledged(sent) for sent in (0.0, 3.0, 6.0, 9.0)]
+    assert two.at_host[2:] == [BeatAcknowledged(sent) for sent in (0.0, 3.0, 6.0, 9.0)]
 
 
 def test_whatever_a_host_sends_shows_that_it_is_heard() -> None:
@@ -480,8 +480,8 @@ def test_a_message_that_may_not_come_ends_the_incarnation() -> None:
 def test_an_order_that_may_not_come_ends_the_incarnation() -> None:
     two = Two().connect()
     two.on_head(two.head.send("b", 1, Told(1), 0.0))
-    assert [type(one) for one in two.at_host[2:]] == [Close, Ended]
-    assert all(one.why.startswith("the head has sent what can't be read: ") for one in two.at_host[2:])
+    assert [type(one) for one in two.at_host[3:]] == [Close, Ended]
+    assert all(one.why.startswith("the head has sent what can't be read: ") for one in two.at_host[3:])
 
 
 def test_what_came_before_bad_bytes_is_delivered() -> None:

@@ -22,6 +22,8 @@ from paceline.fabric.control import (
 from support.seeded_network import Network
 
 HEAD = "head"
+AGAIN = 1.0
+"""Seconds before a host whose incarnation has ended begins another one. It would dial without a pause otherwise."""
 
 
 class Order(msgspec.Struct, tag=True, array_like=True):
@@ -117,6 +119,7 @@ class HostNode(Node):
         self.anew()
 
     def anew(self) -> None:
+        self.begins_at = self.network.now + AGAIN if self.lives else 0.0
         self.lives += 1
         self.before = 1000 * self.lives
         self.nonce = self.register.nonce()
@@ -139,10 +142,12 @@ class HostNode(Node):
         self.carry_out(self.end.lost(connection - self.before, why, now))
 
     def tick(self, now: float) -> None:
-        self.carry_out(self.end.tick(now))
+        if now >= self.begins_at:
+            self.carry_out(self.end.tick(now))
 
     def due(self) -> float | None:
-        return self.end.due()
+        due = self.end.due()
+        return None if due is None else max(due, self.begins_at)
 
     def happened(self, event: Event) -> None:
         match event:

@@ -235,7 +235,11 @@ class Network:
 
     def process(self, name: str) -> Process | None:
         """What runs at that node."""
-        return self._nodes[name].process
+        return self._nodes[name].process if name in self._nodes else None
+
+    def paused(self, name: str) -> bool:
+        """Whether that node is paused."""
+        return self._nodes[name].paused
 
     def at(self, moment: Seconds, call: Callable[[], None]) -> None:
         """Have this called at that moment."""
@@ -243,8 +247,8 @@ class Network:
 
     def on(self, name: str, call: Callable[[], None]) -> None:
         """Have the node do this now: once it is awake, and not at all if it is dead."""
-        node = self._nodes[name]
-        self._tell(node, node.life, call)
+        if (node := self._nodes.get(name)) is not None:
+            self._tell(node, node.life, call)
 
     def heal(self) -> None:
         """Faults are over: those under way end, and no other begins."""
@@ -475,7 +479,7 @@ class Network:
     # --- faults -------------------------------------------------------------------------------------
 
     def _fault(self, fault: Fault) -> None:
-        if not self._faults_on:
+        if not self._faults_on or not {getattr(fault, "node", None)} <= {None, *self._nodes}:
             return
         match fault:
             case Cut():
@@ -500,7 +504,7 @@ class Network:
                 self._garbled.append(fault)
 
     def _cut(self, fault: Cut) -> None:
-        for end in list(self._nodes[fault.one].ends.values()):
+        for end in list(self._nodes[fault.one].ends.values()) if fault.one in self._nodes else []:
             if end.other is not None and end.other.node.name == fault.other:
                 self._break(end, fault.heard[0])
                 self._break(end.other, fault.heard[1])

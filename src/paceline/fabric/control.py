@@ -160,7 +160,7 @@ class HeardFrom:
 
 @dataclass(frozen=True, slots=True)
 class BeatAcknowledged:
-    """At a host: the head has heard a beat. `sent` is when it was sent."""
+    """At a host: the head has heard a beat, or the first `Hello`. `sent` is when it was sent."""
 
     sent: float
 
@@ -176,7 +176,10 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """This incarnation can exchange nothing more. At a host, its workers are to end, and a new `HostEnd` may begin."""
+    """This incarnation can exchange nothing more.
+
+    At a host, its workers are to end. A new `HostEnd` may begin then, best after a second, as it dials at once.
+    """
 
     host: str
     incarnation: int
@@ -267,6 +270,10 @@ class HostEnd:
             return self._end(f"the head does not take what this host sends: {error}", show=True)
         return [Write(self._connection, data)] if self._stage == "open" else []
 
+    def end(self, why: str) -> Outcome:
+        """This host ends its incarnation."""
+        return [] if self._stage == "ended" else self._end(why)
+
     def tick(self, now: float) -> Outcome:
         """See to what is due."""
         if self._stage == "away" and now >= self._dial_at:
@@ -323,9 +330,12 @@ class HostEnd:
             why = f"the head takes incarnation {self.incarnation} of this host for {hello.incarnation}"
             return self._end(why, show=True)
         again = self._line.again(hello.received)
+        outcome: Outcome = (
+            [] if self.incarnation else [BeatAcknowledged(self._since)]
+        )  # it was heard as it was admitted
         self.incarnation = hello.incarnation
         self._stage, self._since, self._frames.most = "open", now, _longest()
-        outcome: Outcome = [Connected(self.host, self.incarnation), *self._beats_on(now)]  # no message delays the beat
+        outcome += [Connected(self.host, self.incarnation), *self._beats_on(now)]  # no message delays the beat
         return [*outcome, Write(self._connection, again)] if again else outcome
 
     def _beats_on(self, now: float) -> Outcome:
