@@ -133,7 +133,20 @@ ROOMS = (
     *("snapshots", "versions"),
 )
 AT_HOME = (
-    *("arithmetic", "averages", "commits", "contract", "copies", "fetch", "host", "paced", "plan", "pulls", "pushes"),
+    *(
+        "arithmetic",
+        "averages",
+        "commits",
+        "contract",
+        "copies",
+        "fetch",
+        "fetches",
+        "host",
+        "paced",
+        "plan",
+        "pulls",
+        "pushes",
+    ),
     *("releases", "seat", "shelf", "snapshots", "steps", "turns", "workers"),
 )
 
