@@ -54,6 +54,7 @@ def test_an_item_is_asked_for_once_however_many_claim_it_and_all_are_told() -> N
     assert found.arrived(B, 1, 60, 100) == [Arrived(ONE, FIRST), Arrived(ONE, SECOND)]
     assert found.has(ONE)
     assert found.claim(ONE, ("step", 2), of(B)) == [Arrived(ONE, ("step", 2))]
+    assert found.claim(ONE, ("step", 2), of(B)) == []
 
 
 def test_an_item_in_ranges_is_here_once_all_of_them_are() -> None:
@@ -82,6 +83,8 @@ def test_what_has_come_stays_until_the_last_claim_ends() -> None:
     found.arrived(B, 1, 0, 100)
     assert found.release(ONE, FIRST) == []
     assert found.ended(B, "gone") == found.segment_began(2) == []
+    assert found.claim(ONE, FIRST, of(B2)) == [Arrived(ONE, FIRST)], "an item is the same, whoever has it"
+    assert found.release(ONE, FIRST) == []
     assert found.release(ONE, SECOND) == [FreePlace(ONE)]
 
 

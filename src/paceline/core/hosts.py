@@ -107,11 +107,12 @@ class Hosts:
     names: tuple[str, ...] = ()
     """Who they are, if that is known."""
     timeout: float = 15.0
-    _hosts: dict[str, _Host] = field(default_factory=dict)
-    _pairs: dict[frozenset[str], _Pair] = field(default_factory=dict)
-    _begun: bool = False
-    _now: float | None = None
-    _listened: float = 0.0
+    _hosts: dict[str, _Host] = field(default_factory=dict, init=False)
+    _pairs: dict[frozenset[str], _Pair] = field(default_factory=dict, init=False)
+    _begun: bool = field(default=False, init=False)
+    _now: float | None = field(default=None, init=False)
+    _listened: float = field(default=0.0, init=False)
+    """Seconds that the head has listened."""
 
     def __post_init__(self) -> None:
         assert not self.names or len(self.names) == self.wanted, "as many names as hosts"
@@ -277,9 +278,9 @@ class Fence:
     """A host's judgement of itself. Its clock goes on while the machine sleeps."""
 
     timeout: float = 15.0
-    over: bool = False
+    over: bool = field(default=False, init=False)
     """Whether its workers are to end: this incarnation is over."""
-    _sent: float | None = None
+    _sent: float | None = field(default=None, init=False)
     """When the last beat that was acknowledged was sent."""
 
     def acknowledged(self, sent: float) -> None:

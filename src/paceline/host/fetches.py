@@ -158,21 +158,27 @@ class Fetches:
     # --- claims -------------------------------------------------------------------------------------
 
     def claim(self, named: Named, owner: Owner, parts: tuple[Part, ...]) -> list[Order]:
-        """The owner needs this item, which these hosts have. All that claim an item name the same hosts."""
+        """The owner needs this item, which these hosts have.
+
+        All that claim an item on its way name the same hosts: an incarnation's end is told before another one is named.
+        """
         assert parts, f"nobody has {named}"
         assert all(part.begin < part.end for part in parts), f"{parts} have an empty part"
+        record = self._records.get(named)
+        if record is not None and owner in record.owners:
+            return []
+        if record is not None and record.here:
+            record.owners[owner] = None
+            return [Arrived(named, owner)]
         if why := self._why_lost(named, parts):
             return [Lost(named, owner, why)]
-        record = self._records.get(named)
         if record is None:
             coming = [_Part(Peer(part.host, part.incarnation), part.end, part.begin) for part in parts]
             record = self._records[named] = _Record(named, parts, coming)
             self._queue.append(named)
         assert record.parts == parts, f"{named} is asked of {record.parts} and of {parts}"
-        if owner in record.owners:
-            return []
         record.owners[owner] = None
-        return [Arrived(named, owner)] if record.here else self._admit()
+        return self._admit()
 
     def release(self, named: Named, owner: Owner) -> list[Order]:
         """The owner does not need the item any more. The last one cancels what is on its way."""
