@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -111,6 +112,9 @@ class Node:
 class HostNode(Node):
     """A host. Once its incarnation has ended it begins another one."""
 
+    hears: Any = Order
+    """What the head may send it."""
+
     def __init__(self, network: Network, name: str, register: Register, timeout: float) -> None:
         super().__init__(network, name)
         self.register = register
@@ -123,7 +127,7 @@ class HostNode(Node):
         self.lives += 1
         self.before = 1000 * self.lives
         self.nonce = self.register.nonce()
-        self.end = HostEnd(self.name, self.nonce, Order, proof=b"token", check=check, timeout=self.timeout)
+        self.end = HostEnd(self.name, self.nonce, self.hears, proof=b"token", check=check, timeout=self.timeout)
         self.register.to_head[self.nonce] = Said()
 
     def say(self) -> None:
