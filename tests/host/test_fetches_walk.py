@@ -15,7 +15,14 @@ from paceline.host.shelf import Owner
 from support.fetch_nodes import ITEMS, NAMES, Node
 from support.seeded_network import Fault, Faults, Network, all_tried
 
-FAULTS = Faults(pairs=(("a", "b"), ("a", "c"), ("b", "c")), mortal=NAMES, pausing=NAMES, timeout=10.0, end=40.0)
+FAULTS = Faults(
+    pairs=(("a", "b"), ("a", "c"), ("b", "c")),
+    mortal=NAMES,
+    pausing=NAMES,
+    timeout=10.0,
+    end=40.0,
+    garbles=("double", "noise"),  # requests have no order of their own, and go by that of their connection
+)
 IN_TIME = 60.0
 """Seconds after the last fault in which every claim must be answered."""
 

@@ -101,6 +101,8 @@ class Faults:
     timeout: Seconds = 15.0
     end: Seconds = 60.0
     """When faults are over."""
+    garbles: tuple[str, ...] = ("double", "swap", "noise")
+    """What may become of bytes. TCP does none of it, and who numbers its messages bears all."""
 
     def drawn(self, seed: int) -> list[Fault]:
         """Draw a list of faults, by time. Rates differ from seed to seed."""
@@ -146,7 +148,7 @@ class Faults:
         return Killed(at, lots.choice(self.mortal), lots.random() < 0.5, back)
 
     def _garbled(self, lots: random.Random) -> Fault:
-        return Garbled(lots.uniform(0, self.end), *self._way(lots), lots.choice(["double", "swap", "noise"]))
+        return Garbled(lots.uniform(0, self.end), *self._way(lots), lots.choice(self.garbles))
 
 
 # --- the network ------------------------------------------------------------------------------------
