@@ -185,6 +185,18 @@ def test_a_host_that_cannot_reach_the_head_ends_even_if_it_holds_a_shard() -> No
     assert listens(found, 0, 30, "b", "c") == [EndHost("b", 1, True, "it and host head can't reach each other")]
 
 
+def test_a_host_that_comes_back_holds_no_shard() -> None:
+    found = begun("b", "c")
+    found.holds_shard("b", 1)
+    found.leaves("b", 1, "drained")
+    found.came("b", 0.0)
+    found.joins("b", 2)
+    found.holds_shard("c", 1)
+    found.unreachable(("c", 1), ("b", 2), 0.0)
+    (end,) = listens(found, 0, 30, "b", "c")
+    assert end == EndHost("b", 2, True, "it and host c can't reach each other")
+
+
 def test_hosts_that_reach_each_other_again_stay() -> None:
     found = begun("b", "c")
     found.unreachable(("b", 1), ("c", 1), 0.0)

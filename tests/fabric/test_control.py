@@ -28,7 +28,7 @@ from paceline.fabric.control import (
     Refused,
     Write,
 )
-from paceline.fabric.endpoint import Frames, framed
+from paceline.fabric.endpoint import LENGTH, Frames, framed
 from paceline.fabric.numbered import Acknowledged, Beat, BeatHeard, Data, written
 
 
@@ -38,6 +38,7 @@ class Order(msgspec.Struct, tag=True, array_like=True):
 
 class Told(msgspec.Struct, tag=True, array_like=True):
     value: int
+    load: bytes = b""
 
 
 def heads(hello: Hello) -> str | None:
@@ -197,6 +198,17 @@ def test_a_frame_in_parts_is_read_once_it_is_whole() -> None:
     assert [one for one in found if one] == [[1], [2]]
 
 
+def test_a_message_may_be_as_long_as_it_says_once_hosts_have_met() -> None:
+    two = Two().connect()
+    about = len(msgspec.msgpack.encode(Told(0, b"x" * 100_000))) - 100_000
+    two.on_host(two.host.send(Told(0, b"x" * (numbered.LONGEST - about)), 0.0))
+    assert values(two.at_head) == [0]
+    with pytest.raises(ValueError, match="a Told has 16,777,217 bytes, and may have 16,777,216"):
+        two.host.send(Told(1, b"x" * (numbered.LONGEST - about + 1)), 0.0)
+    two.tell(2)
+    assert values(two.at_head) == [0, 2]
+
+
 def test_acknowledgements_go_out_soon_if_nothing_else_does() -> None:
     two = Two().connect()
     two.tell(1)
@@ -317,6 +329,27 @@ def test_a_number_used_by_another_process_is_no_way_in() -> None:
     assert values(two.at_head) == [1]
 
 
+@pytest.mark.parametrize("incarnation", [2, 7])
+def test_a_host_is_only_the_incarnation_that_it_was_given(incarnation: int) -> None:
+    two = Two().connect()
+    two.head.connected(2, 0.0)
+    outcome = two.head.received(2, hello(nonce=b"1", incarnation=incarnation), 0.0)
+    assert isinstance(frames(data_of(outcome))[0], Refused)
+    assert two.head.end("b", incarnation, "another") == []
+    two.tell(1)
+    assert values(two.at_head) == [1]
+
+
+@pytest.mark.parametrize("incarnation", [0, 2])
+def test_a_head_that_takes_a_host_for_another_incarnation_is_left(incarnation: int) -> None:
+    two = Two().connect().cut()
+    two.host.tick(two.now)
+    two.host.connected(2, two.now)
+    found = two.host.received(2, hello(incarnation=incarnation, proof=b"from the head"), two.now)
+    why = f"the head takes incarnation 1 of this host for {incarnation}"
+    assert found == [Close(2, why), Ended("b", 1, why)]
+
+
 def test_a_message_for_an_incarnation_that_has_ended_goes_to_no_other() -> None:
     two = Two().connect()
     two.cut()
@@ -435,6 +468,16 @@ def test_a_head_that_does_not_answer_is_dialled_again(waits: str) -> None:
     assert host.connected(1, HANDSHAKE + 1.0) == [], "that connection is closed"
 
 
+def test_a_head_that_answers_in_drops_has_no_more_time() -> None:
+    host = host_end()
+    host.tick(0.0)
+    host.connected(1, 0.0)
+    data = hello(incarnation=1, proof=b"from the head")
+    for second in range(int(HANDSHAKE)):
+        assert host.received(1, data[second : second + 1], float(second)) == []
+    assert host.tick(HANDSHAKE) == [Close(1, "")]
+
+
 def test_a_host_waits_longer_before_each_try_and_starts_over_once_it_was_heard() -> None:
     two, pauses = Two(), []
     for _ in range(7):
@@ -482,6 +525,26 @@ def test_an_order_that_may_not_come_ends_the_incarnation() -> None:
     two.on_head(two.head.send("b", 1, Told(1), 0.0))
     assert [type(one) for one in two.at_host[3:]] == [Close, Ended]
     assert all(one.why.startswith("the head has sent what can't be read: ") for one in two.at_host[3:])
+
+
+def test_a_beat_of_an_earlier_connection_is_not_answered_over_the_next() -> None:
+    two = Two().connect()
+    two.host.tick(3.0)  # it is lost on its way
+    two.cut()
+    two.host.tick(two.now)
+    two.host.connected(2, two.now)
+    two.host.received(2, hello(incarnation=1, proof=b"from the head"), two.now)
+    assert [type(one) for one in two.host.received(2, written(BeatHeard(2, 0)), two.now)] == [Close, Disconnected]
+
+
+def test_bytes_that_can_only_be_too_long_close_the_connection_with_what_came_before_them() -> None:
+    two = Two().connect()
+    too_long = LENGTH.pack(1 << 40)
+    found = two.head.received(1, data_of(two.host.send(Told(1), 0.0)) + too_long, 0.0)
+    assert [type(one) for one in found] == [HeardFrom, Delivered, Close, Disconnected]
+    two.cut().connect()
+    found = two.host.received(2, data_of(two.head.send("b", 1, Order(1), 2.0)) + too_long, 2.0)
+    assert [type(one) for one in found] == [Delivered, Close, Disconnected]
 
 
 def test_what_came_before_bad_bytes_is_delivered() -> None:

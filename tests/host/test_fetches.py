@@ -174,6 +174,8 @@ def test_an_incarnation_that_has_ended_is_not_connected_again() -> None:
     assert found.claim(ONE, FIRST, of(B)) == [Lost(ONE, FIRST, "incarnation 1 of host b has ended")]
     assert found.claim(TWO, FIRST, of(B2)) == []
     assert found.connected(B2) == [TakePlace(TWO), Ask(B2, 1, TWO, 0, 100)]
+    assert found.connected(B) == []
+    assert found.claim(THREE, FIRST, of(B2)) == [TakePlace(THREE), Ask(B2, 2, THREE, 0, 100)]
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 10), (20, 30), (10, 101), (10, 10), (10, 5)])

@@ -155,7 +155,7 @@ def test_every_claim_is_answered_once_with_the_owners_bytes_and_nothing_is_left_
 
 @pytest.mark.long
 def test_every_claim_is_answered_once_in_many_more_histories() -> None:
-    all_tried(range(200, 20_000), FAULTS, history)
+    all_tried(range(200, 5_000), FAULTS, history)
 
 
 # --- faults of ours, which the walk must find ---------------------------------------------------------
