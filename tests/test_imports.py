@@ -81,7 +81,7 @@ def test_core_opens_no_file(file: Path) -> None:
     assert "open" not in [call.id for call in calls if isinstance(call, ast.Name)]
 
 
-@pytest.mark.parametrize("file", ["fabric/endpoint.py", "host/turns.py"])
+@pytest.mark.parametrize("file", ["fabric/control.py", "fabric/endpoint.py", "fabric/numbered.py", "host/turns.py"])
 def test_what_is_pure_knows_no_socket_and_no_clock(file: str) -> None:
     tops = {name.split(".")[0] for name in imports(ROOT / file)}
     assert not tops & {*OUTSIDE, "selectors", "threading", "time"}
@@ -133,7 +133,20 @@ ROOMS = (
     *("snapshots", "versions"),
 )
 AT_HOME = (
-    *("arithmetic", "averages", "commits", "contract", "copies", "fetch", "host", "paced", "plan", "pulls", "pushes"),
+    *(
+        "arithmetic",
+        "averages",
+        "commits",
+        "contract",
+        "copies",
+        "fetch",
+        "fetches",
+        "host",
+        "paced",
+        "plan",
+        "pulls",
+        "pushes",
+    ),
     *("releases", "seat", "shelf", "snapshots", "steps", "turns", "workers"),
 )
 
@@ -162,7 +175,8 @@ def test_nothing_outside_the_host_reaches_its_insides(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["core/membership", *(f"host/{name}" for name in AT_HOME), *(f"runtime/{name}" for name in ROOMS)]
+    "file",
+    ["core/hosts", "core/membership", *(f"host/{name}" for name in AT_HOME), *(f"runtime/{name}" for name in ROOMS)],
 )
 def test_a_coordinator_its_rooms_and_a_host_read_no_clock_and_open_no_socket(file: str) -> None:
     names = imports(ROOT / f"{file}.py")

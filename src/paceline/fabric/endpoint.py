@@ -86,7 +86,9 @@ def framed(body: bytes) -> bytes:
 class Frames:
     """Cuts what comes as a stream of bytes into messages. See `framed`."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        self.most = most
+        """Bytes of the longest message that is read."""
         self._unread = bytearray()
 
     def receive(self, data: bytes) -> list[bytes]:
@@ -99,9 +101,9 @@ class Frames:
         bodies: list[bytes] = []
         while len(self._unread) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._unread)
-            if length > MOST_BYTES:
+            if length > self.most:
                 if not bodies:
-                    raise MessageUnreadable(too_long(length))
+                    raise MessageUnreadable(too_long(length, self.most))
                 break
             end = LENGTH.size + length
             if len(self._unread) < end:
@@ -111,9 +113,9 @@ class Frames:
         return bodies
 
 
-def too_long(length: int) -> str:
+def too_long(length: int, most: int = MOST_BYTES) -> str:
     """Why a message of so many bytes isn't read."""
-    return f"it would have {length:,} bytes, and may have {MOST_BYTES:,}"
+    return f"it would have {length:,} bytes, and may have {most:,}"
 
 
 def _refuse(code: int, data: memoryview) -> Any:

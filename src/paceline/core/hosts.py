@@ -1,0 +1,299 @@
+"""Which hosts take part, and which are lost: the head's judgement, and each host's of itself. Pure.
+
+The head is lenient, and hosts are strict, with one timeout. The head ends a host that it has not heard for so long. A
+host ends its own workers once no beat that it sent in that time was acknowledged. So a host ends its workers before the
+head gives it up, on whatever clocks. What makes that safe is not the time, but the incarnation: the head gives each one
+a new number, and an incarnation that has ended stays so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+Stage = Literal["expected", "gathered", "member", "left"]
+"""`expected`: has not come, and is waited for; `gathered`: has come, and takes no part yet; `member`: takes part;
+`left`: has taken part, and may come again."""
+
+AT_ONCE = 0.1
+"""The part of the timeout that the head counts as heard without a break. If its loop comes round later than that, the
+head itself was late, and the rest accuses nobody."""
+GRACE = 0.2
+"""The part of the timeout that a host has to connect again. One whose process has died does not."""
+UNREACHABLE = 1.2
+"""How many timeouts two hosts have to reach each other again. One that is lost is found lost before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The host is let in, as this incarnation."""
+
+    host: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The host isn't let in."""
+
+    host: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndHost:
+    """This incarnation has ended: exchange nothing more with it. Its workers have left, if it was a member."""
+
+    host: str
+    incarnation: int
+    was_member: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """All hosts that are waited for have come. Told each time the last of them comes, until the run begins."""
+
+    hosts: tuple[str, ...]
+    """By name."""
+
+
+Order = Admit | Refuse | EndHost | Gathered
+
+
+@dataclass(slots=True)
+class _Host:
+    """How far one host has come."""
+
+    host: str
+    stage: Stage = "expected"
+    incarnation: int = 0
+    """The last that it was given."""
+    number: int = 0
+    """Its place among the hosts, once the run has begun. The head has 0."""
+    shard: bool = False
+    """Whether it holds a part of the model's versions."""
+    heard: float = 0.0
+    """How long the head had listened when it last heard of this host."""
+    lost: float | None = None
+    """How long the head had listened when its connection was lost, if it has not come back."""
+
+    @property
+    def here(self) -> bool:
+        """Whether its incarnation lives."""
+        return self.stage in ("gathered", "member")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two incarnations that can't reach each other, as the first says."""
+
+    one: tuple[str, int]
+    other: tuple[str, int]
+    since: float
+
+
+@dataclass(slots=True)
+class Hosts:
+    """The hosts besides the head, as the head sees them.
+
+    Tell it all that has been received before `tick`, which judges, and call `tick` by `due()`.
+    """
+
+    head: str
+    wanted: int
+    """How many hosts take part besides the head."""
+    names: tuple[str, ...] = ()
+    """Who they are, if that is known."""
+    timeout: float = 15.0
+    _hosts: dict[str, _Host] = field(default_factory=dict, init=False)
+    _pairs: dict[frozenset[str], _Pair] = field(default_factory=dict, init=False)
+    _begun: bool = field(default=False, init=False)
+    _now: float | None = field(default=None, init=False)
+    _listened: float = field(default=0.0, init=False)
+    """Seconds that the head has listened."""
+
+    def __post_init__(self) -> None:
+        assert not self.names or len(self.names) == self.wanted, "as many names as hosts"
+        self._hosts |= {name: _Host(name) for name in self.names}
+
+    # --- what happens -------------------------------------------------------------------------------
+
+    def came(self, host: str, now: float) -> list[Order]:
+        """A process that calls itself this host asks to take part. It is none that was admitted before."""
+        self._listen(now)
+        orders: list[Order] = []
+        one = self._hosts.get(host)
+        if one is not None and one.here:
+            if one.lost is None and self._listened - one.heard <= 2 * GRACE * self.timeout:
+                return [Refuse(host, f"a host named {host} takes part already; give this one another name")]
+            orders += self._ends(one, "it has come again")
+        if why := self._why_not(host):
+            return [*orders, Refuse(host, why)]
+        one = self._hosts.setdefault(host, _Host(host))
+        one.stage, one.incarnation, one.heard, one.lost = "gathered", one.incarnation + 1, self._listened, None
+        if self._begun and not one.number:
+            one.number = 1 + max(other.number for other in self._hosts.values())
+        orders.append(Admit(host, one.incarnation))
+        if not self._begun and not self.missing:
+            orders.append(Gathered(tuple(sorted(self.here()))))
+        return orders
+
+    def connected(self, host: str, incarnation: int, now: float) -> None:
+        """Messages go both ways."""
+        self._listen(now)
+        if (one := self._living(host, incarnation)) is not None:
+            one.lost = None
+
+    def disconnected(self, host: str, incarnation: int, now: float) -> None:
+        """The connection has gone. The host may come back over another one."""
+        self._listen(now)
+        if (one := self._living(host, incarnation)) is not None and one.lost is None:
+            one.lost = self._listened
+
+    def heard(self, host: str, incarnation: int, now: float) -> None:
+        """Something has come from the host."""
+        self._listen(now)
+        if (one := self._living(host, incarnation)) is not None:
+            one.heard = self._listened
+
+    def begins(self, now: float) -> tuple[str, ...]:
+        """The run begins, with all hosts that are here. Return them in the order of their numbers."""
+        self._listen(now)
+        self._begun = True
+        for number, host in enumerate(sorted(self.here()), 1):
+            self._hosts[host].number, self._hosts[host].stage = number, "member"
+        return tuple(sorted(self.here()))
+
+    def joins(self, host: str, incarnation: int) -> None:
+        """A host that came while others train takes part from now on."""
+        if (one := self._living(host, incarnation)) is not None:
+            one.stage = "member"
+
+    def holds_shard(self, host: str, incarnation: int) -> None:
+        """The host holds a part of the model's versions."""
+        if (one := self._living(host, incarnation)) is not None:
+            one.shard = True
+
+    def leaves(self, host: str, incarnation: int, why: str) -> list[Order]:
+        """The host has left in good order, or nothing can be exchanged with it any more."""
+        one = self._living(host, incarnation)
+        return [] if one is None else self._ends(one, why)
+
+    def unreachable(self, one: tuple[str, int], other: tuple[str, int], now: float) -> None:
+        """The first of these (host, incarnation) says that it can't reach the second. It goes on trying."""
+        self._listen(now)
+        if self._reports(one) and self._reports(other):
+            self._pairs.setdefault(frozenset((one[0], other[0])), _Pair(one, other, self._listened))
+
+    def reached(self, one: str, other: str) -> None:
+        """These two hosts reach each other again."""
+        self._pairs.pop(frozenset((one, other)), None)
+
+    def tick(self, now: float) -> list[Order]:
+        """Judge who is lost, after all that has been received was told."""
+        self._listen(now)
+        orders: list[Order] = []
+        for one in list(self._hosts.values()):
+            silent = self._listened - one.heard
+            if one.here and silent > self.timeout:
+                orders += self._ends(one, f"silent for {silent:.1f} s")
+            elif one.here and one.lost is not None and self._listened - one.lost > GRACE * self.timeout:
+                orders += self._ends(one, "its connection was lost, and it has not come back")
+        for pair in list(self._pairs.values()):
+            if self._listened - pair.since > UNREACHABLE * self.timeout and pair in self._pairs.values():
+                lost = self._less_needed(pair)
+                kept = pair.one[0] if pair.one[0] != lost.host else pair.other[0]
+                orders += self._ends(lost, f"it and host {kept} can't reach each other")
+        return orders
+
+    def due(self) -> float | None:
+        """When `tick` is to be called at the latest. None: there is nobody to judge."""
+        if self._now is None or not any(one.here for one in self._hosts.values()):
+            return None
+        return self._now + AT_ONCE * self.timeout
+
+    # --- who is where -------------------------------------------------------------------------------
+
+    def here(self) -> dict[str, int]:
+        """Return the incarnations that live, by host."""
+        return {host: one.incarnation for host, one in self._hosts.items() if one.here}
+
+    def members(self) -> dict[str, int]:
+        """Return the incarnations that take part, by host, in the order of their numbers."""
+        members = [one for one in self._hosts.values() if one.stage == "member"]
+        return {one.host: one.incarnation for one in sorted(members, key=lambda one: one.number)}
+
+    def stage(self, host: str) -> Stage:
+        """How far the host has come."""
+        return self._hosts[host].stage
+
+    def number(self, host: str) -> int:
+        """Return the host's number."""
+        return self._hosts[host].number
+
+    @property
+    def missing(self) -> int:
+        """How many hosts are still to come."""
+        return max(0, self.wanted - len(self.here()))
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _listen(self, now: float) -> None:
+        """Time has passed. The head has listened for as much of it as its loop went round in time."""
+        if self._now is not None:
+            self._listened += min(max(0.0, now - self._now), AT_ONCE * self.timeout)
+        self._now = now if self._now is None else max(now, self._now)
+
+    def _living(self, host: str, incarnation: int) -> _Host | None:
+        one = self._hosts.get(host)
+        return one if one is not None and one.here and one.incarnation == incarnation else None
+
+    def _why_not(self, host: str) -> str | None:
+        if host == self.head:
+            return f"the head is named {host}; give this host another name"
+        if self.names and host not in self.names:
+            return f"this run's hosts are {', '.join(self.names)}"
+        return None if self.missing else f"this run has its {self.wanted} hosts besides the head"
+
+    def _ends(self, one: _Host, why: str) -> list[Order]:
+        was_member = one.stage == "member"
+        one.stage = "left" if self._begun else "expected"
+        one.shard = False
+        self._pairs = {names: pair for names, pair in self._pairs.items() if one.host not in names}
+        return [EndHost(one.host, one.incarnation, was_member, why)]
+
+    def _reports(self, end: tuple[str, int]) -> bool:
+        return end[0] == self.head or self._living(*end) is not None
+
+    def _less_needed(self, pair: _Pair) -> _Host:
+        """The one without a shard; if both or neither have one, the one with the higher number. Never the head."""
+        two: Iterable[_Host] = (self._hosts[host] for host, _ in (pair.one, pair.other) if host != self.head)
+        return max(two, key=lambda one: (not one.shard, one.number, one.host))
+
+
+@dataclass(slots=True)
+class Fence:
+    """A host's judgement of itself. Its clock goes on while the machine sleeps."""
+
+    timeout: float = 15.0
+    over: bool = field(default=False, init=False)
+    """Whether its workers are to end: this incarnation is over."""
+    _sent: float | None = field(default=None, init=False)
+    """When the last beat that was acknowledged was sent."""
+
+    def acknowledged(self, sent: float) -> None:
+        """The head has heard a beat that was sent at that time."""
+        self._sent = sent if self._sent is None else max(sent, self._sent)
+
+    def tick(self, now: float) -> bool:
+        """Whether the workers are to end now. That is said once."""
+        if self.over or self._sent is None or now < self._sent + self.timeout:
+            return False
+        self.over = True
+        return True
+
+    def due(self) -> float | None:
+        """When `tick` will say so, unless a beat is acknowledged before."""
+        return None if self.over or self._sent is None else self._sent + self.timeout

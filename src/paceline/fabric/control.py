@@ -1,0 +1,623 @@
+"""Control between the head and the other hosts: two ends, over connections that break and come back.
+
+A host has one `HostEnd`; the head has one `HeadEnd` for all hosts. Both are pure: no socket, no clock, no thread. A
+driver tells them what has happened, and carries out what they return:
+
+    fact, by the driver                 orders and events, in the order in which they are to be handled
+    connected(connection, now)          Dial        connect to the head (hosts only); the end chose the number
+    received(connection, data, now)     Write       send these bytes
+    lost(connection, why, now)          Close       write what there is room for, and close
+    tick(now), at the latest at due()   Connected, Disconnected, HeardFrom, BeatAcknowledged: how the host is doing
+    send(..., now)                      Delivered   a message, once and in order
+                                        Came        a new host: answer with `admit` or `refuse` before the next fact
+                                        Ended       nothing more can be exchanged with this incarnation
+
+`connection` is any number that the driver has not used before at the head, and the number in `Dial` at a host. A fact
+about a connection that is closed has no effect. `now` is in seconds on any clock that only goes forward. At a host it
+should go on while the machine sleeps.
+
+The host dials and says `Hello`; the head answers with its own `Hello`, or with `Refused`. A host that comes for the
+first time has incarnation 0 and is given one. From then on its `Hello` names that incarnation, and each side says how
+many messages it has received. Both then send the rest again (see `fabric.numbered`). So a message is delivered at most
+once, and exactly once if the incarnation lives long enough. A newer connection of an incarnation replaces the older.
+
+The host beats every fifth of its timeout. The head answers each beat, so a host knows that it was heard. Neither end
+judges who is lost: `core.hosts` does. A host whose connection is silent for three beats dials again.
+
+What can't be read closes the connection, with one line in `Close`. A message that is none of `kinds` ends the
+incarnation, as it would come again over every connection. An end keeps at most `MOST_MESSAGES` messages and `MOST_KEPT`
+bytes that are not acknowledged. One more ends the incarnation, as the other side takes nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from paceline.errors import MessageUnreadable
+from paceline.fabric.endpoint import Frames
+from paceline.fabric.numbered import (
+    LONGEST,
+    Acknowledged,
+    Beat,
+    BeatHeard,
+    Count,
+    Data,
+    Frame,
+    Full,
+    Line,
+    NeverReadable,
+    written,
+)
+
+PROTOCOL = 1
+"""The version of what hosts say to each other. The first fields of `Hello` and `Refused` never change."""
+HANDSHAKE = 5.0
+"""Seconds that a connection has for its `Hello`."""
+MOST_STRANGERS = 32
+"""Connections that have not said `Hello`. One more closes the oldest of them, so a flood disturbs only newcomers."""
+LONGEST_HELLO = 4 << 10
+"""Bytes of the longest message that a stranger may send."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds before a host dials again: twice as long after each failure."""
+
+
+class Hello(Frame):
+    """The first frame each way."""
+
+    protocol: Count
+    host: str
+    """The name of who says it."""
+    nonce: bytes
+    """Drawn at random for each incarnation. It tells a host that comes again from another one of the same name."""
+    incarnation: Count
+    """The host's, which the head has assigned. 0: the host is new."""
+    received: Count
+    """The number of the last message that has come."""
+    proof: bytes
+    """Shows that the sender has the token. The function that checks it is handed in."""
+
+
+class Refused(Frame):
+    """The head has nothing to say to this host, now and later."""
+
+    why: str
+
+
+_FRAMES = msgspec.msgpack.Decoder(Hello | Refused | Data | Acknowledged | Beat | BeatHeard)
+
+Check = Callable[[Hello], str | None]
+"""Says what is wrong with a `Hello`'s proof, in one line. The two sides' proofs should differ, so that none can be
+thrown back."""
+
+
+# what the driver is to do
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Connect to the head. Tell `connected`, or `lost` if that fails."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Send these bytes, after all that was ordered before."""
+
+    connection: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Write what there is room for now, and close the connection. What else it brings is dropped."""
+
+    connection: int
+    why: str
+    """One line to show. Empty: there is nothing to show."""
+
+
+# what has happened. `host` and `incarnation` name the host, at both ends
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """At the head: a host asks to take part. Call `admit` or `refuse` before any other fact is told."""
+
+    connection: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Messages go both ways now."""
+
+    host: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection has gone. The incarnation goes on over the next one."""
+
+    host: str
+    incarnation: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeardFrom:
+    """At the head: bytes have come from this host."""
+
+    host: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeatAcknowledged:
+    """At a host: the head has heard a beat, or the first `Hello`. `sent` is when it was sent."""
+
+    sent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message has come from this host, or to it."""
+
+    host: str
+    incarnation: int
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """This incarnation can exchange nothing more.
+
+    At a host, its workers are to end. A new `HostEnd` may begin then, best after a second, as it dials at once.
+    """
+
+    host: str
+    incarnation: int
+    why: str
+
+
+Order = Dial | Write | Close
+Event = Came | Connected | Disconnected | HeardFrom | BeatAcknowledged | Delivered | Ended
+Outcome = list[Order | Event]
+
+
+class HostEnd:
+    """A host's end, for one incarnation. It dials the head until the incarnation has ended."""
+
+    def __init__(
+        self, host: str, nonce: bytes, kinds: Any, *, proof: bytes, check: Check, timeout: float = 15.0
+    ) -> None:
+        """`kinds`: the union of what the head may send. `timeout`: seconds after which silence means a loss."""
+        self.host = host
+        self.incarnation = 0
+        """0 until the head has assigned one."""
+        self._nonce = nonce
+        self._proof = proof
+        self._check = check
+        self._every = timeout / 5
+        self._line = Line(kinds)
+        self._frames = Frames(LONGEST_HELLO)
+        self._connection = 0
+        self._stage = "away"
+        """away → dialling → greeting → open → away …; ended."""
+        self._since = 0.0
+        """When the stage began, or when bytes last came."""
+        self._dial_at = float("-inf")
+        self._pause = SHORTEST_PAUSE
+        self._beat = 0
+        self._beat_at = 0.0
+        self._beats: deque[tuple[int, float]] = deque()
+        """Beats of this connection that are not answered, and when each was sent."""
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many messages the head has not acknowledged."""
+        return self._line.unacknowledged
+
+    def connected(self, connection: int, now: float) -> Outcome:
+        """The head's machine has accepted the connection."""
+        if connection != self._connection or self._stage != "dialling":
+            return []
+        self._stage, self._since, self._frames = "greeting", now, Frames(LONGEST_HELLO)
+        hello = Hello(PROTOCOL, self.host, self._nonce, self.incarnation, self._line.received, self._proof)
+        return [Write(connection, written(hello))]
+
+    def received(self, connection: int, data: bytes, now: float) -> Outcome:
+        """These bytes have come."""
+        if connection != self._connection or self._stage not in ("greeting", "open"):
+            return []
+        self._since = now if self._stage == "open" else self._since
+        outcome: Outcome = []
+        try:
+            bodies = self._frames.receive(data)
+            while bodies:
+                for body in bodies:
+                    self._frame(_read(body), now, outcome)
+                    if connection != self._connection or self._stage not in ("greeting", "open"):
+                        return outcome
+                bodies = self._frames.receive(b"")
+        except NeverReadable as error:
+            outcome += self._end(f"the head has sent what can't be read: {error}", show=True)
+        except MessageUnreadable as error:
+            outcome += self._close(f"connection to the head closed: {error}", now)
+        else:
+            outcome += self._acknowledge(now)
+        return outcome
+
+    def lost(self, connection: int, why: str, now: float) -> Outcome:
+        """The connection has gone, or was never made."""
+        if connection != self._connection or self._stage in ("away", "ended"):
+            return []
+        return self._away(why, now)
+
+    def send(self, message: msgspec.Struct, now: float) -> Outcome:
+        """Send the message to the head, now or after a reconnect. Raises ValueError for a message too long."""
+        if self._stage == "ended":
+            return []
+        try:
+            data = self._line.send(message)
+        except Full as error:
+            return self._end(f"the head does not take what this host sends: {error}", show=True)
+        return [Write(self._connection, data)] if self._stage == "open" else []
+
+    def end(self, why: str) -> Outcome:
+        """This host ends its incarnation."""
+        return [] if self._stage == "ended" else self._end(why)
+
+    def tick(self, now: float) -> Outcome:
+        """See to what is due."""
+        if self._stage == "away" and now >= self._dial_at:
+            self._stage, self._since = "dialling", now
+            self._connection += 1
+            return [Dial(self._connection)]
+        if self._stage in ("dialling", "greeting") and now >= self._since + HANDSHAKE:
+            return self._close("", now, why=f"the head has not answered for {HANDSHAKE:.0f} s")
+        if self._stage != "open":
+            return []
+        if now >= self._since + 3 * self._every:
+            return self._close("", now, why=f"the head has been silent for {now - self._since:.1f} s")
+        outcome = self._beats_on(now) if now >= self._beat_at else []
+        return outcome + self._acknowledge(now)
+
+    def due(self) -> float | None:
+        """When `tick` has something to do, if nothing else happens before."""
+        match self._stage:
+            case "ended":
+                return None
+            case "away":
+                return self._dial_at
+            case "open":
+                acknowledge_at = self._line.acknowledge_at
+                times = [self._beat_at, self._since + 3 * self._every]
+                return min(times if acknowledge_at is None else [*times, acknowledge_at])
+            case _:
+                return self._since + HANDSHAKE
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _frame(self, frame: Frame, now: float, outcome: Outcome) -> None:
+        match frame:
+            case Refused(why):
+                outcome += self._end(_one_line(why))
+            case Hello() if self._stage == "greeting":
+                outcome += self._greeted(frame, now)
+            case Data() if self._stage == "open":
+                self._line.acknowledged(frame.received)
+                if (message := self._line.take(frame, now)) is not None:
+                    outcome.append(Delivered(self.host, self.incarnation, message))
+            case Acknowledged(received) if self._stage == "open":
+                self._line.acknowledged(received)
+            case BeatHeard(beat, received) if self._stage == "open":
+                self._line.acknowledged(received)
+                outcome.append(BeatAcknowledged(self._answered(beat)))
+            case _:
+                raise MessageUnreadable(f"a {type(frame).__name__} may not come now")
+
+    def _greeted(self, hello: Hello, now: float) -> Outcome:
+        if why := _refusal(hello, self._check):
+            return self._end(f"the head is refused: {why}", show=True)
+        if hello.incarnation == 0 or self.incarnation not in (0, hello.incarnation):
+            why = f"the head takes incarnation {self.incarnation} of this host for {hello.incarnation}"
+            return self._end(why, show=True)
+        again = self._line.again(hello.received)
+        outcome: Outcome = (
+            [] if self.incarnation else [BeatAcknowledged(self._since)]
+        )  # it was heard as it was admitted
+        self.incarnation = hello.incarnation
+        self._stage, self._since, self._frames.most = "open", now, _longest()
+        outcome += [Connected(self.host, self.incarnation), *self._beats_on(now)]  # no message delays the beat
+        return [*outcome, Write(self._connection, again)] if again else outcome
+
+    def _beats_on(self, now: float) -> Outcome:
+        self._beat += 1
+        self._beat_at = now + self._every
+        self._beats.append((self._beat, now))
+        return [Write(self._connection, self._line.beat(self._beat))]
+
+    def _answered(self, beat: int) -> float:
+        while self._beats:
+            number, sent = self._beats.popleft()
+            if number == beat:
+                self._pause = SHORTEST_PAUSE
+                return sent
+        raise MessageUnreadable(f"beat {beat:,} is answered, and was not sent or is answered already")
+
+    def _acknowledge(self, now: float) -> Outcome:
+        at = self._line.acknowledge_at
+        if self._stage != "open" or at is None or now < at:
+            return []
+        return [Write(self._connection, self._line.acknowledgement())]
+
+    def _close(self, line: str, now: float, why: str = "") -> Outcome:
+        return [Close(self._connection, line), *self._away(why or line, now)]
+
+    def _away(self, why: str, now: float) -> Outcome:
+        was_open = self._stage == "open"
+        self._stage, self._dial_at = "away", now + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._beats.clear()
+        return [Disconnected(self.host, self.incarnation, why)] if was_open else []
+
+    def _end(self, why: str, show: bool = False) -> Outcome:
+        closes = self._stage in ("dialling", "greeting", "open")
+        self._stage = "ended"
+        ended = Ended(self.host, self.incarnation, why)
+        return [Close(self._connection, why if show else ""), ended] if closes else [ended]
+
+
+@dataclass(slots=True)
+class _Seat:
+    """What the head knows of one incarnation."""
+
+    host: str
+    nonce: bytes
+    incarnation: int
+    line: Line
+    connection: int | None = None
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What the head knows of one connection."""
+
+    since: float
+    frames: Frames = field(default_factory=lambda: Frames(LONGEST_HELLO))
+    hello: Hello | None = None
+    """What a host that is neither admitted nor refused has said."""
+    seat: _Seat | None = None
+
+
+class HeadEnd:
+    """The head's end, for all hosts. Each host that is admitted has one incarnation at a time."""
+
+    def __init__(self, name: str, nonce: bytes, kinds: Any, *, proof: bytes, check: Check) -> None:
+        """`kinds`: the union of what hosts may send."""
+        self._name = name
+        self._nonce = nonce
+        self._kinds = kinds
+        self._proof = proof
+        self._check = check
+        self._seats: dict[str, _Seat] = {}
+        self._connections: dict[int, _Connection] = {}
+
+    def unacknowledged(self, host: str) -> int:
+        """How many messages the host has not acknowledged: 0 if it is not here."""
+        return self._seats[host].line.unacknowledged if host in self._seats else 0
+
+    def connected(self, connection: int, now: float) -> Outcome:
+        """Somebody has dialled."""
+        assert connection not in self._connections, f"connection {connection} is not new"
+        outcome: Outcome = []
+        strangers = [number for number, one in self._connections.items() if one.seat is None]
+        if len(strangers) >= MOST_STRANGERS:
+            outcome = self._turn_away(strangers[0], "too many connections have said nothing")
+        self._connections[connection] = _Connection(now)
+        return outcome
+
+    def received(self, connection: int, data: bytes, now: float) -> Outcome:
+        """These bytes have come."""
+        one = self._connections.get(connection)
+        if one is None:
+            return []
+        outcome: Outcome = [HeardFrom(one.seat.host, one.seat.incarnation)] if one.seat else []
+        try:
+            bodies = one.frames.receive(data)
+            while bodies:
+                for body in bodies:
+                    self._frame(connection, one, _read(body), now, outcome)
+                    if connection not in self._connections:
+                        return outcome
+                bodies = one.frames.receive(b"")
+        except NeverReadable as error:
+            assert one.seat is not None
+            outcome += self._end(one.seat, f"host {one.seat.host} has sent what can't be read: {error}", show=True)
+        except MessageUnreadable as error:
+            outcome += self._turn_away(connection, str(error))
+        else:
+            outcome += self._acknowledge(one.seat, now)
+        return outcome
+
+    def lost(self, connection: int, why: str, now: float) -> Outcome:
+        """The connection has gone."""
+        return self._gone(connection, why)
+
+    def admit(self, connection: int, incarnation: int, now: float) -> Outcome:
+        """Let the host take part that has come over this connection, as this incarnation. It ends the one before."""
+        one = self._connections.get(connection)
+        if one is None:  # it said too much at once
+            return []
+        hello = one.hello
+        assert hello is not None, f"connection {connection} has not come"
+        before = self._seats.get(hello.host)
+        assert incarnation > (before.incarnation if before else 0), f"incarnation {incarnation} is not new"
+        outcome = self.end(before.host, before.incarnation, "it has come again") if before else []
+        self._seats[hello.host] = _Seat(hello.host, hello.nonce, incarnation, Line(self._kinds))
+        return outcome + self._greet(connection, self._seats[hello.host], hello)
+
+    def refuse(self, connection: int, why: str) -> Outcome:
+        """Tell the host that has come over this connection why it can't take part."""
+        return self._refuse(connection, why, show=True) if connection in self._connections else []
+
+    def end(self, host: str, incarnation: int, why: str) -> Outcome:
+        """Exchange nothing more with this incarnation. The host is told why, now or when it dials again."""
+        seat = self._seats.get(host)
+        if seat is None or seat.incarnation != incarnation:
+            return []
+        del self._seats[host]
+        return [] if seat.connection is None else self._refuse(seat.connection, _has_ended(host, incarnation, why))
+
+    def send(self, host: str, incarnation: int, message: msgspec.Struct, now: float) -> Outcome:
+        """Send the message to this incarnation, now or after a reconnect. One that has ended gets nothing.
+
+        Raises ValueError for a message too long.
+        """
+        seat = self._seats.get(host)
+        if seat is None or seat.incarnation != incarnation:
+            return []
+        try:
+            data = seat.line.send(message)
+        except Full as error:
+            return self._end(seat, f"host {host} does not take what it is sent: {error}", show=False)
+        return [] if seat.connection is None else [Write(seat.connection, data)]
+
+    def tick(self, now: float) -> Outcome:
+        """See to what is due."""
+        outcome: Outcome = []
+        for connection, one in list(self._connections.items()):
+            if one.seat is None and now >= one.since + HANDSHAKE:
+                outcome += self._turn_away(connection, f"it has said nothing for {HANDSHAKE:.0f} s")
+        for seat in self._seats.values():
+            outcome += self._acknowledge(seat, now)
+        return outcome
+
+    def due(self) -> float | None:
+        """When `tick` has something to do, if nothing else happens before."""
+        times = [one.since + HANDSHAKE for one in self._connections.values() if one.seat is None]
+        for seat in self._seats.values():
+            if seat.connection is not None and seat.line.acknowledge_at is not None:
+                times.append(seat.line.acknowledge_at)
+        return min(times, default=None)
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _frame(self, connection: int, one: _Connection, frame: Frame, now: float, outcome: Outcome) -> None:
+        match frame, one.seat:
+            case Hello(), None if one.hello is None:
+                outcome += self._met(connection, one, frame)
+            case Data(), _Seat() as seat:
+                seat.line.acknowledged(frame.received)
+                if (message := seat.line.take(frame, now)) is not None:
+                    outcome.append(Delivered(seat.host, seat.incarnation, message))
+            case Acknowledged(received), _Seat() as seat:
+                seat.line.acknowledged(received)
+            case Beat(beat, received), _Seat() as seat:
+                seat.line.acknowledged(received)
+                outcome.append(Write(connection, seat.line.beat_heard(beat)))
+            case _:
+                raise MessageUnreadable(f"a {type(frame).__name__} may not come now")
+
+    def _met(self, connection: int, one: _Connection, hello: Hello) -> Outcome:
+        if why := _refusal(hello, self._check):
+            return self._refuse(connection, why, show=True)
+        seat = self._seats.get(hello.host)
+        known = seat is not None and seat.nonce == hello.nonce
+        if seat is not None and known and hello.incarnation in (0, seat.incarnation):
+            return self._greet(connection, seat, hello)
+        if hello.incarnation:
+            return self._refuse(connection, _has_ended(hello.host, hello.incarnation, "it came too late"))
+        one.hello = hello
+        return [Came(connection, hello.host)]
+
+    def _greet(self, connection: int, seat: _Seat, hello: Hello) -> Outcome:
+        """The connection is this incarnation's from now on."""
+        outcome: Outcome = []
+        if seat.connection is not None:
+            outcome = [Close(seat.connection, ""), *self._gone(seat.connection, "a newer connection has replaced it")]
+        one = self._connections[connection]
+        one.hello, one.seat, one.frames.most = None, seat, _longest()
+        seat.connection = connection
+        received = seat.line.received
+        try:
+            again = seat.line.again(hello.received)
+        except NeverReadable as error:
+            return outcome + self._end(seat, f"host {seat.host} does not fit in: {error}", show=True)
+        answer = Hello(PROTOCOL, self._name, self._nonce, seat.incarnation, received, self._proof)
+        return [
+            *outcome,
+            Write(connection, written(answer) + again),
+            Connected(seat.host, seat.incarnation),
+        ]
+
+    def _acknowledge(self, seat: _Seat | None, now: float) -> Outcome:
+        if seat is None or seat.connection is None or (at := seat.line.acknowledge_at) is None or now < at:
+            return []
+        return [Write(seat.connection, seat.line.acknowledgement())]
+
+    def _refuse(self, connection: int, why: str, show: bool = False) -> Outcome:
+        """Say so, and close the connection."""
+        del self._connections[connection]
+        return [Write(connection, written(Refused(why))), Close(connection, _refused(why) if show else "")]
+
+    def _turn_away(self, connection: int, why: str) -> Outcome:
+        """Close the connection without a word to the other side."""
+        seat = self._connections[connection].seat
+        line = _refused(why) if seat is None else f"connection to host {seat.host} closed: {why}"
+        return [Close(connection, line), *self._gone(connection, why)]
+
+    def _gone(self, connection: int, why: str) -> Outcome:
+        one = self._connections.pop(connection, None)
+        if one is None or one.seat is None:
+            return []
+        one.seat.connection = None
+        return [Disconnected(one.seat.host, one.seat.incarnation, why)]
+
+    def _end(self, seat: _Seat, why: str, show: bool) -> Outcome:
+        """The incarnation can't go on, and the membership does not know."""
+        outcome = self.end(seat.host, seat.incarnation, why)
+        if show:
+            outcome = [Close(one.connection, why) if isinstance(one, Close) else one for one in outcome]
+        return [*outcome, Ended(seat.host, seat.incarnation, why)]
+
+
+def _read(body: bytes) -> Frame:
+    try:
+        return _FRAMES.decode(body)  # type: ignore[no-any-return]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise MessageUnreadable(str(error)) from error
+
+
+def _longest() -> int:
+    """Bytes of the longest frame: a message, and what is around it."""
+    return LONGEST + 64
+
+
+def _refusal(hello: Hello, check: Check) -> str | None:
+    if hello.protocol != PROTOCOL:
+        return (
+            f"it speaks version {hello.protocol} of what hosts say to each other, and this one speaks {PROTOCOL}; "
+            "install the same version of Paceline on all hosts"
+        )
+    return check(hello)
+
+
+def _refused(why: str) -> str:
+    return f"connection refused: {why}"
+
+
+def _has_ended(host: str, incarnation: int, why: str) -> str:
+    return f"incarnation {incarnation} of host {host} has ended: {why}"
+
+
+def _one_line(text: str) -> str:
+    """What a stranger says, as one line that a terminal can show."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:300]

@@ -1,0 +1,180 @@
+"""Messages with numbers, for connections that break: each is delivered once, in order.
+
+A `Line` is what one end keeps for one incarnation of a host, over all of that incarnation's connections. It numbers
+what it sends, and keeps that until the other end has acknowledged it. After a reconnect it sends again what the other
+end has not received. What has come before is dropped. Pure: no socket, no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Annotated, Any
+
+import msgspec
+
+from paceline.errors import MessageUnreadable
+from paceline.fabric.endpoint import Coding, framed
+
+MOST_MESSAGES = 10_000
+"""Messages that are kept until they are acknowledged. A run has a few for each worker."""
+MOST_KEPT = 64 << 20
+"""Bytes of all messages that are kept."""
+LONGEST = 16 << 20
+"""Bytes of one message. A long one delays the beats behind it, so what is large should have a connection of its own."""
+ACKNOWLEDGE_AFTER = 64
+"""Messages that are acknowledged at once. Fewer wait for the next frame, or for `ACKNOWLEDGE_WITHIN`."""
+ACKNOWLEDGE_WITHIN = 0.05
+"""Seconds that an acknowledgement waits for a frame that carries it."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Frame(msgspec.Struct, tag=True, array_like=True):
+    """The root of all that goes over a connection between hosts."""
+
+
+class Data(Frame):
+    """The message with this number, which counts from 1."""
+
+    number: Count
+    received: Count
+    """The number of the last message that the sender of this frame has received."""
+    body: bytes
+
+
+class Acknowledged(Frame):
+    """All messages up to this number have been received."""
+
+    received: Count
+
+
+class Beat(Frame):
+    """A host is alive. The head answers each beat with `BeatHeard`."""
+
+    beat: Count
+    received: Count
+
+
+class BeatHeard(Frame):
+    """The head has heard that beat."""
+
+    beat: Count
+    received: Count
+
+
+class NeverReadable(MessageUnreadable):
+    """The two ends can't go on with each other, also not over another connection."""
+
+
+class Full(Exception):
+    """More messages are unacknowledged than are kept. The text says how many."""
+
+
+_FRAMES = msgspec.msgpack.Encoder()
+
+
+def written(frame: Frame) -> bytes:
+    """Return the frame as bytes in a stream."""
+    return framed(_FRAMES.encode(frame))
+
+
+class Line:
+    """One end's numbers, and what it has sent and is not acknowledged. Each frame that is made acknowledges, too."""
+
+    def __init__(self, kinds: Any) -> None:
+        """`kinds`: the union of the message types that the other end may send."""
+        self._coding = Coding(kinds)
+        self._kept: deque[tuple[int, bytes]] = deque()
+        self._kept_bytes = 0
+        self._sent = 0
+        self._received = 0
+        self._owed = 0
+        self._owed_since: float | None = None
+
+    @property
+    def received(self) -> int:
+        """The number of the last message that has come."""
+        return self._received
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many messages the other end has not acknowledged."""
+        return len(self._kept)
+
+    @property
+    def acknowledge_at(self) -> float | None:
+        """When an acknowledgement goes out on its own, if no frame carries it before. None: none is owed."""
+        if self._owed_since is None or self._owed >= ACKNOWLEDGE_AFTER:
+            return self._owed_since
+        return self._owed_since + ACKNOWLEDGE_WITHIN
+
+    # --- what goes out ------------------------------------------------------------------------------
+
+    def send(self, message: msgspec.Struct) -> bytes:
+        """Number the message and keep it. Return its frame. Raises Full, and ValueError for a message too long."""
+        body = self._coding.encode(message)
+        if len(body) > LONGEST:
+            raise ValueError(f"a {type(message).__name__} has {len(body):,} bytes, and may have {LONGEST:,}")
+        if len(self._kept) >= MOST_MESSAGES or self._kept_bytes + len(body) > MOST_KEPT:
+            raise Full(f"{len(self._kept):,} messages of {self._kept_bytes:,} bytes are not acknowledged")
+        self._sent += 1
+        self._kept.append((self._sent, body))
+        self._kept_bytes += len(body)
+        return self._data(self._sent, body)
+
+    def again(self, received: int) -> bytes:
+        """Return what the other end has not received, which has received up to that number. Raises NeverReadable."""
+        if received < self._sent - len(self._kept):
+            raise NeverReadable(f"it has forgotten messages that it had acknowledged, and has only {received:,}")
+        try:
+            self.acknowledged(received)
+        except MessageUnreadable as error:
+            raise NeverReadable(str(error)) from error
+        return b"".join(self._data(number, body) for number, body in self._kept)
+
+    def acknowledgement(self) -> bytes:
+        """Return a frame that only acknowledges."""
+        return written(Acknowledged(self._carried()))
+
+    def beat(self, number: int) -> bytes:
+        """Return a beat."""
+        return written(Beat(number, self._carried()))
+
+    def beat_heard(self, number: int) -> bytes:
+        """Return the answer to a beat."""
+        return written(BeatHeard(number, self._carried()))
+
+    # --- what comes in ------------------------------------------------------------------------------
+
+    def acknowledged(self, received: int) -> None:
+        """Keep no longer what the other end has received. Raises MessageUnreadable if nobody sent so many."""
+        if received > self._sent:
+            raise MessageUnreadable(f"it acknowledges {received:,} messages, and was sent {self._sent:,}")
+        while self._kept and self._kept[0][0] <= received:
+            self._kept_bytes -= len(self._kept.popleft()[1])
+
+    def take(self, data: Data, now: float) -> Any | None:
+        """Return the message, or None if it has come before.
+
+        Raises MessageUnreadable if one before it is missing, and NeverReadable if it is none that may come.
+        """
+        if data.number > self._received + 1:
+            raise MessageUnreadable(f"message {data.number:,} came after message {self._received:,}")
+        self._owed += 1
+        if self._owed_since is None:
+            self._owed_since = now
+        if data.number <= self._received:
+            return None
+        try:
+            message = self._coding.decode(data.body, ())
+        except MessageUnreadable as error:
+            raise NeverReadable(str(error)) from error
+        self._received = data.number
+        return message
+
+    def _data(self, number: int, body: bytes) -> bytes:
+        return written(Data(number, self._carried(), body))
+
+    def _carried(self) -> int:
+        self._owed, self._owed_since = 0, None
+        return self._received

@@ -1,0 +1,491 @@
+"""Fetches between hosts: what is asked of other hosts, and what is served to them. Pure: names and numbers, no bytes.
+
+`Fetches` is what a host wants. It has one record an item, however many claim the item there. A record is asked for once
+a place is free, and is cancelled as the last claim ends. `Serves` is what others want of this host. It serves an item
+once that is made. Each claim of a fetch is told one thing, unless it ends before: `Arrived` or `Lost`. What has arrived
+stays until the last claim ends.
+
+    Fetches                          Serves
+    Ask      ───────────────────►    asked          claims the item, which may be on its way
+    Cancel   ───────────────────►    cancelled
+    arrived  ◄─── bytes ─────────    Send           the driver sends them in order, and tells `sent` at their end
+    refused  ◄───────────────────    Say            the item will never be there
+
+Requests belong to a connection. Where it breaks, the server forgets them, and the other side asks again over the next
+one, for the rest. A fetch names the segment of the run, and the owner's incarnation. Once either has ended, all that
+wait are told `Lost`: no fetch waits for what can't come. Connections and membership are the driver's to tell. An order
+about a host that is not connected has no effect.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from paceline.core.items import Item
+from paceline.errors import MessageUnreadable
+from paceline.host.shelf import Owner
+
+
+class Part(NamedTuple):
+    """A range of an item's bytes, and the host that has them."""
+
+    host: str
+    incarnation: int
+    begin: int
+    end: int
+
+
+class Named(NamedTuple):
+    """An item of one segment of the run."""
+
+    segment: int
+    item: Item
+
+
+class Peer(NamedTuple):
+    """One incarnation of another host."""
+
+    host: str
+    incarnation: int
+
+
+# what the driver is to do
+
+
+@dataclass(frozen=True, slots=True)
+class TakePlace:
+    """Lay out a place for the item. One is free."""
+
+    named: Named
+
+
+@dataclass(frozen=True, slots=True)
+class FreePlace:
+    """Nobody here needs what lies in the item's place."""
+
+    named: Named
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask that host for these bytes."""
+
+    peer: Peer
+    request: int
+    named: Named
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Tell that host that the request has ended."""
+
+    peer: Peer
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The item is here, whole."""
+
+    named: Named
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The item will not come. The claim has ended."""
+
+    named: Named
+    owner: Owner
+    why: str
+
+
+Order = TakePlace | FreePlace | Ask | Cancel | Arrived | Lost
+
+
+@dataclass(slots=True)
+class _Part:
+    """How far one part has come."""
+
+    peer: Peer
+    end: int
+    have: int
+    """The bytes before this one are here."""
+    request: int | None = None
+    """None: it isn't asked for, as its host isn't connected, or as it is whole."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """One item: who waits for it, and what of it is here."""
+
+    named: Named
+    parts: tuple[Part, ...]
+    coming: list[_Part]
+    owners: dict[Owner, None] = field(default_factory=dict)
+    placed: bool = False
+    """Whether it has a place."""
+
+    @property
+    def here(self) -> bool:
+        return self.placed and all(part.have == part.end for part in self.coming)
+
+
+class Fetches:
+    """What this host wants of others."""
+
+    def __init__(self, room: int) -> None:
+        """`room`: how many items may be fetched or lie here at once. Each has a place of its own."""
+        assert room > 0, "an item needs a place"
+        self._room = room
+        self._placed = 0
+        self._records: dict[Named, _Record] = {}
+        self._queue: deque[Named] = deque()
+        """Records without a place, in the order in which they were first claimed."""
+        self._requests: dict[int, tuple[_Record, _Part]] = {}
+        self._asked = 0
+        self._connected: dict[str, int] = {}
+        """By host: the incarnation that is connected."""
+        self._ended: dict[str, int] = {}
+        """By host: the last incarnation that has ended."""
+        self._segment = 0
+
+    # --- claims -------------------------------------------------------------------------------------
+
+    def claim(self, named: Named, owner: Owner, parts: tuple[Part, ...]) -> list[Order]:
+        """The owner needs this item, which these hosts have.
+
+        All that claim an item on its way name the same hosts: an incarnation's end is told before another one is named.
+        """
+        assert parts, f"nobody has {named}"
+        assert all(part.begin < part.end for part in parts), f"{parts} have an empty part"
+        record = self._records.get(named)
+        if record is not None and owner in record.owners:
+            return []
+        if record is not None and record.here:
+            record.owners[owner] = None
+            return [Arrived(named, owner)]
+        if why := self._why_lost(named, parts):
+            return [Lost(named, owner, why)]
+        if record is None:
+            coming = [_Part(Peer(part.host, part.incarnation), part.end, part.begin) for part in parts]
+            record = self._records[named] = _Record(named, parts, coming)
+            self._queue.append(named)
+        assert record.parts == parts, f"{named} is asked of {record.parts} and of {parts}"
+        record.owners[owner] = None
+        return self._admit()
+
+    def release(self, named: Named, owner: Owner) -> list[Order]:
+        """The owner does not need the item any more. The last one cancels what is on its way."""
+        record = self._records.get(named)
+        if record is None or owner not in record.owners:
+            return []
+        del record.owners[owner]
+        if record.owners:
+            return []
+        return self._drop(record) + self._admit()
+
+    # --- what happens -------------------------------------------------------------------------------
+
+    def connected(self, peer: Peer) -> list[Order]:
+        """That host can be asked. Its earlier incarnations have ended."""
+        if peer.incarnation <= self._ended.get(peer.host, 0):
+            return []
+        orders = self.ended(Peer(peer.host, peer.incarnation - 1), "its host has come again")
+        self._connected[peer.host] = peer.incarnation
+        for record in list(self._records.values()):
+            orders += self._ask(record)
+        return orders + self._admit()
+
+    def disconnected(self, peer: Peer) -> None:
+        """The connection is lost. What was asked over it is asked again over the next one."""
+        if self._connected.get(peer.host) == peer.incarnation:
+            del self._connected[peer.host]
+        for request, (_, part) in list(self._requests.items()):
+            if part.peer == peer:
+                del self._requests[request]
+                part.request = None
+
+    def arrived(self, peer: Peer, request: int, begin: int, end: int) -> list[Order]:
+        """These bytes of the request have come. What comes for one that was cancelled is dropped.
+
+        Raises MessageUnreadable if they are not those that come next.
+        """
+        found = self._requests.get(request)
+        if found is None or found[1].peer != peer:
+            return []
+        record, part = found
+        if begin != part.have or not begin < end <= part.end:
+            raise MessageUnreadable(f"bytes {begin:,} to {end:,} came, and {part.have:,} to {part.end:,} are missing")
+        part.have = end
+        if part.have == part.end:
+            del self._requests[request]
+            part.request = None
+        return [Arrived(record.named, owner) for owner in record.owners] if record.here else []
+
+    def refused(self, peer: Peer, request: int, why: str) -> list[Order]:
+        """The host will never have it."""
+        found = self._requests.get(request)
+        if found is None or found[1].peer != peer:
+            return []
+        del self._requests[request]
+        found[1].request = None
+        return self._lose(found[0], why) + self._admit()
+
+    def ended(self, peer: Peer, why: str) -> list[Order]:
+        """This incarnation has ended, and all before it."""
+        self._ended[peer.host] = max(peer.incarnation, self._ended.get(peer.host, 0))
+        if self._connected.get(peer.host, peer.incarnation + 1) <= peer.incarnation:
+            del self._connected[peer.host]
+        return self._lose_all(lambda record: self._why_lost(record.named, record.parts) and why)
+
+    def segment_began(self, segment: int) -> list[Order]:
+        """The run goes on in this segment: nothing of an earlier one comes any more."""
+        self._segment = max(segment, self._segment)
+        return self._lose_all(lambda record: self._why_lost(record.named, ()))
+
+    # --- what there is ------------------------------------------------------------------------------
+
+    def has(self, named: Named) -> bool:
+        """Whether the item is here, whole."""
+        return named in self._records and self._records[named].here
+
+    def pending(self) -> Iterator[tuple[Named, tuple[Owner, ...], str]]:
+        """What is claimed and not here: the item, who claims it, and what it waits for."""
+        for record in self._records.values():
+            if not record.placed:
+                yield record.named, tuple(record.owners), "a place"
+            elif not record.here:
+                part = next(part for part in record.coming if part.have < part.end)
+                why = "a connection to" if part.request is None else "bytes of"
+                yield record.named, tuple(record.owners), f"{why} host {part.peer.host}"
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _why_lost(self, named: Named, parts: tuple[Part, ...]) -> str | None:
+        if named.segment < self._segment:
+            return f"segment {named.segment} has ended"
+        gone = [part for part in parts if part.incarnation <= self._ended.get(part.host, 0)]
+        return f"incarnation {gone[0].incarnation} of host {gone[0].host} has ended" if gone else None
+
+    def _admit(self) -> list[Order]:
+        """Ask for what waits, as long as there are places. An item none of whose hosts is connected takes none."""
+        orders: list[Order] = []
+        for named in list(self._queue):
+            if self._placed >= self._room:
+                break
+            record = self._records[named]
+            if any(self._reaches(part) for part in record.coming):
+                self._queue.remove(named)
+                self._placed += 1
+                record.placed = True
+                orders += [TakePlace(named), *self._ask(record)]
+        return orders
+
+    def _ask(self, record: _Record) -> list[Order]:
+        """Ask for each part whose host is connected."""
+        orders: list[Order] = []
+        for part in record.coming if record.placed else []:
+            if part.request is None and part.have < part.end and self._reaches(part):
+                self._asked += 1
+                part.request = self._asked
+                self._requests[self._asked] = record, part
+                orders.append(Ask(part.peer, self._asked, record.named, part.have, part.end))
+        return orders
+
+    def _reaches(self, part: _Part) -> bool:
+        return self._connected.get(part.peer.host) == part.peer.incarnation
+
+    def _lose_all(self, why: Callable[[_Record], str | None]) -> list[Order]:
+        orders: list[Order] = []
+        for record in list(self._records.values()):
+            if reason := why(record):
+                orders += self._lose(record, reason)
+        return orders + self._admit()
+
+    def _lose(self, record: _Record, why: str) -> list[Order]:
+        """Tell all that wait for it. What is here already stays."""
+        if record.here:
+            return []
+        return [*self._drop(record), *(Lost(record.named, owner, why) for owner in record.owners)]
+
+    def _drop(self, record: _Record) -> list[Order]:
+        """Forget the record, and what was asked for it."""
+        del self._records[record.named]
+        orders: list[Order] = []
+        for part in record.coming:
+            if part.request is not None:
+                del self._requests[part.request]
+                orders.append(Cancel(part.peer, part.request))
+        if not record.placed:
+            self._queue.remove(record.named)
+            return orders
+        self._placed -= 1
+        return [*orders, FreePlace(record.named)]
+
+
+# what is served
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Claim the item on the shelf for this owner, whether it is made or not."""
+
+    named: Named
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The owner needs it no more."""
+
+    named: Named
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send these bytes of the item, in order. Tell `sent` at their end. See `Stop`."""
+
+    peer: Peer
+    request: int
+    named: Named
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Send no more of this request."""
+
+    peer: Peer
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Tell that host that the item will never be there."""
+
+    peer: Peer
+    request: int
+    why: str
+
+
+ServeOrder = Claim | Release | Send | Stop | Say
+Look = Callable[[Item], Literal["here", "coming", "gone"]]
+"""Says where an item is that belongs to this host: on the shelf, on its way there, or neither."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """What one host has asked for."""
+
+    named: Named
+    begin: int
+    end: int
+    claimed: bool = False
+    """Whether its segment has begun here. A name belongs to another item before."""
+    sends: bool = False
+    """Whether the item is there, and being sent."""
+
+
+class Serves:
+    """What others want of this host."""
+
+    def __init__(self, look: Look, segment: int = 0) -> None:
+        self._look = look
+        self._segment = segment
+        self._requests: dict[tuple[Peer, int], _Request] = {}
+
+    def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> list[ServeOrder]:
+        """That host asks for these bytes. A request for a segment that has not begun here waits for it.
+
+        Raises MessageUnreadable if it asks for nothing, or twice.
+        """
+        if begin >= end or (peer, request) in self._requests:
+            raise MessageUnreadable(f"request {request} for bytes {begin:,} to {end:,} is empty, or came before")
+        if why := self._why_not(named):
+            return [Say(peer, request, why)]
+        one = self._requests[peer, request] = _Request(named, begin, end)
+        return self._send(peer, request, one)
+
+    def made(self, named: Named) -> list[ServeOrder]:
+        """The item is on the shelf now."""
+        orders: list[ServeOrder] = []
+        for (peer, request), one in self._requests.items():
+            if one.named == named:
+                orders += self._send(peer, request, one)
+        return orders
+
+    def never(self, named: Named, why: str) -> list[ServeOrder]:
+        """The item will not be made."""
+        return self._end(lambda _, one: one.named == named and not one.sends, why)
+
+    def sent(self, peer: Peer, request: int) -> list[ServeOrder]:
+        """All bytes of the request have been written."""
+        one = self._requests.pop((peer, request), None)
+        return [] if one is None else [Release(one.named, _owner(peer, request))]
+
+    def cancelled(self, peer: Peer, request: int) -> list[ServeOrder]:
+        """That host wants it no more."""
+        one = self._requests.pop((peer, request), None)
+        if one is None:
+            return []
+        orders: list[ServeOrder] = [Stop(peer, request)] if one.sends else []
+        return [*orders, Release(one.named, _owner(peer, request))] if one.claimed else orders
+
+    def disconnected(self, peer: Peer) -> list[ServeOrder]:
+        """The connection is lost, and with it all that was asked over it."""
+        orders: list[ServeOrder] = []
+        for asker, request in [key for key in self._requests if key[0] == peer]:
+            orders += self.cancelled(asker, request)
+        return orders
+
+    def segment_began(self, segment: int) -> list[ServeOrder]:
+        """The run goes on in this segment: nothing of an earlier one is served any more."""
+        self._segment = max(segment, self._segment)
+        orders = self._end(lambda _, one: one.named.segment < self._segment, "its segment has ended")
+        for (peer, request), one in list(self._requests.items()):
+            if why := self._why_not(one.named):
+                orders += self._end(lambda key, _, this=(peer, request): key == this, why)  # type: ignore[misc]
+            else:
+                orders += self._send(peer, request, one)
+        return orders
+
+    def claims(self) -> Iterator[tuple[Named, Owner]]:
+        """What is claimed here for others."""
+        for (peer, request), one in self._requests.items():
+            if one.claimed:
+                yield one.named, _owner(peer, request)
+
+    def _why_not(self, named: Named) -> str | None:
+        if named.segment < self._segment:
+            return f"segment {named.segment} has ended"
+        gone = named.segment == self._segment and self._look(named.item) == "gone"
+        return f"{named.item} is not here any more" if gone else None
+
+    def _send(self, peer: Peer, request: int, one: _Request) -> list[ServeOrder]:
+        orders: list[ServeOrder] = []
+        if one.named.segment == self._segment and not one.claimed:
+            one.claimed = True
+            orders.append(Claim(one.named, _owner(peer, request)))
+        if one.claimed and not one.sends and self._look(one.named.item) == "here":
+            one.sends = True
+            orders.append(Send(peer, request, one.named, one.begin, one.end))
+        return orders
+
+    def _end(self, ends: Callable[[tuple[Peer, int], _Request], bool], why: str) -> list[ServeOrder]:
+        orders: list[ServeOrder] = []
+        for (peer, request), one in list(self._requests.items()):
+            if ends((peer, request), one):
+                orders += [*self.cancelled(peer, request), Say(peer, request, why)]
+        return orders
+
+
+def _owner(peer: Peer, request: int) -> Owner:
+    return ("serve", peer.host, peer.incarnation, request)

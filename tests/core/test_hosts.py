@@ -1,0 +1,246 @@
+"""Which hosts take part and which are lost, by tables of what happens. `fabric/test_hosts_walk.py` has histories."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.hosts import Admit, EndHost, Fence, Gathered, Hosts, Refuse
+
+T = 10.0
+
+
+def hosts(wanted: int = 2, names: tuple[str, ...] = ()) -> Hosts:
+    return Hosts("head", wanted, names, timeout=T)
+
+
+def begun(*names: str) -> Hosts:
+    """These hosts take part, and have just been heard of, at 0 s."""
+    found = hosts(len(names))
+    for name in names:
+        found.came(name, 0.0)
+    found.begins(0.0)
+    return found
+
+
+def listens(found: Hosts, begin: float, end: float, *heard: str) -> list[object]:
+    """The head's loop goes round each second, and hears of these hosts."""
+    orders: list[object] = []
+    for second in range(int(begin) + 1, int(end) + 1):
+        for host in heard:
+            found.heard(host, found.here().get(host, 0), float(second))
+        orders += found.tick(float(second))
+    return orders
+
+
+def test_hosts_that_come_are_admitted_and_gathered_once_all_are_here() -> None:
+    found = hosts()
+    assert found.missing == 2
+    assert found.came("c", 0.0) == [Admit("c", 1)]
+    assert found.stage("c") == "gathered"
+    assert found.came("b", 1.0) == [Admit("b", 1), Gathered(("b", "c"))]
+    assert found.members() == {}
+    assert found.begins(2.0) == ("b", "c")
+    assert found.members() == {"b": 1, "c": 1}
+    assert (found.number("b"), found.number("c")) == (1, 2)
+
+
+def test_hosts_whose_names_are_known_are_expected_and_no_others_are_let_in() -> None:
+    found = hosts(names=("b", "c"))
+    assert found.stage("b") == "expected"
+    assert found.came("d", 0.0) == [Refuse("d", "this run's hosts are b, c")]
+    assert found.came("b", 0.0) == [Admit("b", 1)]
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("head", "the head is named head; give this host another name"),
+        ("b", "a host named b takes part already; give this one another name"),
+        ("d", "this run has its 2 hosts besides the head"),
+    ],
+)
+def test_a_host_too_many_is_refused_in_one_line(host: str, why: str) -> None:
+    assert begun("b", "c").came(host, 0.0) == [Refuse(host, why)]
+
+
+def test_a_host_lost_while_others_gather_is_expected_again_and_has_not_left() -> None:
+    found = hosts()
+    found.came("b", 0.0)
+    assert listens(found, 0, 11) == [EndHost("b", 1, False, "silent for 11.0 s")]
+    assert found.stage("b") == "expected"
+    found.came("c", 11.0)
+    assert found.missing == 1
+    assert found.came("b", 11.0) == [Admit("b", 2), Gathered(("b", "c"))]
+
+
+def test_a_host_is_lost_once_it_was_silent_for_longer_than_the_timeout() -> None:
+    found = begun("b", "c")
+    assert listens(found, 0, 10, "c") == []
+    assert listens(found, 10, 11, "c") == [EndHost("b", 1, True, "silent for 11.0 s")]
+    assert found.stage("b") == "left"
+    assert found.members() == {"c": 1}
+    assert listens(found, 11, 40, "c") == [], "that is said once"
+
+
+def test_a_host_whose_connection_is_lost_has_a_fifth_of_the_timeout_to_come_back() -> None:
+    found = begun("b", "c")
+    found.disconnected("b", 1, 0.0)
+    found.disconnected("c", 1, 0.0)
+    assert listens(found, 0, 2, "c") == []
+    found.connected("c", 1, 2.0)
+    assert listens(found, 2, 30, "c") == [EndHost("b", 1, True, "its connection was lost, and it has not come back")]
+
+
+@pytest.mark.parametrize("pause", [1.0, 5.0, 11.0, 1000.0])
+@pytest.mark.parametrize("heard", [0.0, 5.0, 9.0])
+def test_a_head_that_was_late_itself_accuses_nobody(pause: float, heard: float) -> None:
+    """The hosts have sent beats, which the head reads a beat's time after it goes on."""
+    found = begun("b", "c")
+    assert listens(found, 0, heard, "b", "c") == []
+    silent = heard + 2  # a host beats every two seconds
+    assert listens(found, heard, silent) == []
+    now = silent + pause
+    assert found.tick(now) == []
+    assert listens(found, now, now + 3) == []
+    assert listens(found, now + 3, now + 20, "b", "c") == []
+
+
+def test_what_the_head_has_missed_does_not_excuse_a_host_for_ever() -> None:
+    found = begun("b")
+    listens(found, 0, 5)
+    found.tick(1000.0)
+    (end,) = listens(found, 1000, 1010)
+    assert end == EndHost("b", 1, True, "silent for 11.0 s")
+
+
+def test_time_that_goes_back_counts_as_none() -> None:
+    found = begun("b")
+    for _ in range(100):
+        assert found.tick(5.0) == found.tick(0.0) == []
+
+
+def test_the_loop_is_to_come_round_ten_times_in_a_timeout() -> None:
+    found = hosts()
+    assert found.due() is None
+    found.came("b", 3.0)
+    assert found.due() == 4.0
+    found.tick(3.5)
+    assert found.due() == 4.5
+
+
+def test_a_host_that_was_lost_comes_back_as_a_new_incarnation() -> None:
+    found = begun("b", "c")
+    listens(found, 0, 11, "c")
+    assert found.came("b", 11.0) == [Admit("b", 2)]
+    assert found.stage("b") == "gathered"
+    assert found.number("b") == 1, "it keeps its number"
+    found.heard("b", 1, 20.0)
+    found.leaves("b", 1, "late")
+    found.joins("b", 1)
+    assert found.stage("b") == "gathered", "what was meant for the first has no effect"
+    found.joins("b", 2)
+    assert found.members() == {"b": 2, "c": 1}
+
+
+def test_another_host_may_come_in_place_of_one_that_has_left() -> None:
+    found = begun("b", "c")
+    assert found.leaves("c", 1, "drained") == [EndHost("c", 1, True, "drained")]
+    assert found.came("d", 1.0) == [Admit("d", 1)]
+    assert found.number("d") == 3
+    assert found.came("c", 1.0) == [Refuse("c", "this run has its 2 hosts besides the head")]
+
+
+@pytest.mark.parametrize("silent", ["disconnected", "unheard"])
+def test_a_new_process_on_a_host_that_has_fallen_silent_ends_the_one_before(silent: str) -> None:
+    found = begun("b", "c")
+    if silent == "disconnected":
+        found.disconnected("b", 1, 1.0)
+    else:
+        assert listens(found, 0, 5) == []
+    assert found.came("b", 5.0) == [EndHost("b", 1, True, "it has come again"), Admit("b", 2)]
+
+
+@pytest.mark.parametrize(
+    ("shards", "lost"), [((), "c"), (("b",), "c"), (("c",), "b"), (("b", "c"), "c")], ids=lambda value: str(value)
+)
+def test_of_two_hosts_that_cannot_reach_each_other_the_one_without_a_shard_ends_or_else_the_higher_number(
+    shards: tuple[str, ...], lost: str
+) -> None:
+    for one, other in (("b", "c"), ("c", "b")):
+        found = begun("b", "c", "d")
+        for host in shards:
+            found.holds_shard(host, 1)
+        found.unreachable((one, 1), (other, 1), 0.0)
+        kept = "bc".replace(lost, "")
+        assert listens(found, 0, 12, "b", "c", "d") == []
+        assert listens(found, 12, 30, "b", "c", "d") == [
+            EndHost(lost, 1, True, f"it and host {kept} can't reach each other")
+        ]
+
+
+def test_a_host_that_cannot_reach_the_head_ends_even_if_it_holds_a_shard() -> None:
+    found = begun("b", "c")
+    found.holds_shard("b", 1)
+    found.unreachable(("b", 1), ("head", 0), 0.0)
+    assert listens(found, 0, 30, "b", "c") == [EndHost("b", 1, True, "it and host head can't reach each other")]
+
+
+def test_a_host_that_comes_back_holds_no_shard() -> None:
+    found = begun("b", "c")
+    found.holds_shard("b", 1)
+    found.leaves("b", 1, "drained")
+    found.came("b", 0.0)
+    found.joins("b", 2)
+    found.holds_shard("c", 1)
+    found.unreachable(("c", 1), ("b", 2), 0.0)
+    (end,) = listens(found, 0, 30, "b", "c")
+    assert end == EndHost("b", 2, True, "it and host c can't reach each other")
+
+
+def test_hosts_that_reach_each_other_again_stay() -> None:
+    found = begun("b", "c")
+    found.unreachable(("b", 1), ("c", 1), 0.0)
+    listens(found, 0, 9, "b", "c")
+    found.reached("c", "b")
+    found.unreachable(("b", 1), ("c", 1), 9.0)
+    assert listens(found, 9, 21, "b", "c") == [], "the time begins anew"
+
+
+def test_a_host_that_nobody_reaches_is_lost_and_those_that_said_so_stay() -> None:
+    found = begun("b", "c", "d")
+    for one in ("c", "d"):
+        found.unreachable((one, 1), ("b", 1), 0.0)
+    assert listens(found, 0, 40, "c", "d") == [EndHost("b", 1, True, "silent for 11.0 s")]
+
+
+def test_a_report_by_or_about_an_incarnation_that_has_ended_has_no_effect() -> None:
+    found = begun("b", "c")
+    found.leaves("b", 1, "drained")
+    found.came("b", 0.0)
+    found.unreachable(("b", 1), ("c", 1), 0.0)
+    found.unreachable(("c", 1), ("b", 1), 0.0)
+    assert listens(found, 0, 30, "b", "c") == []
+
+
+def test_of_many_hosts_that_reach_each_other_no_more_one_at_a_time_ends() -> None:
+    found = begun("b", "c", "d")
+    for one, other in (("b", "c"), ("b", "d"), ("c", "d")):
+        found.unreachable((one, 1), (other, 1), 0.0)
+    ended = [one.host for one in listens(found, 0, 30, "b", "c", "d") if isinstance(one, EndHost)]
+    assert ended == ["c", "d"], "the pair of c and d ended with c"
+
+
+def test_a_host_ends_its_workers_once_no_beat_of_the_last_timeout_was_acknowledged() -> None:
+    fence = Fence(T)
+    assert fence.due() is None
+    assert not fence.tick(100.0), "it was not admitted"
+    fence.acknowledged(100.0)
+    fence.acknowledged(104.0)
+    fence.acknowledged(102.0)
+    assert fence.due() == 114.0
+    assert not fence.tick(113.9)
+    assert fence.tick(114.0)
+    assert fence.over
+    fence.acknowledged(114.0)
+    assert not fence.tick(200.0), "that is said once, and nothing takes it back"
+    assert fence.due() is None

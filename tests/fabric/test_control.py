@@ -1,0 +1,597 @@
+"""Control between hosts: what both ends do, by tables. `test_control_walk.py` has long histories."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from paceline.fabric import control, numbered
+from paceline.fabric.control import (
+    HANDSHAKE,
+    PROTOCOL,
+    BeatAcknowledged,
+    Came,
+    Close,
+    Connected,
+    Delivered,
+    Dial,
+    Disconnected,
+    Ended,
+    HeadEnd,
+    HeardFrom,
+    Hello,
+    HostEnd,
+    Outcome,
+    Refused,
+    Write,
+)
+from paceline.fabric.endpoint import LENGTH, Frames, framed
+from paceline.fabric.numbered import Acknowledged, Beat, BeatHeard, Data, written
+
+
+class Order(msgspec.Struct, tag=True, array_like=True):
+    value: int
+
+
+class Told(msgspec.Struct, tag=True, array_like=True):
+    value: int
+    load: bytes = b""
+
+
+def heads(hello: Hello) -> str | None:
+    return None if hello.proof == b"from the head" else "it does not have this run's token"
+
+
+def hosts(hello: Hello) -> str | None:
+    return None if hello.proof == b"from a host" else "it does not have this run's token"
+
+
+def host_end(nonce: bytes = b"1", proof: bytes = b"from a host") -> HostEnd:
+    return HostEnd("b", nonce, Order, proof=proof, check=heads, timeout=15.0)
+
+
+def head_end(proof: bytes = b"from the head") -> HeadEnd:
+    return HeadEnd("a", b"head", Told, proof=proof, check=hosts)
+
+
+def frames(data: bytes) -> list[Any]:
+    kinds = Hello | Refused | Data | Acknowledged | Beat | BeatHeard
+    return [msgspec.msgpack.decode(body, type=kinds) for body in Frames().receive(data)]
+
+
+def data_of(outcome: Outcome) -> bytes:
+    return b"".join(one.data for one in outcome if isinstance(one, Write))
+
+
+def events(outcome: Outcome) -> Outcome:
+    return [one for one in outcome if not isinstance(one, Write | Dial | HeardFrom)]
+
+
+def values(outcome: Outcome) -> list[int]:
+    return [one.message.value for one in outcome if isinstance(one, Delivered)]
+
+
+class Two:
+    """A host and the head, and one connection at a time, over which bytes pass at once."""
+
+    def __init__(self, host: HostEnd | None = None, head: HeadEnd | None = None, before: int = 0) -> None:
+        """`before`: connections that the head has had."""
+        self.host, self.head = host or host_end(), head or head_end()
+        self.before = before
+        self.now = 0.0
+        self.connection: int | None = None
+        """Its number at the host."""
+        self.incarnation = 0
+        self.at_host: Outcome = []
+        self.at_head: Outcome = []
+        """What happened there, without writes."""
+
+    def connect(self) -> Two:
+        """Dial, and let both say hello."""
+        (dial,) = self.host.tick(self.now)
+        assert isinstance(dial, Dial)
+        self.connection = dial.connection
+        self.on_head(self.head.connected(self.before + dial.connection, self.now))
+        self.on_host(self.host.connected(dial.connection, self.now))
+        return self
+
+    def cut(self) -> Two:
+        """Both ends hear that the connection is lost. The host will soon dial again."""
+        assert self.connection is not None
+        connection, self.connection = self.connection, None
+        self.on_head(self.head.lost(self.before + connection, "reset", self.now))
+        self.on_host(self.host.lost(connection, "reset", self.now))
+        self.now += 1.0
+        return self
+
+    def on_host(self, outcome: Outcome) -> None:
+        """See to what the host's end returned."""
+        self.at_host += events(outcome)
+        data = data_of(outcome)
+        if data and self.connection is not None:
+            self.on_head(self.head.received(self.before + self.connection, data, self.now))
+
+    def on_head(self, outcome: Outcome) -> None:
+        """See to what the head's end returned. Whoever comes is admitted."""
+        self.at_head += events(outcome)
+        for one in [one for one in outcome if isinstance(one, Came)]:
+            self.incarnation += 1
+            outcome = outcome + self.head.admit(one.connection, self.incarnation, self.now)
+        self.at_head += [one for one in outcome if isinstance(one, Connected) and one not in self.at_head]
+        data = data_of(outcome)
+        if data and self.connection is not None:
+            self.on_host(self.host.received(self.connection, data, self.now))
+
+    def tell(self, *numbers: int) -> None:
+        for number in numbers:
+            self.on_host(self.host.send(Told(number), self.now))
+
+    def order(self, *numbers: int) -> None:
+        for number in numbers:
+            self.on_head(self.head.send("b", self.incarnation, Order(number), self.now))
+
+
+def test_a_host_dials_says_hello_and_is_given_an_incarnation() -> None:
+    two = Two().connect()
+    assert two.at_head == [Came(1, "b"), Connected("b", 1)]
+    assert two.at_host == [BeatAcknowledged(0.0), Connected("b", 1), BeatAcknowledged(0.0)]
+    assert two.host.incarnation == 1
+
+
+def test_messages_go_both_ways_in_order() -> None:
+    two = Two().connect()
+    two.tell(1, 2)
+    two.order(3)
+    two.tell(4)
+    assert values(two.at_head) == [1, 2, 4]
+    assert values(two.at_host) == [3]
+
+
+def test_what_is_sent_before_the_first_connection_arrives_over_it() -> None:
+    two = Two()
+    two.tell(1, 2)
+    two.connect()
+    assert values(two.at_head) == [1, 2]
+
+
+def test_what_is_sent_while_no_connection_is_there_arrives_over_the_next_one_and_once() -> None:
+    two = Two().connect()
+    two.tell(1)
+    two.order(2)
+    two.cut()
+    two.tell(3)
+    two.order(4)
+    two.connect()
+    two.cut().connect()
+    assert values(two.at_head) == [1, 3]
+    assert values(two.at_host) == [2, 4]
+    assert two.incarnation == 1
+    assert [type(one) for one in two.at_host if not isinstance(one, Delivered | BeatAcknowledged)] == [
+        *(Connected, Disconnected, Connected, Disconnected, Connected),
+    ]
+
+
+def test_what_was_written_and_lost_with_the_connection_is_sent_again() -> None:
+    two = Two().connect()
+    two.host.send(Told(1), 0.0)  # these bytes never arrive
+    two.head.send("b", 1, Order(2), 0.0)
+    two.cut().connect()
+    assert values(two.at_head) == [1]
+    assert values(two.at_host) == [2]
+
+
+def test_what_arrived_is_not_delivered_again_if_its_acknowledgement_was_lost() -> None:
+    two = Two().connect()
+    assert values(two.head.received(1, data_of(two.host.send(Told(1), 0.0)), 0.0)) == [1]
+    two.cut().connect()
+    two.tell(2)
+    assert values(two.at_head) == [2]
+
+
+def test_a_frame_in_parts_is_read_once_it_is_whole() -> None:
+    two = Two().connect()
+    data = data_of(two.host.send(Told(1), 0.0)) + data_of(two.host.send(Told(2), 0.0))
+    found = [values(two.head.received(1, data[at : at + 1], 0.0)) for at in range(len(data))]
+    assert [one for one in found if one] == [[1], [2]]
+
+
+def test_a_message_may_be_as_long_as_it_says_once_hosts_have_met() -> None:
+    two = Two().connect()
+    about = len(msgspec.msgpack.encode(Told(0, b"x" * 100_000))) - 100_000
+    two.on_host(two.host.send(Told(0, b"x" * (numbered.LONGEST - about)), 0.0))
+    assert values(two.at_head) == [0]
+    with pytest.raises(ValueError, match="a Told has 16,777,217 bytes, and may have 16,777,216"):
+        two.host.send(Told(1, b"x" * (numbered.LONGEST - about + 1)), 0.0)
+    two.tell(2)
+    assert values(two.at_head) == [0, 2]
+
+
+def test_acknowledgements_go_out_soon_if_nothing_else_does() -> None:
+    two = Two().connect()
+    two.tell(1)
+    two.order(2)
+    assert two.host.unacknowledged == 0, "the order acknowledges"
+    assert two.head.unacknowledged("b") == 1
+    due = two.host.due()
+    assert due == numbered.ACKNOWLEDGE_WITHIN
+    two.on_host(two.host.tick(due))
+    assert two.head.unacknowledged("b") == 0
+    two.tell(3)
+    due = two.head.due()
+    assert due == numbered.ACKNOWLEDGE_WITHIN
+    two.on_head(two.head.tick(due))
+    assert two.host.unacknowledged == 0
+
+
+def test_many_messages_are_acknowledged_as_they_come() -> None:
+    two = Two().connect()
+    two.tell(*range(10 * numbered.ACKNOWLEDGE_AFTER))
+    assert two.host.unacknowledged < numbered.ACKNOWLEDGE_AFTER
+    two.order(*range(10 * numbered.ACKNOWLEDGE_AFTER))
+    assert two.head.unacknowledged("b") < numbered.ACKNOWLEDGE_AFTER
+
+
+def test_a_host_beats_every_fifth_of_its_timeout_and_learns_which_beats_were_heard() -> None:
+    two = Two().connect()
+    for beat in range(1, 4):
+        assert two.host.due() == pytest.approx(3.0 * beat)
+        two.now = 3.0 * beat
+        two.on_host(two.host.tick(two.now))
+    assert two.at_host[2:] == [BeatAcknowledged(sent) for sent in (0.0, 3.0, 6.0, 9.0)]
+
+
+def test_whatever_a_host_sends_shows_that_it_is_heard() -> None:
+    two = Two().connect()
+    data = data_of(two.host.send(Told(1), 0.0))
+    assert two.head.received(1, data[:3], 0.0) == [HeardFrom("b", 1)]
+    assert two.head.received(1, data[3:], 0.0) == [HeardFrom("b", 1), Delivered("b", 1, Told(1))]
+
+
+def test_a_host_dials_again_once_the_head_is_silent_for_three_beats() -> None:
+    two = Two().connect()
+    two.host.tick(3.0)
+    two.host.tick(6.0)
+    assert two.host.due() == pytest.approx(9.0)
+    assert events(two.host.tick(8.9)) == []
+    assert two.host.tick(9.0) == [
+        Close(1, ""),
+        Disconnected("b", 1, "the head has been silent for 9.0 s"),
+    ]
+    assert two.host.tick(10.0) == [Dial(2)]
+
+
+def test_a_newer_connection_replaces_the_older_one_which_brings_nothing_any_more() -> None:
+    two = Two().connect()
+    late = data_of(two.host.send(Told(1), 0.0))
+    two.host.lost(1, "reset", 0.0)
+    two.now = 1.0
+    two.connect()
+    assert two.at_head[2:] == [
+        *(Close(1, ""), Disconnected("b", 1, "a newer connection has replaced it"), Connected("b", 1)),
+        Delivered("b", 1, Told(1)),
+    ]
+    assert two.head.received(1, late, 1.0) == []
+    assert two.head.lost(1, "reset", 1.0) == []
+
+
+def test_a_host_whose_first_answer_was_lost_comes_again_as_the_same_incarnation() -> None:
+    two = Two()
+    two.host.tick(0.0)
+    two.head.connected(1, 0.0)
+    two.head.received(1, data_of(two.host.connected(1, 0.0)), 0.0)
+    assert isinstance(two.head.admit(1, 1, 0.0)[-1], Connected)
+    two.head.send("b", 1, Order(1), 0.0)
+    two.host.lost(1, "reset", 0.0)
+    two.now = 1.0
+    two.connect()
+    assert two.incarnation == 0, "nobody came anew"
+    assert values(two.at_host) == [1]
+    assert two.host.incarnation == 1
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_another_incarnation_than_the_one_that_is_here_is_refused(ended: bool) -> None:
+    two = Two().connect()
+    two.cut()
+    if ended:
+        assert two.head.end("b", 1, "silent for 16.0 s") == []
+    else:
+        another = Two(host_end(nonce=b"2"), two.head, before=10)
+        another.incarnation = 1
+        another.connect()
+    two.at_host.clear()
+    two.connect()
+    assert [type(one) for one in two.at_host] == [Close, Ended]
+    assert two.at_host[-1] == Ended("b", 1, "incarnation 1 of host b has ended: it came too late")
+    assert two.host.tick(100.0) == [] == two.host.send(Told(1), 100.0)
+    assert two.host.due() is None
+
+
+def test_an_incarnation_that_ends_while_it_is_connected_is_told_why() -> None:
+    two = Two().connect()
+    two.on_head(two.head.end("b", 1, "silent for 16.0 s"))
+    assert two.at_host[-1] == Ended("b", 1, "incarnation 1 of host b has ended: silent for 16.0 s")
+    assert two.head.send("b", 1, Order(1), 0.0) == []
+    assert two.head.end("b", 1, "again") == []
+
+
+def test_a_number_used_by_another_process_is_no_way_in() -> None:
+    """A head that begins anew gives the same numbers as the one before."""
+    two = Two().connect()
+    another = Two(host_end(nonce=b"2"), two.head, before=1)
+    another.host.incarnation = 1
+    another.connect()
+    assert isinstance(another.at_host[-1], Ended)
+    two.tell(1)
+    assert values(two.at_head) == [1]
+
+
+@pytest.mark.parametrize("incarnation", [2, 7])
+def test_a_host_is_only_the_incarnation_that_it_was_given(incarnation: int) -> None:
+    two = Two().connect()
+    two.head.connected(2, 0.0)
+    outcome = two.head.received(2, hello(nonce=b"1", incarnation=incarnation), 0.0)
+    assert isinstance(frames(data_of(outcome))[0], Refused)
+    assert two.head.end("b", incarnation, "another") == []
+    two.tell(1)
+    assert values(two.at_head) == [1]
+
+
+@pytest.mark.parametrize("incarnation", [0, 2])
+def test_a_head_that_takes_a_host_for_another_incarnation_is_left(incarnation: int) -> None:
+    two = Two().connect().cut()
+    two.host.tick(two.now)
+    two.host.connected(2, two.now)
+    found = two.host.received(2, hello(incarnation=incarnation, proof=b"from the head"), two.now)
+    why = f"the head takes incarnation 1 of this host for {incarnation}"
+    assert found == [Close(2, why), Ended("b", 1, why)]
+
+
+def test_a_message_for_an_incarnation_that_has_ended_goes_to_no_other() -> None:
+    two = Two().connect()
+    two.cut()
+    another = Two(host_end(nonce=b"2"), two.head, before=1)
+    another.incarnation = 1
+    another.connect()
+    assert two.head.send("b", 1, Order(7), 0.0) == []
+    another.order(8)
+    assert values(another.at_host) == [8]
+
+
+def test_a_host_that_is_refused_is_told_why_and_dials_no_more() -> None:
+    two = Two()
+    two.host.tick(0.0)
+    two.head.connected(1, 0.0)
+    two.head.received(1, data_of(two.host.connected(1, 0.0)), 0.0)
+    outcome = two.head.refuse(1, "a host b is here already")
+    assert outcome[-1] == Close(1, "connection refused: a host b is here already")
+    found = two.host.received(1, data_of(outcome), 0.0)
+    assert found == [Close(1, ""), Ended("b", 0, "a host b is here already")]
+
+
+def hello(**changes: Any) -> bytes:
+    fields = {
+        "protocol": PROTOCOL,
+        "host": "b",
+        "nonce": b"9",
+        "incarnation": 0,
+        "received": 0,
+        "proof": b"from a host",
+    }
+    return written(Hello(**{**fields, **changes}))
+
+
+BAD = {
+    "text": (b"GET / HTTP/1.1\r\n\r\n", r"it would have [\d,]+ bytes, and may have 4,096"),
+    "too long": (hello(host="b" * 5000), r"it would have 5,\d+ bytes, and may have 4,096"),
+    "not msgpack": (framed(b"\xc1\xc1"), "malformed|MessagePack"),
+    "nested": (framed(b"\x91" * 4000), "."),
+    "another type": (framed(msgspec.msgpack.encode(["Hello", "one", "b", b"", 0, 0, b""])), "Expected `int`"),
+    "no hello": (written(Beat(1, 0)), "a Beat may not come now"),
+    "an order first": (written(Data(1, 0, b"")), "a Data may not come now"),
+    "another token": (hello(proof=b"?"), "it does not have this run's token"),
+    "the head's own proof": (hello(proof=b"from the head"), "it does not have this run's token"),
+    "another version": (hello(protocol=2), "version 2 .* this one speaks 1; install the same version"),
+    "two at once": (hello() + hello(), "a Hello may not come now"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_stranger_is_refused_in_one_line_and_disturbs_nobody(bad: str) -> None:
+    data, why = BAD[bad]
+    two = Two().connect()
+    two.head.connected(9, 0.0)
+    outcome = two.head.received(9, data, 0.0)
+    (close,) = [one for one in outcome if isinstance(one, Close)]
+    assert close.connection == 9
+    assert close.why.startswith("connection refused: ")
+    assert "\n" not in close.why
+    assert re.search(why, close.why), close.why
+    assert {one.connection for one in outcome if isinstance(one, Write)} <= {9}
+    assert two.head.received(9, hello(), 0.0) == []
+    assert two.head.admit(9, 5, 0.0) == [] == two.head.refuse(9, "why")
+    two.tell(1)
+    two.order(2)
+    assert (values(two.at_head), values(two.at_host)) == ([1], [2])
+
+
+def test_a_head_without_the_token_is_refused_before_anything_is_sent_to_it() -> None:
+    two = Two(head=head_end(proof=b"from a host"))
+    two.tell(1)
+    two.connect()
+    why = "the head is refused: it does not have this run's token"
+    assert two.at_host == [Close(1, why), Ended("b", 0, why)]
+    assert values(two.at_head) == []
+
+
+def test_what_a_stranger_says_is_shown_as_one_line_of_text() -> None:
+    host = host_end()
+    host.tick(0.0)
+    host.connected(1, 0.0)
+    (_, ended) = host.received(1, written(Refused("\x1b[2J no\nway" + "y" * 1000)), 0.0)
+    assert isinstance(ended, Ended)
+    assert ended.why.startswith(" [2J no wayyy")
+    assert len(ended.why) == 300
+
+
+def test_a_connection_without_a_hello_is_closed_after_some_seconds() -> None:
+    head = head_end()
+    head.connected(1, 2.0)
+    assert head.due() == 2.0 + HANDSHAKE
+    assert head.tick(2.0 + HANDSHAKE - 0.1) == []
+    assert head.tick(2.0 + HANDSHAKE) == [Close(1, "connection refused: it has said nothing for 5 s")]
+    assert head.due() is None
+
+
+def test_a_flood_of_connections_closes_the_oldest_strangers_and_no_host() -> None:
+    two = Two().connect()
+    outcomes = [two.head.connected(10 + number, 0.0) for number in range(control.MOST_STRANGERS + 2)]
+    closed = [one.connection for outcome in outcomes for one in outcome if isinstance(one, Close)]
+    assert closed == [10, 11]
+    two.tell(1)
+    assert values(two.at_head) == [1]
+
+
+@pytest.mark.parametrize("waits", ["dialling", "greeting"])
+def test_a_head_that_does_not_answer_is_dialled_again(waits: str) -> None:
+    host = host_end()
+    host.tick(0.0)
+    if waits == "greeting":
+        host.connected(1, 0.0)
+    assert host.due() == HANDSHAKE
+    assert host.tick(HANDSHAKE) == [Close(1, "")]
+    assert host.due() == HANDSHAKE + control.SHORTEST_PAUSE
+    assert host.tick(HANDSHAKE + 1.0) == [Dial(2)]
+    assert host.connected(1, HANDSHAKE + 1.0) == [], "that connection is closed"
+
+
+def test_a_head_that_answers_in_drops_has_no_more_time() -> None:
+    host = host_end()
+    host.tick(0.0)
+    host.connected(1, 0.0)
+    data = hello(incarnation=1, proof=b"from the head")
+    for second in range(int(HANDSHAKE)):
+        assert host.received(1, data[second : second + 1], float(second)) == []
+    assert host.tick(HANDSHAKE) == [Close(1, "")]
+
+
+def test_a_host_waits_longer_before_each_try_and_starts_over_once_it_was_heard() -> None:
+    two, pauses = Two(), []
+    for _ in range(7):
+        (dial,) = two.host.tick(two.now)
+        assert isinstance(dial, Dial)
+        two.host.lost(dial.connection, "refused", two.now)
+        due = two.host.due()
+        assert due is not None
+        pauses.append(round(due - two.now, 6))
+        two.now = due
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    two.connect().cut()
+    assert two.host.due() == pytest.approx(two.now - 1.0 + control.SHORTEST_PAUSE)
+
+
+def test_what_a_connection_garbles_is_sent_again_over_another_one() -> None:
+    two = Two().connect()
+    outcome = two.head.received(1, framed(b"\xc1"), 0.0)
+    (close, gone) = outcome[1:]
+    assert isinstance(close, Close)
+    assert close.why.startswith("connection to host b closed: ")
+    assert isinstance(gone, Disconnected)
+    two.host.lost(1, "reset", 0.0)
+    two.tell(1)
+    two.now = 1.0
+    two.connect()
+    assert values(two.at_head) == [1]
+    found = two.host.received(2, framed(b"\xc1"), 0.0)
+    assert [type(one) for one in found] == [Close, Disconnected]
+    assert events(two.host.received(2, framed(b"\xc1"), 0.0)) == []
+
+
+def test_a_message_that_may_not_come_ends_the_incarnation() -> None:
+    two = Two().connect()
+    two.on_host(two.host.send(Order(1), 0.0))
+    why = "host b has sent what can't be read: "
+    assert [type(one) for one in two.at_head[2:]] == [Close, Ended]
+    assert all(one.why.startswith(why) for one in two.at_head[2:])
+    assert isinstance(two.at_host[-1], Ended), "the host is told"
+    assert two.head.send("b", 1, Order(1), 0.0) == []
+
+
+def test_an_order_that_may_not_come_ends_the_incarnation() -> None:
+    two = Two().connect()
+    two.on_head(two.head.send("b", 1, Told(1), 0.0))
+    assert [type(one) for one in two.at_host[3:]] == [Close, Ended]
+    assert all(one.why.startswith("the head has sent what can't be read: ") for one in two.at_host[3:])
+
+
+def test_a_beat_of_an_earlier_connection_is_not_answered_over_the_next() -> None:
+    two = Two().connect()
+    two.host.tick(3.0)  # it is lost on its way
+    two.cut()
+    two.host.tick(two.now)
+    two.host.connected(2, two.now)
+    two.host.received(2, hello(incarnation=1, proof=b"from the head"), two.now)
+    assert [type(one) for one in two.host.received(2, written(BeatHeard(2, 0)), two.now)] == [Close, Disconnected]
+
+
+def test_bytes_that_can_only_be_too_long_close_the_connection_with_what_came_before_them() -> None:
+    two = Two().connect()
+    too_long = LENGTH.pack(1 << 40)
+    found = two.head.received(1, data_of(two.host.send(Told(1), 0.0)) + too_long, 0.0)
+    assert [type(one) for one in found] == [HeardFrom, Delivered, Close, Disconnected]
+    two.cut().connect()
+    found = two.host.received(2, data_of(two.head.send("b", 1, Order(1), 2.0)) + too_long, 2.0)
+    assert [type(one) for one in found] == [Delivered, Close, Disconnected]
+
+
+def test_what_came_before_bad_bytes_is_delivered() -> None:
+    two = Two().connect()
+    data = data_of(two.host.send(Told(1), 0.0))
+    assert values(two.head.received(1, data + framed(b"\xc1"), 0.0)) == [1]
+
+
+@pytest.mark.parametrize("frame", [Acknowledged(5), BeatHeard(9, 0), BeatHeard(1, 5), Beat(1, 0), Data(1, 5, b"")])
+def test_a_head_that_acknowledges_what_was_not_sent_is_disconnected(frame: Any) -> None:
+    two = Two().connect()
+    assert [type(one) for one in two.host.received(1, written(frame), 0.0)] == [Close, Disconnected]
+
+
+def test_an_end_that_has_forgotten_what_it_received_ends_the_incarnation() -> None:
+    two = Two().connect()
+    two.order(1)
+    two.on_host(two.host.tick(1.0))
+    two.cut()
+    two.head.connected(2, 0.0)
+    outcome = two.head.received(2, hello(nonce=b"1", incarnation=1), 0.0)
+    assert [type(one) for one in outcome] == [Write, Close, Ended]
+    two.host.tick(1.0)
+    assert isinstance(frames(data_of(outcome))[0], Refused)
+
+
+def test_a_host_that_takes_nothing_is_given_up_once_too_much_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbered, "MOST_MESSAGES", 3)
+    two = Two().connect().cut()
+    two.order(1, 2, 3)
+    two.tell(1, 2, 3)
+    assert [type(one) for one in two.at_head + two.at_host if isinstance(one, Ended)] == []
+    two.order(4)
+    two.tell(4)
+    assert two.at_head[-1] == Ended(
+        "b", 1, "host b does not take what it is sent: 3 messages of 24 bytes are not acknowledged"
+    )
+    assert isinstance(two.at_host[-1], Ended)
+
+
+def test_only_incarnations_that_are_new_are_admitted() -> None:
+    two = Two().connect()
+    another = host_end(nonce=b"2")
+    another.tick(0.0)
+    two.head.connected(2, 0.0)
+    assert two.head.received(2, data_of(another.connected(1, 0.0)), 0.0) == [Came(2, "b")]
+    with pytest.raises(AssertionError, match="incarnation 1 is not new"):
+        two.head.admit(2, 1, 0.0)
+    two.on_head(two.head.admit(2, 2, 0.0)[:2])
+    assert two.at_host[-1] == Ended("b", 1, "incarnation 1 of host b has ended: it has come again")

@@ -1,0 +1,283 @@
+"""Fetches between hosts, by tables of what happens. `test_fetches_walk.py` has histories over a seeded network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.core.items import Item, Version
+from paceline.errors import MessageUnreadable
+from paceline.host.fetches import (
+    Arrived,
+    Ask,
+    Cancel,
+    Claim,
+    Fetches,
+    FreePlace,
+    Lost,
+    Named,
+    Part,
+    Peer,
+    Release,
+    Say,
+    Send,
+    Serves,
+    Stop,
+    TakePlace,
+)
+
+B, B2, C = Peer("b", 1), Peer("b", 2), Peer("c", 1)
+ONE, TWO, THREE = (Named(1, Version(number)) for number in (1, 2, 3))
+FIRST, SECOND = ("step", 0), ("step", 1)
+
+
+def of(*peers: Peer, size: int = 100) -> tuple[Part, ...]:
+    """The item lies in ranges of this size, one on each host."""
+    return tuple(Part(peer.host, peer.incarnation, size * at, size * (at + 1)) for at, peer in enumerate(peers))
+
+
+def fetches(room: int = 5, *connected: Peer) -> Fetches:
+    found = Fetches(room)
+    for peer in connected or (B, C):
+        assert found.connected(peer) == []
+    return found
+
+
+def test_an_item_is_asked_for_once_however_many_claim_it_and_all_are_told() -> None:
+    found = fetches()
+    assert found.claim(ONE, FIRST, of(B)) == [TakePlace(ONE), Ask(B, 1, ONE, 0, 100)]
+    assert found.claim(ONE, SECOND, of(B)) == []
+    assert found.claim(ONE, SECOND, of(B)) == [], "it claims the item already"
+    assert found.arrived(B, 1, 0, 60) == []
+    assert not found.has(ONE)
+    assert found.arrived(B, 1, 60, 100) == [Arrived(ONE, FIRST), Arrived(ONE, SECOND)]
+    assert found.has(ONE)
+    assert found.claim(ONE, ("step", 2), of(B)) == [Arrived(ONE, ("step", 2))]
+    assert found.claim(ONE, ("step", 2), of(B)) == []
+
+
+def test_an_item_in_ranges_is_here_once_all_of_them_are() -> None:
+    found = fetches()
+    assert found.claim(ONE, FIRST, of(B, C)) == [TakePlace(ONE), Ask(B, 1, ONE, 0, 100), Ask(C, 2, ONE, 100, 200)]
+    assert found.arrived(C, 2, 100, 200) == []
+    assert found.arrived(B, 1, 0, 100) == [Arrived(ONE, FIRST)]
+
+
+def test_the_last_to_leave_cancels_and_what_comes_then_is_dropped() -> None:
+    found = fetches()
+    found.claim(ONE, FIRST, of(B))
+    found.claim(ONE, SECOND, of(B))
+    assert found.release(ONE, FIRST) == []
+    assert found.release(ONE, FIRST) == []
+    assert found.release(ONE, SECOND) == [Cancel(B, 1), FreePlace(ONE)]
+    assert found.arrived(B, 1, 0, 100) == []
+    assert found.refused(B, 1, "late") == []
+    assert found.claim(ONE, FIRST, of(B)) == [TakePlace(ONE), Ask(B, 2, ONE, 0, 100)]
+
+
+def test_what_has_come_stays_until_the_last_claim_ends() -> None:
+    found = fetches()
+    found.claim(ONE, FIRST, of(B))
+    found.claim(ONE, SECOND, of(B))
+    found.arrived(B, 1, 0, 100)
+    assert found.release(ONE, FIRST) == []
+    assert found.ended(B, "gone") == found.segment_began(2) == []
+    assert found.claim(ONE, FIRST, of(B2)) == [Arrived(ONE, FIRST)], "an item is the same, whoever has it"
+    assert found.release(ONE, FIRST) == []
+    assert found.release(ONE, SECOND) == [FreePlace(ONE)]
+
+
+def test_items_are_asked_for_as_places_become_free_in_the_order_of_their_claims() -> None:
+    found = fetches(2)
+    found.claim(ONE, FIRST, of(B))
+    found.claim(TWO, FIRST, of(B))
+    assert found.claim(THREE, FIRST, of(B)) == []
+    assert list(found.pending())[-1] == (THREE, (FIRST,), "a place")
+    found.arrived(B, 1, 0, 100)
+    assert found.release(ONE, FIRST) == [FreePlace(ONE), TakePlace(THREE), Ask(B, 3, THREE, 0, 100)]
+
+
+def test_a_claim_that_ends_while_its_item_waits_for_a_place_leaves_nothing() -> None:
+    found = fetches(1)
+    found.claim(ONE, FIRST, of(B))
+    found.claim(TWO, FIRST, of(B))
+    assert found.release(TWO, FIRST) == []
+    assert found.release(ONE, FIRST) == [Cancel(B, 1), FreePlace(ONE)]
+    assert list(found.pending()) == []
+
+
+def test_an_item_whose_host_is_not_connected_takes_no_place_from_another() -> None:
+    found = fetches(1, C)
+    assert found.claim(ONE, FIRST, of(B)) == []
+    assert found.claim(TWO, FIRST, of(C)) == [TakePlace(TWO), Ask(C, 1, TWO, 0, 100)]
+    assert found.connected(B) == []
+    assert found.refused(C, 1, "no")[-2:] == [TakePlace(ONE), Ask(B, 2, ONE, 0, 100)]
+
+
+def test_after_a_reconnect_only_the_rest_is_asked_for() -> None:
+    found = fetches()
+    found.claim(ONE, FIRST, of(B))
+    found.arrived(B, 1, 0, 60)
+    found.disconnected(B)
+    assert list(found.pending()) == [(ONE, (FIRST,), "a connection to host b")]
+    assert found.arrived(B, 1, 60, 100) == [], "it came over the connection that was lost"
+    assert found.connected(B) == [Ask(B, 2, ONE, 60, 100)]
+    assert found.connected(B) == [], "it is asked for already"
+    assert list(found.pending()) == [(ONE, (FIRST,), "bytes of host b")]
+    assert found.arrived(B, 2, 60, 100) == [Arrived(ONE, FIRST)]
+
+
+ENDS = {
+    "the owner says so": (lambda found: found.refused(B, 1, "it was dropped"), "it was dropped"),
+    "the owner has ended": (lambda found: found.ended(B, "silent for 16.0 s"), "silent for 16.0 s"),
+    "the owner came again": (lambda found: found.connected(B2), "its host has come again"),
+    "the segment has ended": (lambda found: found.segment_began(2), "segment 1 has ended"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_cannot_come_any_more_is_told_to_all_that_wait_and_frees_its_place(end: str) -> None:
+    happen, why = ENDS[end]
+    found = fetches(1)
+    found.claim(ONE, FIRST, of(B))
+    found.claim(ONE, SECOND, of(B))
+    found.claim(Named(2, Version(1)), FIRST, of(C))
+    orders: list[Any] = happen(found)
+    assert [one for one in orders if not isinstance(one, Cancel)] == [
+        *(FreePlace(ONE), Lost(ONE, FIRST, why), Lost(ONE, SECOND, why)),
+        *(TakePlace(Named(2, Version(1))), Ask(C, 2, Named(2, Version(1)), 0, 100)),
+    ]
+    assert found.release(ONE, FIRST) == [], "its claim has ended"
+    if end != "the owner says so":
+        (lost,) = found.claim(ONE, FIRST, of(B))
+        assert isinstance(lost, Lost), "it does not come later either"
+
+
+def test_what_waits_for_a_place_is_lost_as_well() -> None:
+    found = fetches(1)
+    found.claim(ONE, FIRST, of(C))
+    found.claim(TWO, FIRST, of(B))
+    assert found.ended(B, "gone") == [Lost(TWO, FIRST, "gone")]
+
+
+def test_one_part_that_is_lost_cancels_the_others() -> None:
+    found = fetches()
+    found.claim(ONE, FIRST, of(B, C))
+    assert found.ended(B, "gone") == [Cancel(B, 1), Cancel(C, 2), FreePlace(ONE), Lost(ONE, FIRST, "gone")]
+
+
+def test_an_incarnation_that_has_ended_is_not_connected_again() -> None:
+    found = fetches()
+    found.ended(B, "gone")
+    assert found.connected(B) == []
+    assert found.claim(ONE, FIRST, of(B)) == [Lost(ONE, FIRST, "incarnation 1 of host b has ended")]
+    assert found.claim(TWO, FIRST, of(B2)) == []
+    assert found.connected(B2) == [TakePlace(TWO), Ask(B2, 1, TWO, 0, 100)]
+    assert found.connected(B) == []
+    assert found.claim(THREE, FIRST, of(B2)) == [TakePlace(THREE), Ask(B2, 2, THREE, 0, 100)]
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 10), (20, 30), (10, 101), (10, 10), (10, 5)])
+def test_bytes_that_are_not_the_next_ones_are_refused(begin: int, end: int) -> None:
+    found = fetches()
+    found.claim(ONE, FIRST, of(B))
+    found.arrived(B, 1, 0, 10)
+    with pytest.raises(MessageUnreadable, match="10 to 100 are missing"):
+        found.arrived(B, 1, begin, end)
+
+
+def test_bytes_of_another_host_than_was_asked_count_for_nothing() -> None:
+    found = fetches()
+    found.claim(ONE, FIRST, of(B))
+    assert found.arrived(C, 1, 0, 100) == found.arrived(B2, 1, 0, 100) == found.refused(C, 1, "no") == []
+
+
+# --- serving ------------------------------------------------------------------------------------------
+
+
+class There:
+    """What this host has."""
+
+    def __init__(self, **where: Any) -> None:
+        self.where: dict[Item, Any] = {}
+
+    def __call__(self, item: Item) -> Any:
+        return self.where.get(item, "coming")
+
+
+def serves() -> tuple[Serves, There]:
+    there = There()
+    return Serves(there, segment=1), there
+
+
+OWNER, OTHER = ("serve", "b", 1, 7), ("serve", "c", 1, 7)
+
+
+def test_what_is_here_is_claimed_and_sent_and_released_at_its_end() -> None:
+    found, there = serves()
+    there.where[ONE.item] = "here"
+    assert found.asked(B, 7, ONE, 0, 100) == [Claim(ONE, OWNER), Send(B, 7, ONE, 0, 100)]
+    assert list(found.claims()) == [(ONE, OWNER)]
+    assert found.sent(B, 7) == [Release(ONE, OWNER)]
+    assert found.sent(B, 7) == found.cancelled(B, 7) == list(found.claims()) == []
+
+
+def test_what_is_still_to_be_made_is_claimed_and_sent_to_all_once_it_is() -> None:
+    found, there = serves()
+    assert found.asked(B, 7, ONE, 0, 100) == [Claim(ONE, OWNER)]
+    assert found.asked(C, 7, ONE, 50, 100) == [Claim(ONE, OTHER)]
+    assert found.made(TWO) == []
+    there.where[ONE.item] = "here"
+    assert found.made(ONE) == [Send(B, 7, ONE, 0, 100), Send(C, 7, ONE, 50, 100)]
+    assert found.made(ONE) == []
+    assert found.never(ONE, "late") == [], "it is being sent"
+
+
+def test_what_will_not_be_made_is_said_to_all_that_wait() -> None:
+    found, there = serves()
+    found.asked(B, 7, ONE, 0, 100)
+    found.asked(B, 8, TWO, 0, 100)
+    assert found.never(ONE, "worker 2 has died") == [Release(ONE, OWNER), Say(B, 7, "worker 2 has died")]
+    there.where[ONE.item] = "gone"
+    (say,) = found.asked(C, 7, ONE, 0, 100)
+    assert isinstance(say, Say)
+    assert say.why.endswith("is not here any more")
+
+
+@pytest.mark.parametrize("end", ["cancelled", "disconnected"])
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_request_that_ends_stops_and_releases_its_item_and_no_others(end: str, sends: bool) -> None:
+    found, there = serves()
+    if sends:
+        there.where[ONE.item] = "here"
+    found.asked(B, 7, ONE, 0, 100)
+    found.asked(C, 7, ONE, 0, 100)
+    orders = found.cancelled(B, 7) if end == "cancelled" else found.disconnected(B)
+    assert orders == [*([Stop(B, 7)] if sends else []), Release(ONE, OWNER)]
+    assert list(found.claims()) == [(ONE, OTHER)]
+
+
+def test_the_next_segment_ends_requests_of_the_last_and_serves_those_that_came_early() -> None:
+    found, there = serves()
+    later, gone = Named(2, Version(1)), Named(2, Version(9))
+    there.where[later.item], there.where[ONE.item] = "here", "here"
+    assert found.asked(B, 7, later, 0, 100) == [], "that name is another item's before"
+    assert found.asked(B, 8, gone, 0, 100) == []
+    assert found.asked(C, 7, TWO, 0, 100) == [Claim(TWO, OTHER)]
+    there.where[gone.item] = "gone"
+    assert found.segment_began(2) == [
+        *(Release(TWO, OTHER), Say(C, 7, "its segment has ended")),
+        *(Claim(later, OWNER), Send(B, 7, later, 0, 100)),
+        Say(B, 8, f"{gone.item} is not here any more"),
+    ]
+    (say,) = found.asked(C, 8, ONE, 0, 100)
+    assert say == Say(C, 8, "segment 1 has ended")
+
+
+@pytest.mark.parametrize(("request_", "begin", "end"), [(7, 0, 100), (8, 5, 5), (8, 6, 5)])
+def test_a_request_for_nothing_or_that_came_before_is_refused(request_: int, begin: int, end: int) -> None:
+    found, _ = serves()
+    found.asked(B, 7, ONE, 0, 100)
+    with pytest.raises(MessageUnreadable, match="is empty, or came before"):
+        found.asked(B, request_, ONE, begin, end)

@@ -1,0 +1,320 @@
+"""A node of the seeded network that fetches items from others and serves its own, with real bytes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from paceline.core.items import Item, Version
+from paceline.errors import MessageUnreadable
+from paceline.fabric.endpoint import Coding, Frames, framed
+from paceline.host import fetches
+from paceline.host.fetches import Fetches, Named, Part, Peer, Serves
+from paceline.host.shelf import Owner
+from support.seeded_network import Network
+
+NAMES = ("a", "b", "c")
+BEAT, SILENT, REDIAL, CHUNK_TAKES = 2.0, 6.0, 0.5, 0.1
+SIZE, CHUNK = 48, 9
+ITEMS = 6
+
+
+class Wrong(AssertionError):
+    """Something came that should not have, or was said twice."""
+
+
+class Hello(msgspec.Struct, tag=True, array_like=True):
+    host: str
+    incarnation: int
+
+
+class Beat(msgspec.Struct, tag=True, array_like=True):
+    pass
+
+
+class Ask(msgspec.Struct, tag=True, array_like=True):
+    request: int
+    segment: int
+    version: int
+    begin: int
+    end: int
+
+
+class Cancel(msgspec.Struct, tag=True, array_like=True):
+    request: int
+
+
+class Bytes(msgspec.Struct, tag=True, array_like=True):
+    request: int
+    begin: int
+    data: bytes
+
+
+class Refused(msgspec.Struct, tag=True, array_like=True):
+    request: int
+    why: str
+
+
+CODING = Coding(Hello | Beat | Ask | Cancel | Bytes | Refused)
+
+
+def content(named: Named, host: str, life: object) -> bytes:
+    """What that life of a host makes of an item: another one makes something else."""
+    return random.Random(f"{named} {host} {life}").randbytes(2 * SIZE)
+
+
+def owners(named: Named, host: str) -> tuple[str, ...]:
+    """The other hosts that have ranges of the item."""
+    others = [name for name in NAMES if name != host]
+    return (others[named.item[0] % 2],) if named.item[0] < ITEMS // 2 else tuple(others)  # type: ignore[call-overload]
+
+
+@dataclass(slots=True)
+class Waits:
+    """One claim, and what it was told."""
+
+    expected: bytes
+    patient: bool
+    told: str | None = None
+
+
+@dataclass(slots=True)
+class Link:
+    """One connection."""
+
+    peer: Peer | None = None
+    frames: Frames = field(default_factory=Frames)
+    heard: float = 0.0
+
+
+LifeOf = Callable[[Peer], object]
+"""Says which life of a host that incarnation is: nothing if it is none any more."""
+
+
+class Node:
+    """One host: a driver of both machines, its places and its shelf."""
+
+    def __init__(self, network: Network, lots: random.Random, life_of: LifeOf, me: Peer, segment: int) -> None:
+        self.network, self.lots, self.life_of = network, lots, life_of
+        self.name, self.incarnation = me
+        self.life = life_of(me)
+        self.known = dict.fromkeys(NAMES, 0)
+        """By host: the incarnation that this one was told of."""
+        self.segment = segment
+        self.room = lots.choice([1, 2, 8])
+        self.fetches = Fetches(self.room)
+        self.fetches.segment_began(self.segment)
+        self.serves = Serves(self.look, self.segment)
+        self.where: dict[Item, str] = {}
+        self.places: dict[Named, bytearray] = {}
+        self.claims: dict[tuple[Named, Owner], Waits] = {}
+        self.shelf: set[tuple[Named, Owner]] = set()
+        self.links: dict[int, Link] = {}
+        self.dials = itertools.count(1)
+        self.dialled: dict[str, int] = {}
+        self.dial_at = dict.fromkeys([other for other in NAMES if other > self.name], 0.0)
+        self.beat_at = 0.0
+        self.sending: dict[tuple[Peer, int], fetches.Send] = {}
+        self.send_at = 0.0
+
+    # --- what the world has it do -------------------------------------------------------------------
+
+    def look(self, item: Item) -> Any:
+        return self.where.get(item, "coming")
+
+    def claim(self, version: int, number: int, patient: bool) -> None:
+        named, owner = Named(self.segment, Version(version)), ("step", number)
+        hosts = owners(named, self.name)
+        parts = tuple(Part(host, self.known[host], SIZE * at, SIZE * (at + 1)) for at, host in enumerate(hosts))
+        if not all(part.incarnation for part in parts):
+            return
+        lives = [(part, self.life_of(Peer(part.host, part.incarnation))) for part in parts]
+        ranges = [content(named, part.host, life)[part.begin : part.end] for part, life in lives]
+        if not all(life for _, life in lives) or self.fetches.has(named):
+            ranges = []  # this node was told late, and it can only be lost; or it has arrived before, and was looked at
+        self.claims[named, owner] = Waits(b"".join(ranges), patient)
+        self.carry_out(self.fetches.claim(named, owner, parts))
+
+    def release(self, key: tuple[Named, Owner]) -> None:
+        if key in self.claims:
+            del self.claims[key]
+            self.carry_out(self.fetches.release(*key))
+
+    def make(self, version: int, how: str) -> None:
+        """An item of the present segment is made, is never made, or is not needed here any more."""
+        item = Version(version)
+        named, where = Named(self.segment, item), self.look(item)
+        if how == "make" and where == "coming":
+            self.where[item] = "here"
+            self.serve(self.serves.made(named))
+        elif how == "never" and where == "coming":
+            self.where[item] = "gone"
+            self.serve(self.serves.never(named, "it is not made"))
+        elif how == "drop" and where == "here" and not any(one == named for one, _ in self.shelf):
+            self.where[item] = "gone"
+
+    def ends(self, peer: Peer) -> None:
+        self.carry_out(self.fetches.ended(peer, "the head says so"))
+
+    def begins_segment(self, segment: int) -> None:
+        self.segment = segment
+        self.where.clear()
+        self.carry_out(self.fetches.segment_began(segment))
+        self.serve(self.serves.segment_began(segment))
+
+    # --- orders -------------------------------------------------------------------------------------
+
+    def carry_out(self, orders: list[fetches.Order]) -> None:
+        for order in orders:
+            match order:
+                case fetches.TakePlace(named):
+                    if named in self.places or len(self.places) >= self.room:
+                        raise Wrong(f"{named} has a place, or none is free")
+                    self.places[named] = bytearray(2 * SIZE)
+                case fetches.FreePlace(named):
+                    del self.places[named]
+                case fetches.Ask(peer, request, named, begin, end):
+                    self.say(peer, Ask(request, named.segment, named.item[0], begin, end))  # type: ignore[arg-type]
+                case fetches.Cancel(peer, request):
+                    self.say(peer, Cancel(request))
+                case fetches.Arrived(named, owner):
+                    waits = self.answered(named, owner, "arrived")
+                    if waits.expected and bytes(self.places[named][: len(waits.expected)]) != waits.expected:
+                        raise Wrong(f"{named} arrived with other bytes than its owner has")
+                case fetches.Lost(named, owner):
+                    self.answered(named, owner, "lost")
+
+    def answered(self, named: Named, owner: Owner, told: str) -> Waits:
+        waits = self.claims.get((named, owner))
+        if waits is None or waits.told:
+            raise Wrong(f"{owner} is told that {named} has {told}, and {waits and waits.told}")
+        waits.told = told
+        if waits.patient:
+            later = self.network.now + self.lots.uniform(0, 5)
+            self.network.at(later, lambda: self.network.on(self.name, lambda: self.release((named, owner))))
+        return waits
+
+    def serve(self, orders: list[fetches.ServeOrder]) -> None:
+        for order in orders:
+            match order:
+                case fetches.Claim(named, owner):
+                    self.shelf.add((named, owner))
+                case fetches.Release(named, owner):
+                    self.shelf.remove((named, owner))
+                case fetches.Send(peer, request):
+                    if not self.sending:
+                        self.send_at = self.network.now + CHUNK_TAKES
+                    self.sending[peer, request] = order
+                case fetches.Stop(peer, request):
+                    self.sending.pop((peer, request), None)
+                case fetches.Say(peer, request, why):
+                    self.say(peer, Refused(request, why))
+
+    def say(self, peer: Peer, message: msgspec.Struct) -> None:
+        for number, link in self.links.items():
+            if link.peer == peer:
+                self.network.write(self.name, number, framed(CODING.encode(message)))
+
+    # --- the driver ---------------------------------------------------------------------------------
+
+    def connected(self, connection: int, now: float) -> None:
+        self.links[connection] = Link(heard=now)
+        hello = Hello(self.name, self.incarnation)
+        self.network.write(self.name, connection, framed(CODING.encode(hello)))
+
+    def received(self, connection: int, data: bytes, now: float) -> None:
+        link = self.links.get(connection)
+        if link is None:
+            return
+        link.heard = now
+        try:
+            for body in link.frames.receive(data):
+                self.hear(connection, link, CODING.decode(body, ()))
+                if connection not in self.links:
+                    return
+        except MessageUnreadable:
+            self.network.close(self.name, connection)
+            self.lost(connection, "unreadable", now)
+
+    def hear(self, connection: int, link: Link, message: Any) -> None:
+        if isinstance(message, Hello) == (link.peer is not None):
+            raise MessageUnreadable("out of turn")
+        match message:
+            case Hello(host, incarnation):
+                for number, other in list(self.links.items()):
+                    if other.peer is not None and other.peer.host == host:
+                        self.network.close(self.name, number)
+                        self.lost(number, "replaced", self.network.now)
+                link.peer = Peer(host, incarnation)
+                self.carry_out(self.fetches.connected(link.peer))
+            case Ask(request, segment, version, begin, end):
+                named = Named(segment, Version(version))
+                self.serve(self.serves.asked(self.of(link), request, named, begin, end))
+                same = [one for key, one in self.serves._requests.items() if key[0] == link.peer and one.named == named]
+                if len(same) > 1:
+                    raise Wrong(f"{link.peer} asks for {named} twice")
+            case Cancel(request):
+                self.serve(self.serves.cancelled(self.of(link), request))
+            case Refused(request, why):
+                self.carry_out(self.fetches.refused(self.of(link), request, why))
+            case Bytes(request, begin, data):
+                found = self.fetches._requests.get(request)
+                orders = self.fetches.arrived(self.of(link), request, begin, begin + len(data))
+                if found is not None:
+                    self.places[found[0].named][begin : begin + len(data)] = data
+                self.carry_out(orders)
+
+    def of(self, link: Link) -> Peer:
+        assert link.peer is not None
+        return link.peer
+
+    def lost(self, connection: int, why: str, now: float) -> None:
+        link = self.links.pop(connection, None)
+        for other, dialled in list(self.dialled.items()):
+            if dialled == connection:
+                del self.dialled[other]
+                self.dial_at[other] = now + REDIAL
+        if link is not None and link.peer is not None:
+            self.fetches.disconnected(link.peer)
+            self.serve(self.serves.disconnected(link.peer))
+
+    def due(self) -> float | None:
+        times = [self.beat_at, *(at for other, at in self.dial_at.items() if other not in self.dialled)]
+        return min([*times, self.send_at] if self.sending else times)
+
+    def tick(self, now: float) -> None:
+        for other, at in self.dial_at.items():
+            if other not in self.dialled and now >= at:
+                self.dialled[other] = next(self.dials)
+                self.links[self.dialled[other]] = Link(heard=now)
+                self.network.dial(self.name, self.dialled[other], other)
+        if now >= self.beat_at:
+            self.beat_at = now + BEAT
+            for number, link in list(self.links.items()):
+                if now - link.heard > SILENT:
+                    self.network.close(self.name, number)
+                    self.lost(number, "silent", now)
+                elif link.peer is not None:
+                    self.say(link.peer, Beat())
+        if self.sending and now >= self.send_at:
+            self.send_at = now + CHUNK_TAKES
+            self.send_some()
+
+    def send_some(self) -> None:
+        """Send the next bytes of each request."""
+        for key, order in list(self.sending.items()):
+            if self.look(order.named.item) != "here" or order.named.segment != self.segment:
+                raise Wrong(f"{order.named} is sent, and is not here")
+            end = min(order.begin + CHUNK, order.end)
+            data = content(order.named, self.name, self.life)[order.begin : end]
+            self.say(order.peer, Bytes(order.request, order.begin, data))
+            if end < order.end:
+                self.sending[key] = fetches.Send(order.peer, order.request, order.named, end, order.end)
+            else:
+                del self.sending[key]
+                self.serve(self.serves.sent(*key))
