@@ -139,7 +139,7 @@ class Cluster:
         end = time.monotonic() + PATIENCE
         while not there():
             assert time.monotonic() < end, "it never came to that"
-            self.loop.wait(1.0)
+            self.loop.wait(0.02)  # what it waits for may be at a socket that the loop does not watch
 
     def close(self) -> None:
         for link in self.links:
