@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from paceline.core.items import Beginning, Former, Mean, Replica, Update, Version
-from paceline.fabric.control import MOST_STRANGERS, PROTOCOL, Hello, Refused
+from paceline.fabric.control import LONGEST_HELLO, MOST_STRANGERS, PROTOCOL, Hello, Refused
 from paceline.fabric.endpoint import LENGTH, framed
 from paceline.fabric.numbered import written
 from paceline.host import bulk, tcp
@@ -195,14 +195,45 @@ def test_an_item_that_is_not_there_yet_arrives_once_it_is(two: Two) -> None:
 
 def test_what_is_served_stays_held_until_its_last_byte_is_sent(two: Two) -> None:
     two.at_a.items[Version(1)] = contents(LARGE)
+    assert two.a._connection is not None
+    two.a._connection.stream._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     got = two.fetch(Version(1), LARGE)
     two.until(lambda: two.at_a.held)
     while two.at_a.held:
-        assert two.at_a.held == [Version(1)]
         two.loop.wait(1.0)
-    two.at_a.items[Version(1)][:] = bytes(LARGE)
+    two.at_a.items[Version(1)][:] = bytes(LARGE)  # its place is another item's now
     two.until(lambda: got.done)
     assert got.memory == contents(LARGE)
+
+
+def test_what_is_cancelled_stays_held_until_nothing_of_it_waits_for_room(two: Two) -> None:
+    two.at_a.items = {Version(1): contents(LARGE), Version(2): contents(10)}
+    assert two.a._connection is not None
+    stream = two.a._connection.stream
+    stream._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    two.fetch(Version(1), LARGE)
+    two.until(lambda: stream.waits)
+    two.b.cancel(Version(1))
+    while two.at_a.held:
+        two.loop.wait(1.0)
+    assert not stream.waits
+    got = two.fetch(Version(2), 10)
+    two.until(lambda: got.done)
+
+
+def test_one_connection_is_read_a_piece_at_a_time(apart: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "AT_ONCE", 10_000)
+    got = apart.fetch(Version(1), 100_000, apart.a)
+    end = raw(apart, written(hello("b", 3)))
+    apart.until(lambda: apart.a.connected)
+    end.send(written(Part(1, 100_000)) + contents(100_000))
+    turns = 0
+    while not got.done:
+        apart.loop.wait(1.0)
+        turns += 1
+    assert turns >= 10
+    assert got.memory == contents(100_000)
+    end.close()
 
 
 def test_a_second_fetch_of_an_item_joins_the_one_under_way(two: Two) -> None:
@@ -483,6 +514,7 @@ GARBAGE = {
     "another host": written(hello("c", 3)),
     "another version": written(Hello(PROTOCOL + 1, "b", b"", 3, 0, b"token")),
     "too long": LENGTH.pack(1 << 40) + b"x" * 100_000,
+    "a little too long": LENGTH.pack(LONGEST_HELLO + 1),
 }
 
 

@@ -41,7 +41,7 @@ from paceline.fabric.numbered import MOST_KEPT
 from paceline.host.loop import Alarm, Loop
 from paceline.host.tcp import Address, Lines, Listener, Stream, dial
 
-READ = 256 << 10
+READ = 64 << 10
 """Bytes that are read of one connection before others have their turn."""
 MOST_WAITING = MOST_KEPT + (4 << 20)
 """Bytes that may wait for one connection: all that is not acknowledged, and beats and acknowledgements beside it."""
