@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -331,6 +332,24 @@ def test_a_socket_that_is_connected_to_itself_has_reached_nobody() -> None:
     tcp.Stream(end, loop, timeout=1.0, most=1, heard=lambda: None, lost=told.append, dialled=lambda: told.append("up"))
     loop.wait(PATIENCE)
     assert told == ["nobody listens there"]
+    loop.close()
+
+
+def test_a_connection_that_breaks_while_bytes_wait_for_it_is_lost_for_its_own_reason() -> None:
+    loop = Loop()
+    listener = socket.create_server(tcp.LOOPBACK)
+    end = socket.create_connection(listener.getsockname())
+    other, _ = listener.accept()
+    told: list[str] = []
+    stream = tcp.Stream(end, loop, timeout=9.0, most=1 << 30, heard=lambda: stream.receive(100), lost=told.append)
+    stream.write(bytes(50_000_000))
+    assert stream.waits
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+    other.close()
+    while not told:
+        loop.wait(PATIENCE)
+    assert told == ["Connection reset by peer"]
+    listener.close()
     loop.close()
 
 

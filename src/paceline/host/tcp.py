@@ -207,8 +207,9 @@ class Stream:
 
     def _has_gone(self, why: str) -> None:
         if not self.closed:
+            why = self._why or why  # closing fails for another reason
             self.close()
-            self._lost(self._why or why)
+            self._lost(why)
 
 
 class Listener:
