@@ -593,7 +593,7 @@ def _read(body: bytes) -> Frame:
     try:
         return _FRAMES.decode(body)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MessageUnreadable(str(error)) from error
+        raise MessageUnreadable(_one_line(str(error))) from error
 
 
 def _longest() -> int:

@@ -84,3 +84,32 @@ class Loop:
     def close(self) -> None:
         """Watch nothing any more."""
         self._selector.close()
+
+
+class Alarm:
+    """Calls at a time that moves often. It rings early if the time has moved on, so the callee looks and sets it anew.
+
+    The loop's timers can't be taken back, and one for each move would be many.
+    """
+
+    def __init__(self, loop: Loop, call: Callable[[], object]) -> None:
+        self._loop = loop
+        self._call = call
+        self._rings_at: list[float] = []
+        """The latest first: each new timer is earlier than those that run."""
+        self._off = False
+
+    def set(self, at: float | None) -> None:
+        """Ring at that time of the loop, or earlier. None: nothing is awaited."""
+        if at is not None and not self._off and not (self._rings_at and self._rings_at[-1] <= at):
+            self._rings_at.append(at)
+            self._loop.after(max(0.0, at - self._loop.now()), self._rings)
+
+    def turn_off(self) -> None:
+        """Never ring again."""
+        self._off = True
+
+    def _rings(self) -> None:
+        self._rings_at.pop()
+        if not self._off:
+            self._call()

@@ -1,0 +1,297 @@
+"""Control between hosts over TCP: drives the pure ends of `fabric.control` in the loop.
+
+    news ◄── events ── HeadLink ── facts ──► HeadEnd        HostEnd ◄── facts ── HostLink ── events ──► news
+                          │ ◄──── orders ────                  ──── orders ────►    │
+                          └──────────────────────── TCP ───────────────────────────┘
+
+A link tells `news` one thing after the other, in order. What a callback asks of the link is carried out after that
+callback. Outside of callbacks, `send` and `end` may tell `ended` before they return. Messages of an incarnation that
+the caller has just ended may still be delivered, so the caller checks for that.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from functools import partial
+from itertools import count
+from typing import Any, Protocol
+
+import msgspec
+
+from paceline.fabric.control import (
+    BeatAcknowledged,
+    Came,
+    Close,
+    Connected,
+    Delivered,
+    Dial,
+    Disconnected,
+    Ended,
+    Event,
+    HeadEnd,
+    HeardFrom,
+    HostEnd,
+    Outcome,
+    Write,
+)
+from paceline.fabric.numbered import MOST_KEPT
+from paceline.host.loop import Alarm, Loop
+from paceline.host.tcp import Address, Lines, Listener, Stream, dial
+
+READ = 64 << 10
+"""Bytes that are read of one connection before others have their turn."""
+MOST_WAITING = MOST_KEPT + (4 << 20)
+"""Bytes that may wait for one connection: all that is not acknowledged, and beats and acknowledgements beside it."""
+
+
+class HeadNews(Protocol):
+    """What the head's link tells."""
+
+    def came(self, connection: int, host: str) -> None:
+        """A host asks to take part. Call the link's `admit` or `refuse` before this returns."""
+
+    def connected(self, host: str, incarnation: int) -> None:
+        """Messages go both ways."""
+
+    def heard(self, host: str, incarnation: int) -> None:
+        """Something has come from this host."""
+
+    def delivered(self, host: str, incarnation: int, message: Any) -> None:
+        """A message has come: once, and in order."""
+
+    def disconnected(self, host: str, incarnation: int, why: str) -> None:
+        """The connection has gone. The host may dial again."""
+
+    def ended(self, host: str, incarnation: int, why: str) -> None:
+        """Nothing more can be exchanged with this incarnation."""
+
+    def show(self, line: str) -> None:
+        """Something is to be shown, about strangers mostly."""
+
+
+class HostNews(Protocol):
+    """What a host's link tells."""
+
+    def connected(self, incarnation: int) -> None:
+        """Messages go both ways. The head has assigned this incarnation."""
+
+    def acknowledged(self, sent: float) -> None:
+        """The head has heard a beat that was sent then, by the link's `now`."""
+
+    def delivered(self, message: Any) -> None:
+        """A message has come: once, and in order."""
+
+    def disconnected(self, why: str) -> None:
+        """The connection has gone. The link dials again."""
+
+    def ended(self, why: str) -> None:
+        """Nothing more can be exchanged: the host's workers are to end. A new link may begin after a second."""
+
+    def show(self, line: str) -> None:
+        """Something is to be shown."""
+
+
+class _Link(ABC):
+    """What both links have in common: streams by the number of their connection, and what is to be handled."""
+
+    def __init__(self, end: HeadEnd | HostEnd, loop: Loop, timeout: float, lines: Lines) -> None:
+        self._facts = end
+        self._loop = loop
+        self._timeout = timeout
+        self._lines = lines
+        self._streams: dict[int, Stream] = {}
+        self._outcome: deque[Any] = deque()
+        self._handling = False
+        self._closed = False
+        self._alarm = Alarm(loop, self._tick)
+        loop.after(0.0, self._tick)
+
+    @abstractmethod
+    def now(self) -> float:
+        """Return the time by the clock that this end goes by."""
+
+    def close(self) -> None:
+        """Send what there is room for, and close all connections. Nothing is told any more."""
+        self._closed = True
+        self._alarm.turn_off()
+        while self._outcome:
+            if isinstance(order := self._outcome.popleft(), Write | Close):
+                self._handle(order)
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
+
+    @abstractmethod
+    def _happened(self, event: Event) -> None: ...
+
+    def _dial(self, connection: int) -> None:
+        raise AssertionError("the head dials nobody")
+
+    def _carry_out(self, outcome: Outcome) -> None:
+        """Handle this after all that is to be handled already."""
+        if self._closed:
+            return
+        self._outcome += outcome
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._outcome:
+                self._handle(self._outcome.popleft())
+        finally:
+            self._handling = False
+        if not self._closed and (due := self._facts.due()) is not None:
+            self._alarm.set(self._loop.now() + due - self.now())
+
+    def _handle(self, one: Any) -> None:
+        match one:
+            case Write(connection, data):
+                if (stream := self._streams.get(connection)) is not None:
+                    stream.write(data)
+            case Close(connection, why):
+                if (stream := self._streams.pop(connection, None)) is not None:
+                    stream.close()
+                if why:
+                    self._lines.show(why)
+            case Dial(connection):
+                self._dial(connection)
+            case _:
+                self._happened(one)
+
+    def _add(self, connection: int, end: socket.socket, *, dialled: bool) -> None:
+        self._streams[connection] = Stream(
+            end,
+            self._loop,
+            timeout=self._timeout,
+            most=MOST_WAITING,
+            heard=partial(self._heard, connection),
+            lost=partial(self._lost, connection),
+            dialled=partial(self._connected, connection) if dialled else None,
+        )
+
+    def _connected(self, connection: int) -> None:
+        self._carry_out(self._facts.connected(connection, self.now()))
+
+    def _heard(self, connection: int) -> None:
+        data = self._streams[connection].receive(READ)
+        if data:
+            self._carry_out(self._facts.received(connection, data, self.now()))
+
+    def _lost(self, connection: int, why: str) -> None:
+        self._streams.pop(connection, None)
+        self._carry_out(self._facts.lost(connection, why, self.now()))
+
+    def _tick(self) -> None:
+        if not self._closed:
+            self._carry_out(self._facts.tick(self.now()))
+
+
+class HeadLink(_Link):
+    """The head's side, for all hosts."""
+
+    def __init__(
+        self, end: HeadEnd, listener: socket.socket, loop: Loop, news: HeadNews, timeout: float = 15.0
+    ) -> None:
+        """`listener`: see `tcp.listen`. The link closes it."""
+        super().__init__(end, loop, timeout, Lines(news.show))
+        self._end = end
+        self._news = news
+        self._numbers = count(1)
+        self._listener = Listener(listener, loop, self._accepted, news.show)
+
+    @property
+    def address(self) -> Address:
+        """Where hosts dial."""
+        return self._listener.address
+
+    def now(self) -> float:
+        """See `_Link`: the loop's clock."""
+        return self._loop.now()
+
+    def admit(self, connection: int, incarnation: int) -> None:
+        """Let the host take part that has come over this connection."""
+        self._carry_out(self._end.admit(connection, incarnation, self.now()))
+
+    def refuse(self, connection: int, why: str) -> None:
+        """Tell the host that has come over this connection why it can't take part."""
+        self._carry_out(self._end.refuse(connection, why))
+
+    def send(self, host: str, incarnation: int, message: msgspec.Struct) -> None:
+        """Send the message to this incarnation, now or after a reconnect. One that has ended gets nothing."""
+        self._carry_out(self._end.send(host, incarnation, message, self.now()))
+
+    def end(self, host: str, incarnation: int, why: str) -> None:
+        """Exchange nothing more with this incarnation. `ended` is not called, as the caller knows."""
+        self._carry_out(self._end.end(host, incarnation, why))
+
+    def close(self) -> None:
+        """See `_Link`. Nobody can dial any more."""
+        super().close()
+        self._listener.close()
+
+    def _accepted(self, end: socket.socket) -> None:
+        connection = next(self._numbers)
+        self._add(connection, end, dialled=False)
+        self._connected(connection)
+
+    def _happened(self, event: Event) -> None:
+        match event:
+            case HeardFrom(host, incarnation):
+                self._news.heard(host, incarnation)
+            case Delivered(host, incarnation, message):
+                self._news.delivered(host, incarnation, message)
+            case Came(connection, host):
+                self._news.came(connection, host)
+            case Connected(host, incarnation):
+                self._news.connected(host, incarnation)
+            case Disconnected(host, incarnation, why):
+                self._news.disconnected(host, incarnation, why)
+            case Ended(host, incarnation, why):
+                self._news.ended(host, incarnation, why)
+
+
+class HostLink(_Link):
+    """A host's side, for one incarnation. It dials at once, and again whenever the connection is lost."""
+
+    def __init__(self, end: HostEnd, address: Address, loop: Loop, news: HostNews, timeout: float = 15.0) -> None:
+        """`address`: the head's. `timeout`: the one of `end`."""
+        super().__init__(end, loop, timeout, Lines(news.show))
+        self._end = end
+        self._address = address
+        self._news = news
+
+    def now(self) -> float:
+        """See `_Link`: a clock that goes on while the machine sleeps."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send the message to the head, now or after a reconnect."""
+        self._carry_out(self._end.send(message, self.now()))
+
+    def end(self, why: str) -> None:
+        """This host ends its incarnation: `ended` is called, and nothing is dialled any more."""
+        self._carry_out(self._end.end(why))
+
+    def _dial(self, connection: int) -> None:
+        try:
+            end = dial(self._address)
+        except OSError as error:
+            self._lost(connection, str(error))
+            return
+        self._add(connection, end, dialled=True)
+
+    def _happened(self, event: Event) -> None:
+        match event:
+            case Delivered(message=message):
+                self._news.delivered(message)
+            case BeatAcknowledged(sent):
+                self._news.acknowledged(sent)
+            case Connected(incarnation=incarnation):
+                self._news.connected(incarnation)
+            case Disconnected(why=why):
+                self._news.disconnected(why)
+            case Ended(why=why):
+                self._news.ended(why)

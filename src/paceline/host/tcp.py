@@ -1,0 +1,306 @@
+"""TCP between hosts, in the loop: nothing here waits, and nothing here grows without a bound.
+
+`Stream` is the one place that reads from and writes to connections between hosts, and TLS belongs into it: a handshake
+before `dialled` and the first `heard`, and `_receive` and `_send` over its record layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+
+from paceline.host.loop import Loop
+
+Address = tuple[str, int]
+"""A numeric address and a port. Looking a name up would hold up the loop."""
+
+LOOPBACK: Address = ("127.0.0.1", 0)
+"""Where hosts listen unless they are told otherwise. The kernel chooses the port."""
+AT_ONCE = 1 << 20
+"""Bytes that one connection may write or read before others have their turn."""
+BACKLOG = 128
+"""Connections that the kernel keeps until they are accepted."""
+ACCEPTS = 16
+"""Connections that are accepted before others have their turn."""
+NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+ENDED = "the other end has closed it"
+LINES, LINES_WITHIN = 10, 60.0
+"""Lines about strangers that are shown in so many seconds."""
+
+
+def listen(address: Address = LOOPBACK) -> socket.socket:
+    """Return a socket that listens there."""
+    return socket.create_server(address, family=_family(address), backlog=BACKLOG)
+
+
+def dial(address: Address) -> socket.socket:
+    """Return a socket that is on its way there. Raises OSError where that fails at once."""
+    end = socket.socket(_family(address), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    failed = end.connect_ex(address)
+    if failed not in (0, errno.EINPROGRESS):
+        end.close()
+        raise OSError(failed, os.strerror(failed))
+    return end
+
+
+class Stream:
+    """One connection. What can't be written now waits for room, and the loop goes on.
+
+    `heard` is called when there is something to receive. `lost` is called once, unless the stream is closed before:
+    with why the connection has gone, after all that came was received.
+    """
+
+    def __init__(
+        self,
+        end: socket.socket,
+        loop: Loop,
+        *,
+        timeout: float,
+        most: int,
+        heard: Callable[[], object],
+        lost: Callable[[str], object],
+        dialled: Callable[[], object] | None = None,
+        drained: Callable[[], bool] | None = None,
+    ) -> None:
+        """`timeout`: seconds in which the other machine has to answer. `most`: bytes that may wait for room.
+
+        `dialled` is called once the other end has accepted: only for a socket that is on its way. `drained` is called
+        when there is room and nothing waits, after `pump`. It may write, and says whether it is to be called again.
+        """
+        self._end = end
+        self._loop = loop
+        self._most = most
+        self._heard = heard
+        self._lost = lost
+        self._dialled = dialled
+        self._drained = drained
+        self._waiting: deque[memoryview] = deque()
+        self._waiting_bytes = 0
+        self._awaits_room = False
+        self._why = ""
+        """Why this end has given the connection up."""
+        self.closed = False
+        end.setblocking(False)
+        _set_options(end, timeout)
+        loop.watch(end, self._readable)
+        if dialled is not None:
+            self._await_room()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send these bytes, now or when there is room. They must not change before."""
+        if self.closed or self._why:
+            return
+        self._waiting.append(memoryview(data))
+        self._waiting_bytes += len(data)
+        if len(self._waiting) == 1 and self._dialled is None:
+            self._flush(AT_ONCE)
+        if self._waiting_bytes > self._most:
+            self._give_up(f"the other end does not read: {self._waiting_bytes:,} bytes wait for it")
+        if self._waiting:
+            self._await_room()
+
+    def pump(self) -> None:
+        """Call `drained` soon."""
+        if not self.closed:
+            self._await_room()
+
+    def receive(self, most: int) -> bytes:
+        """Return what has come, so many bytes at most. Nothing: see `closed` for whether the connection has gone."""
+        try:
+            data = self._end.recv(most)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            self._has_gone(_told(error))
+            return b""
+        if not data:
+            self._has_gone(ENDED)
+        return data
+
+    def receive_into(self, memory: memoryview) -> int:
+        """Receive into this memory, and return how many bytes have come. 0: see `receive`."""
+        try:
+            came = self._end.recv_into(memory)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self._has_gone(_told(error))
+            return 0
+        if not came:
+            self._has_gone(ENDED)
+        return came
+
+    @property
+    def waits(self) -> bool:
+        """Whether bytes wait for room."""
+        return bool(self._waiting)
+
+    def close(self) -> None:
+        """Write what there is room for, and close the connection. Closing twice does no harm."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._dialled is None and not self._why:
+            self._flush(self._most)
+        self._waiting.clear()
+        self._loop.unwatch(self._end)
+        with contextlib.suppress(OSError):  # a socket with unread bytes would throw away what was just written
+            for _ in range(4):
+                self._end.recv(AT_ONCE // 4)
+        self._end.close()
+
+    def _readable(self) -> None:
+        if self._dialled is None:  # `_room` hears of a dial that has failed
+            self._heard()
+
+    def _room(self) -> None:
+        if self._dialled is not None:
+            dialled, self._dialled = self._dialled, None
+            if failed := self._end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._has_gone(os.strerror(failed))
+            elif _to_itself(self._end):
+                self._has_gone("nobody listens there")
+            else:
+                dialled()
+        if not self.closed and not self._why:
+            self._flush(AT_ONCE)
+        more = False
+        if not self.closed and not self._waiting and self._drained is not None and not self._why:
+            more = self._drained()
+        if not self.closed and not self._waiting and not more:
+            self._awaits_room = False
+            self._loop.await_room(self._end, None)
+
+    def _await_room(self) -> None:
+        if not self._awaits_room:
+            self._awaits_room = True
+            self._loop.await_room(self._end, self._room)
+
+    def _flush(self, most: int) -> None:
+        try:
+            while self._waiting and most > 0:
+                first = self._waiting[0]
+                sent = self._end.send(first[:most])
+                most -= sent
+                self._waiting_bytes -= sent
+                if sent == len(first):
+                    self._waiting.popleft()
+                else:
+                    self._waiting[0] = first[sent:]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._give_up(_told(error))
+
+    def _give_up(self, why: str) -> None:
+        """Let the loop find the connection's end. So nobody is told `lost` while they write."""
+        self._why = why
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+
+    def _has_gone(self, why: str) -> None:
+        if not self.closed:
+            why = self._why or why  # closing fails for another reason
+            self.close()
+            self._lost(why)
+
+
+class Listener:
+    """Accepts connections in the loop."""
+
+    def __init__(
+        self, end: socket.socket, loop: Loop, came: Callable[[socket.socket], object], show: Callable[[str], object]
+    ) -> None:
+        self.address: Address = end.getsockname()[:2]
+        self._end = end
+        self._loop = loop
+        self._came = came
+        self._show = show
+        self._closed = False
+        end.setblocking(False)
+        loop.watch(end, self._accept)
+
+    def close(self) -> None:
+        """Listen no more. Closing twice does no harm."""
+        if not self._closed:
+            self._closed = True
+            if self._loop.watches(self._end):
+                self._loop.unwatch(self._end)
+            self._end.close()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                end, _ = self._end.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in NO_DESCRIPTOR:
+                    self._show(f"no connection can be accepted for a second: {_told(error)}")
+                    self._loop.unwatch(self._end)
+                    self._loop.after(1.0, self._again)
+                    return
+                continue  # it has gone before it was accepted
+            self._came(end)
+            if self._closed:
+                return
+
+    def _again(self) -> None:
+        if not self._closed:
+            self._loop.watch(self._end, self._accept)
+
+
+class Lines:
+    """Shows the first lines about strangers in a minute. Whoever floods a port doesn't flood a terminal as well."""
+
+    def __init__(self, show: Callable[[str], object]) -> None:
+        self._show = show
+        self._since = float("-inf")
+        self._shown = 0
+
+    def show(self, line: str) -> None:
+        """Show the line, or that there are too many."""
+        if time.monotonic() >= self._since + LINES_WITHIN:
+            self._since, self._shown = time.monotonic(), 0
+        self._shown += 1
+        if self._shown <= LINES:
+            self._show(line)
+        elif self._shown == LINES + 1:
+            self._show(f"more connections are closed; no more lines about that for {LINES_WITHIN:.0f} s")
+
+
+def _set_options(end: socket.socket, timeout: float) -> None:
+    """Send at once, and notice within the timeout that the other machine can't be reached or does not read."""
+    beat = max(1, round(timeout / 5))
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, beat),
+        (socket.TCP_KEEPINTVL, beat),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, round(timeout * 1000)),
+    ):
+        end.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _to_itself(end: socket.socket) -> bool:
+    """Whether the kernel has connected the socket to itself, as it may on loopback where nobody listens."""
+    try:
+        return bool(end.getsockname() == end.getpeername())
+    except OSError:  # it has gone again, which `receive` tells
+        return False
+
+
+def _family(address: Address) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+
+
+def _told(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else str(error)

@@ -1,0 +1,550 @@
+"""Control between hosts over real sockets on loopback. `tests/fabric/test_control.py` has what the pure ends do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from paceline.fabric import control
+from paceline.fabric.control import HeadEnd, Hello, HostEnd
+from paceline.host import tcp
+from paceline.host.control_link import HeadLink, HostLink
+from paceline.host.loop import Alarm, Loop
+
+PATIENCE = 30.0
+"""Seconds after which a test that waits has failed."""
+
+
+class Order(msgspec.Struct, tag=True, array_like=True):
+    value: int
+    more: bytes = b""
+
+
+class Told(msgspec.Struct, tag=True, array_like=True):
+    value: int
+
+
+def check(hello: Hello) -> str | None:
+    return None if hello.proof == b"token" else "it does not have this run's token"
+
+
+class AtHead:
+    """Admits whoever comes, and remembers all."""
+
+    def __init__(self) -> None:
+        self.link: HeadLink
+        self.incarnations = 0
+        self.events: list[Any] = []
+        self.values: list[int] = []
+        self.heard_from: set[str] = set()
+        self.lines: list[str] = []
+        self.refuses = ""
+        self.answers: Callable[[str, int, Any], None] = lambda host, incarnation, message: None
+
+    def came(self, connection: int, host: str) -> None:
+        if self.refuses:
+            self.link.refuse(connection, self.refuses)
+        else:
+            self.incarnations += 1
+            self.link.admit(connection, self.incarnations)
+
+    def connected(self, host: str, incarnation: int) -> None:
+        self.events.append(("connected", host, incarnation))
+
+    def heard(self, host: str, incarnation: int) -> None:
+        self.heard_from.add(host)
+
+    def delivered(self, host: str, incarnation: int, message: Any) -> None:
+        self.values.append(message.value)
+        self.answers(host, incarnation, message)
+
+    def disconnected(self, host: str, incarnation: int, why: str) -> None:
+        self.events.append(("disconnected", host, incarnation))
+
+    def ended(self, host: str, incarnation: int, why: str) -> None:
+        self.events.append(("ended", host, incarnation, why))
+
+    def show(self, line: str) -> None:
+        self.lines.append(line)
+
+
+class AtHost:
+    """Remembers all."""
+
+    def __init__(self) -> None:
+        self.incarnation = 0
+        self.connections = 0
+        self.beats: list[float] = []
+        self.values: list[int] = []
+        self.losses: list[str] = []
+        self.ends: list[str] = []
+        self.lines: list[str] = []
+        self.when_connected: Callable[[], object] = lambda: None
+        self.answers: Callable[[Any], object] = lambda message: None
+
+    def connected(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.connections += 1
+        self.when_connected()
+
+    def acknowledged(self, sent: float) -> None:
+        self.beats.append(sent)
+
+    def delivered(self, message: Any) -> None:
+        self.values.append(message.value)
+        self.answers(message)
+
+    def disconnected(self, why: str) -> None:
+        self.losses.append(why)
+
+    def ended(self, why: str) -> None:
+        self.ends.append(why)
+
+    def show(self, line: str) -> None:
+        self.lines.append(line)
+
+
+class Cluster:
+    """A head and hosts in one loop."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.head = AtHead()
+        self.listen(tcp.listen())
+        self.links: list[HostLink] = []
+
+    def listen(self, listener: socket.socket) -> None:
+        end = HeadEnd("a", os.urandom(8), Told, proof=b"token", check=check)
+        self.head.link = HeadLink(end, listener, self.loop, self.head)
+
+    def host(
+        self, name: str = "b", *, address: tcp.Address | None = None, timeout: float = 15.0
+    ) -> tuple[HostLink, AtHost]:
+        """Begin a host. It has not come yet."""
+        news = AtHost()
+        end = HostEnd(name, os.urandom(8), Order, proof=b"token", check=check, timeout=timeout)
+        link = HostLink(end, address or self.head.link.address, self.loop, news, timeout)
+        self.links.append(link)
+        return link, news
+
+    def until(self, there: Callable[[], object]) -> None:
+        """Let the loop go round until that is so."""
+        end = time.monotonic() + PATIENCE
+        while not there():
+            assert time.monotonic() < end, "it never came to that"
+            self.loop.wait(0.02)  # what it waits for may be at a socket that the loop does not watch
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+        self.head.link.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
+
+
+def sockets(link: HeadLink | HostLink) -> list[socket.socket]:
+    return [stream._end for stream in link._streams.values()]
+
+
+def cut(link: HeadLink | HostLink) -> None:
+    """The connections break, as far as both ends can tell."""
+    for end in sockets(link):
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def stranger(cluster: Cluster) -> socket.socket:
+    """Somebody who dials the head, and whom nothing holds up."""
+    end = socket.create_connection(cluster.head.link.address)
+    end.setblocking(False)
+    return end
+
+
+def has_ended(end: socket.socket) -> bool:
+    """Whether the other end has closed the connection."""
+    try:
+        return not end.recv(1 << 16)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+# --- messages
+
+
+def test_messages_go_both_ways_once_and_in_order(cluster: Cluster) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    for value in range(2000):
+        host.send(Told(value))
+        cluster.head.link.send("b", 1, Order(value, b"x" * 5000))
+    cluster.until(lambda: len(cluster.head.values) >= 2000 and len(at_host.values) >= 2000)
+    assert cluster.head.values == at_host.values == list(range(2000))
+    assert cluster.head.heard_from == {"b"}
+    assert not cluster.head.lines
+
+
+def test_what_is_sent_before_the_first_connection_arrives_after_it(cluster: Cluster) -> None:
+    host, _ = cluster.host()
+    host.send(Told(1))
+    cluster.until(lambda: cluster.head.values)
+
+
+def test_a_message_may_be_answered_where_it_is_delivered(cluster: Cluster) -> None:
+    cluster.head.answers = lambda host, incarnation, told: cluster.head.link.send(host, incarnation, Order(told.value))
+    host, at_host = cluster.host()
+    at_host.answers = lambda order: host.send(Told(order.value + 1)) if order.value < 100 else None
+    host.send(Told(0))
+    cluster.until(lambda: 100 in at_host.values)
+    assert at_host.values == list(range(101))
+
+
+def test_each_host_has_messages_of_its_own(cluster: Cluster) -> None:
+    hosts = [cluster.host(name) for name in "bcd"]
+    cluster.until(lambda: all(at_host.incarnation for _, at_host in hosts))
+    for number, (_, at_host) in enumerate(hosts):
+        cluster.head.link.send("bcd"[number], at_host.incarnation, Order(number))
+    cluster.until(lambda: all(at_host.values for _, at_host in hosts))
+    assert [at_host.values for _, at_host in hosts] == [[0], [1], [2]]
+
+
+def test_beats_are_acknowledged_by_the_hosts_own_clock(cluster: Cluster) -> None:
+    host, at_host = cluster.host(timeout=0.5)
+    cluster.until(lambda: len(at_host.beats) >= 4)
+    assert at_host.beats == sorted(at_host.beats)
+    assert at_host.beats[-1] <= host.now()
+
+
+# --- connections that break
+
+
+@pytest.mark.parametrize("side", ["head", "host"])
+def test_a_connection_that_breaks_loses_and_doubles_nothing(cluster: Cluster, side: str) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    for breaks in range(3):
+        for value in range(500):
+            host.send(Told(500 * breaks + value))
+            cluster.head.link.send("b", 1, Order(500 * breaks + value))
+            if value == 250:
+                cut(host if side == "host" else cluster.head.link)
+        cluster.until(lambda: at_host.connections == breaks + 2)  # noqa: B023 - it is called here
+    cluster.until(lambda: len(cluster.head.values) >= 1500 and len(at_host.values) >= 1500)
+    assert cluster.head.values == at_host.values == list(range(1500))
+    assert at_host.incarnation == 1
+    assert len(at_host.losses) == 3
+    assert [event[0] for event in cluster.head.events] == ["connected", *["disconnected", "connected"] * 3]
+
+
+def test_what_is_sent_on_a_reconnect_comes_after_what_was_not_acknowledged(cluster: Cluster) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    cut(host)
+    for value in range(3):
+        host.send(Told(value))
+    at_host.when_connected = lambda: host.send(Told(3))
+    cluster.until(lambda: 3 in cluster.head.values)
+    assert cluster.head.values == [0, 1, 2, 3]
+    assert at_host.connections == 2, "a message out of order breaks the connection once more"
+
+
+def test_a_host_dials_until_the_head_listens(cluster: Cluster) -> None:
+    later = socket.create_server(tcp.LOOPBACK)
+    waiting = socket.socket()
+    waiting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    address = later.getsockname()
+    later.close()
+    waiting.bind(address)  # nobody listens there, and nobody else can
+    _, at_host = cluster.host(address=address)
+    began = time.monotonic()
+    cluster.until(lambda: time.monotonic() > began + 0.2)
+    assert not at_host.connections
+    waiting.listen()
+    cluster.head.link.close()
+    cluster.listen(waiting)
+    cluster.until(lambda: at_host.connections)
+    assert not at_host.lines
+
+
+def test_another_head_at_the_same_address_ends_the_hosts_incarnation(cluster: Cluster) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    address = cluster.head.link.address
+    cluster.head.link.close()
+    cluster.listen(tcp.listen(address))
+    cluster.until(lambda: at_host.ends)
+    assert at_host.ends == ["incarnation 1 of host b has ended: it came too late"]
+    assert not sockets(host)
+    host.send(Told(1))
+    assert not cluster.head.values
+
+
+def test_a_host_that_the_head_ends_is_told_why(cluster: Cluster) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    cluster.head.link.end("b", 1, "it was silent")
+    cluster.until(lambda: at_host.ends)
+    assert at_host.ends == ["incarnation 1 of host b has ended: it was silent"]
+    assert not sockets(host)
+    assert not sockets(cluster.head.link)
+
+
+def test_a_host_that_is_refused_is_told_why(cluster: Cluster) -> None:
+    cluster.head.refuses = "this run has its hosts"
+    _, at_host = cluster.host()
+    cluster.until(lambda: at_host.ends)
+    assert at_host.ends == ["this run has its hosts"]
+
+
+def test_a_host_that_ends_itself_dials_no_more(cluster: Cluster) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    host.end("its workers have ended")
+    assert at_host.ends == ["its workers have ended"]
+    cluster.until(lambda: ("disconnected", "b", 1) in cluster.head.events)
+    assert not sockets(host)
+
+
+def test_a_socket_that_is_connected_to_itself_has_reached_nobody() -> None:
+    loop = Loop()
+    end = socket.socket()
+    end.bind(tcp.LOOPBACK)
+    end.connect(end.getsockname())
+    told: list[str] = []
+    tcp.Stream(end, loop, timeout=1.0, most=1, heard=lambda: None, lost=told.append, dialled=lambda: told.append("up"))
+    loop.wait(PATIENCE)
+    assert told == ["nobody listens there"]
+    loop.close()
+
+
+def test_a_connection_that_breaks_while_bytes_wait_for_it_is_lost_for_its_own_reason() -> None:
+    loop = Loop()
+    listener = socket.create_server(tcp.LOOPBACK)
+    end = socket.create_connection(listener.getsockname())
+    other, _ = listener.accept()
+    told: list[str] = []
+    stream = tcp.Stream(end, loop, timeout=9.0, most=1 << 30, heard=lambda: stream.receive(100), lost=told.append)
+    stream.write(bytes(50_000_000))
+    assert stream.waits
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+    other.close()
+    while not told:
+        loop.wait(PATIENCE)
+    assert told == ["Connection reset by peer"]
+    listener.close()
+    loop.close()
+
+
+# --- strangers, and hosts that misbehave
+
+
+def test_a_silent_stranger_is_closed_with_one_line(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "HANDSHAKE", 0.05)
+    silent = stranger(cluster)
+    cluster.until(lambda: has_ended(silent))
+    assert cluster.head.lines == ["connection refused: it has said nothing for 0 s"]
+    silent.close()
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x05" + b"\0" * 7 + b"hello", b"\xff" * 1_000_000])
+def test_garbage_is_closed_with_one_line_and_disturbs_no_host(cluster: Cluster, garbage: bytes) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    bad = stranger(cluster)
+    bad.send(garbage)
+    cluster.until(lambda: has_ended(bad))
+    host.send(Told(1))
+    cluster.until(lambda: cluster.head.values)
+    (line,) = cluster.head.lines
+    assert line.startswith("connection refused: ")
+    assert "\n" not in line
+    assert at_host.connections == 1
+    bad.close()
+
+
+def test_a_flood_of_strangers_disturbs_no_host_and_is_told_in_few_lines(cluster: Cluster) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    flood = []
+    for value in range(200):
+        flood.append(stranger(cluster))
+        host.send(Told(value))
+        cluster.loop.wait(0.0)
+    cluster.until(lambda: len(cluster.head.values) == 200)
+    cluster.until(lambda: sum(has_ended(end) for end in flood) == 200 - control.MOST_STRANGERS)
+    assert len(sockets(cluster.head.link)) == control.MOST_STRANGERS + 1
+    assert len(cluster.head.lines) == tcp.LINES + 1
+    assert at_host.connections == 1
+    for end in flood:
+        end.close()
+
+
+def mute(cluster: Cluster) -> socket.socket:
+    """A host that is let in, and reads nothing."""
+    before = len(cluster.head.events)
+    dials = HostEnd("mute", b"mute", Order, proof=b"token", check=check)
+    dials.tick(0.0)
+    (hello,) = dials.connected(1, 0.0)
+    assert isinstance(hello, control.Write)
+    end = socket.socket()
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    end.connect(cluster.head.link.address)
+    end.send(hello.data)
+    cluster.until(lambda: cluster.head.events[before:] == [("connected", "mute", cluster.head.incarnations)])
+    return end
+
+
+def test_a_host_that_does_not_read_holds_nobody_up_and_is_ended(cluster: Cluster) -> None:
+    deaf = mute(cluster)
+    incarnation = cluster.head.incarnations
+    _, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    for value in range(70):
+        cluster.head.link.send("mute", incarnation, Order(value, b"x" * 1_000_000))
+        cluster.head.link.send("b", at_host.incarnation, Order(value))
+    cluster.until(lambda: len(at_host.values) == 70)
+    (ended,) = [event for event in cluster.head.events if event[0] == "ended"]
+    assert ended[1] == "mute"
+    assert "host mute does not take what it is sent" in ended[3]
+    assert len(sockets(cluster.head.link)) == 1
+    deaf.close()
+
+
+def test_what_waits_for_a_connection_is_bounded(cluster: Cluster) -> None:
+    deaf = mute(cluster)
+    (stream,) = cluster.head.link._streams.values()
+    stream._most = 100_000
+    for _ in range(1000):  # the kernel takes some megabytes of it
+        stream.write(b"x" * 10_000)
+    assert "the other end does not read" in stream._why
+    assert not stream.waits
+    cluster.until(lambda: ("disconnected", "mute", 1) in cluster.head.events)
+    assert not sockets(cluster.head.link)
+    deaf.close()
+
+
+def test_a_head_without_free_descriptors_accepts_later(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = cluster.head.link._listener
+    real, failures = listener._end, [errno.EMFILE, errno.ECONNABORTED]
+
+    class Full:
+        def accept(self) -> tuple[socket.socket, Any]:
+            if failures:
+                raise OSError(failures.pop(), "no")
+            return real.accept()
+
+        def fileno(self) -> int:
+            return real.fileno()
+
+    cluster.loop.unwatch(real)
+    listener._end = Full()  # type: ignore[assignment]
+    cluster.loop.watch(listener._end, listener._accept)
+    after: list[Callable[[], None]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster.loop, "after", lambda seconds, call: after.append(call))
+        first = stranger(cluster)
+        cluster.loop.wait(PATIENCE)
+    assert cluster.head.lines == ["no connection can be accepted for a second: Too many open files"]
+    assert not cluster.loop.watches(listener._end)
+    after[-1]()
+    cluster.until(lambda: sockets(cluster.head.link))
+    first.close()
+    listener._end = real  # with the same descriptor, to be closed
+
+
+# --- sockets
+
+
+def test_connections_send_at_once_and_notice_a_lost_peer_within_the_timeout(cluster: Cluster) -> None:
+    host, at_host = cluster.host(timeout=10.0)
+    cluster.until(lambda: at_host.incarnation)
+    (end,) = sockets(host)
+    assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
+    assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+    assert sockets(cluster.head.link)[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
+
+
+def test_nothing_listens_beyond_loopback_by_default(cluster: Cluster) -> None:
+    assert cluster.head.link.address[0] == "127.0.0.1"
+
+
+def test_closing_sends_what_there_is_room_for_and_leaves_no_socket(cluster: Cluster) -> None:
+    before = descriptors()
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    host.send(Told(0))  # which the head does not read any more
+    for value in range(100):
+        cluster.head.link.send("b", 1, Order(value))
+    cluster.head.link.close()
+    cluster.head.link.close()
+    cluster.until(lambda: at_host.losses)
+    assert at_host.values == list(range(100))
+    host.close()
+    assert descriptors() == before - 1  # the listener's
+
+
+def test_a_link_may_be_closed_where_a_message_is_delivered(cluster: Cluster) -> None:
+    def last(host: str, incarnation: int, message: Any) -> None:
+        cluster.head.link.send(host, incarnation, Order(7))
+        cluster.head.link.close()
+
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    cluster.head.answers = last
+    host.send(Told(1))
+    host.send(Told(2))
+    cluster.until(lambda: at_host.losses)
+    assert cluster.head.values == [1], "nothing is told after it was closed"
+    assert at_host.values == [7]
+
+
+# --- alarms
+
+
+def test_an_alarm_rings_by_the_earliest_time_and_takes_few_timers() -> None:
+    loop = Loop()
+    rings: list[float] = []
+    alarm = Alarm(loop, lambda: rings.append(loop.now()))
+    began = loop.now()
+    for _ in range(1000):
+        alarm.set(began + 1000.0)
+        alarm.set(began + 0.01)
+        alarm.set(None)
+    assert len(loop._timers) == 2
+    while not rings:
+        loop.wait()
+    assert rings[0] >= began + 0.01
+    alarm.set(began + 900.0)
+    assert len(loop._timers) == 2
+    loop.close()
+
+
+def test_an_alarm_that_is_turned_off_rings_no_more() -> None:
+    loop = Loop()
+    rings: list[int] = []
+    alarm = Alarm(loop, lambda: rings.append(1))
+    alarm.set(loop.now())
+    alarm.turn_off()
+    loop.wait()
+    assert not rings
+    loop.close()
