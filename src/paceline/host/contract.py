@@ -160,17 +160,14 @@ class Host(Protocol):
         """Tell the arithmetic process to end. Whatever is asked of the host after that has no effect."""
 
 
-class News(Protocol):
-    """What a host tells its coordinator, each thing once."""
+class WorkersNews(Protocol):
+    """What is told of workers where they are, each thing once."""
 
     def heard(self, worker: int, message: messages.Message) -> None:
         """The worker has said this. What it says of items is done by now."""
 
     def gone(self, worker: int, status: int) -> None:
         """The worker's process has ended with this status, as waitpid returned it. All that it had said is heard."""
-
-    def prepared(self, beginning: str) -> None:
-        """The arithmetic process is there. `beginning`: the checksum of what training begins with."""
 
     def happened(self, fact: Fact) -> None:
         """The machine is to be told of this."""
@@ -183,6 +180,13 @@ class News(Protocol):
 
     def computes(self, worker: int, at: float) -> None:
         """The worker was told to compute its step, at that moment."""
+
+
+class News(WorkersNews, Protocol):
+    """What a host tells its coordinator, each thing once."""
+
+    def prepared(self, beginning: str) -> None:
+        """The arithmetic process is there. `beginning`: the checksum of what training begins with."""
 
     def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
         """A network has moved so many bytes: of a push, a pull, or an average. `number`: step, version or group."""

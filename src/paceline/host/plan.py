@@ -47,6 +47,18 @@ class Plan:
         """The number of that place among those with flags and buffers."""
         return place - self.slots
 
+    def bytes_of(self, place: int, offer: Offered) -> tuple[int, int]:
+        """The first byte of that place, and the byte after its last one."""
+        if place < self.slots:
+            return place * offer.slot_bytes, (place + 1) * offer.slot_bytes
+        start = self.slots * offer.slot_bytes + self.area(place) * offer.push_bytes
+        return start, start + offer.push_bytes
+
+    def fixed(self, offer: Offered) -> tuple[int, int]:
+        """The first byte of what never moves, and the byte after its last one."""
+        start = self.region_bytes(offer) - 2 * offer.fixed_bytes
+        return start, start + offer.fixed_bytes
+
     def region_bytes(self, offer: Offered) -> int:
         """Bytes of the region, with this model."""
         places = self.slots * offer.slot_bytes + self.capacity * self.areas * offer.push_bytes

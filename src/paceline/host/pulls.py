@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.items import Version
 from paceline.core.orders import StartPull
-from paceline.host.commits import Commits
 from paceline.host.fetch import Fetcher
 from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
+from paceline.host.versions import Versions
 
 
 def ahead(worker: int) -> Owner:
@@ -21,9 +21,9 @@ def ahead(worker: int) -> Owner:
 class Pulls:
     """Carries out `StartPull`, and the pull that a release begins with."""
 
-    def __init__(self, shelf: Shelf, commits: Commits, fetcher: Fetcher, seats: Mapping[int, Seat]) -> None:
+    def __init__(self, shelf: Shelf, versions: Versions, fetcher: Fetcher, seats: Mapping[int, Seat]) -> None:
         self._shelf = shelf
-        self._commits = commits
+        self._versions = versions
         self._fetcher = fetcher
         self._seats = seats
 
@@ -32,7 +32,8 @@ class Pulls:
         if not self._seats[order.worker].trains:  # the machine is about to hear that the worker has left
             return
         self._shelf.claim(ahead(order.worker), Version(order.version))
-        self.pull(order.worker, order.version, lambda: None)
+        if not self._seats[order.worker].elsewhere:  # else its own host fetches it
+            self.pull(order.worker, order.version, lambda: None)
 
     def pull(self, worker: int, version: int, then: Callable[[], None]) -> None:
         """Bring that version to the worker once it is made, then go on. Whoever needs it has claimed it."""
@@ -45,7 +46,15 @@ class Pulls:
             if self._seats[worker].trains:
                 self._fetcher.fetch(worker, Version(version), taken)
 
-        self._commits.when_made(version, made)
+        self._versions.when_made(version, made)
+
+    def bring(self, worker: int, version: int, then: Callable[[], None]) -> None:
+        """Bring a version that is made, outside of any step. Whoever needs it has claimed it."""
+
+        def there(at: float) -> None:
+            then()
+
+        self._fetcher.fetch(worker, Version(version), there)
 
     def left(self, worker: int) -> None:
         """The worker takes no part any more."""

@@ -62,12 +62,25 @@ class Pushes:
 
     def carry_out(self, order: StartPush) -> None:
         """Bring the worker's update to the store."""
-        worker, step = order.worker, order.step
-        if not self._seats[worker].trains:  # the machine is about to hear that the worker has left
+        if not self._seats[order.worker].trains:  # the machine is about to hear that the worker has left
             return
+        if self._seats[order.worker].elsewhere:
+            self.lay(order.worker, order.step)
+        else:
+            self.begin(order)
+        self.bring(order)
+
+    def begin(self, order: StartPush) -> None:
+        """The worker's update, which is here, is on its way to the store."""
+        worker, step = order.worker, order.step
         self._scales[worker, step] = order.scale
         area = self._plan.area(self._shelf.place(Update(worker, step)))
         self._lacking.setdefault(worker, {})[step] = _Lacking(area, order.scale)
+
+    def bring(self, order: StartPush) -> None:
+        """Fetch the update for the store, which is here."""
+        worker, step = order.worker, order.step
+        self._scales[worker, step] = order.scale
 
         def arrived(at: float) -> UpdateArrived:
             self._on_the_way.get(worker, {}).pop(step, None)
@@ -81,9 +94,13 @@ class Pushes:
         for worker, step, weight in order.contributions:
             place = self._shelf.place(Update(worker, step))
             pushed.append((self._plan.area(place), weight * self._scales[worker, step]))
-            if step in (lacking := self._lacking.get(worker, {})):
-                lacking[step].version = order.version
+            self.ordered(worker, step, order.version)
         return pushed
+
+    def ordered(self, worker: int, step: int, version: int) -> None:
+        """That version will have the worker's update."""
+        if step in (lacking := self._lacking.get(worker, {})):
+            lacking[step].version = version
 
     def lacking(self, worker: int, version: int) -> list[tuple[int, float]]:
         """What the worker has pushed and that version lacks: (area, scale), in the order of the steps.

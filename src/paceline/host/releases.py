@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from paceline.core.items import Item, Version
 from paceline.core.orders import Release
 from paceline.host import messages
-from paceline.host.commits import Commits
-from paceline.host.contract import News
+from paceline.host.contract import WorkersNews
 from paceline.host.pulls import Pulls, ahead
 from paceline.host.pushes import Pushes
 from paceline.host.seat import Seat
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps, shown
+from paceline.host.versions import Versions
 
 
 def step_of(worker: int) -> Owner:
@@ -34,18 +34,18 @@ class Releases:
         shelf: Shelf,
         pulls: Pulls,
         pushes: Pushes,
-        commits: Commits,
-        steps: Steps,
+        versions: Versions,
+        steps: Steps | None,
         seats: Mapping[int, Seat],
-        news: News,
+        news: WorkersNews,
         send: Callable[[int, messages.Message], None],
         now: Callable[[], float],
     ) -> None:
-        """`now()` is seconds since the run's start."""
+        """`steps`: None where no replicas are. `now()` is seconds since the run's start."""
         self._shelf = shelf
         self._pulls = pulls
         self._pushes = pushes
-        self._commits = commits
+        self._versions = versions
         self._steps = steps
         self._seats = seats
         self._news = news
@@ -60,9 +60,13 @@ class Releases:
         seat = self._seats[worker]
         if not seat.trains:  # the machine is about to hear that the worker has left
             return
+        if seat.elsewhere:
+            self._keep(order)
+            return
         seat.step = order.step
         self._unsent.setdefault(worker, [])
         if order.parameters == "own":
+            assert self._steps is not None
             own = self._steps.replica(worker)
             self._shelf.claim(shown(worker), own)
             self._pushes.forget(worker)  # its replica was stepped with them, or will never be
@@ -73,13 +77,20 @@ class Releases:
         self._shelf.claim(step_of(worker), version)
         if order.parameters == "pull":
             self._shelf.release(ahead(worker))  # the step that it was pulled for did not come
-            if order.version > self._commits.newest:
+            if order.version > self._versions.newest:
                 self._news.awaits_version(worker, order.version)
             self._pulls.pull(worker, order.version, lambda: self._compute(order, version, []))
             return
         if version in self._shelf.claimed(ahead(worker)):
             self._shelf.release(ahead(worker))
         self._compute(order, version, lacking if order.parameters == "eager" else [])
+
+    def _keep(self, order: Release) -> None:
+        """Keep the version for a worker of another host, as if it computed here: that host fetches it from here."""
+        version = Version(order.version)
+        self._shelf.claim(step_of(order.worker), version)
+        if order.parameters == "pull" or version in self._shelf.claimed(ahead(order.worker)):
+            self._shelf.release(ahead(order.worker))
 
     def after(self, worker: int, do: Callable[[], None]) -> None:
         """Call `do` when the worker was told of every release that was ordered until now, or takes no part any more."""
@@ -102,13 +113,13 @@ class Releases:
 
     def hold(self, worker: int) -> int:
         """Keep the newest version for the worker, in the place of the one that it computed on. Return it."""
-        self._shelf.claim(step_of(worker), Version(self._commits.newest))
-        return self._commits.newest
+        self._shelf.claim(step_of(worker), Version(self._versions.newest))
+        return self._versions.newest
 
     def look(self, worker: int) -> int:
         """Keep the newest version for the worker besides, until `looked`. Return it."""
-        self._shelf.claim(look_of(worker), Version(self._commits.newest))
-        return self._commits.newest
+        self._shelf.claim(look_of(worker), Version(self._versions.newest))
+        return self._versions.newest
 
     def looked(self, worker: int) -> None:
         """The worker has copied the version that it looked at."""

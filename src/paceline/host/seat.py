@@ -13,6 +13,8 @@ class Seat:
     """A worker's seat at its host."""
 
     worker: int
+    elsewhere: bool = False
+    """Whether its process is on another host."""
     here: bool = True
     """Whether its process runs."""
     died: bool = False
