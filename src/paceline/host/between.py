@@ -1,0 +1,161 @@
+"""What the head and another host say to each other, one type for each message. Names and plain values only.
+
+See `host.branch` for what a host does of it, and `host.remote` for the head's end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+
+from paceline.core.orders import Order
+from paceline.host import messages
+from paceline.host.messages import Message
+
+_ORDERS = {kind.__name__: kind for kind in get_args(Order)}
+
+
+# the head to a host
+
+
+class Open(Message):
+    """Listen to the workers, and let them begin."""
+
+
+class Train(Message):
+    """Fetch what training begins with, and let these workers train."""
+
+    workers: list[int]
+    at: float
+    """Seconds since the run's start, as the head sent this."""
+
+
+class CarryOut(Message):
+    """Carry out this order."""
+
+    kind: str
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(cls, order: Order) -> CarryOut:
+        """Return the message. A host does not ask why."""
+        fields = msgspec.to_builtins(order)
+        del fields["why"]
+        return cls(type(order).__name__, fields)
+
+    @property
+    def order(self) -> Order:
+        """The order. Raises `msgspec.ValidationError` or KeyError for what is none."""
+        order: Order = msgspec.convert(self.fields, _ORDERS[self.kind])
+        return order
+
+
+class Made(Message):
+    """The store has made that version, the next one."""
+
+    version: int
+
+
+class Look(Message):
+    """This version is the newest, and the worker wants to see it."""
+
+    worker: int
+    version: int
+    hold: bool
+    """See `messages.SnapshotWanted`."""
+
+
+class Say(Message):
+    """Tell the worker that."""
+
+    worker: int
+    message: messages.ToWorker
+    attached: str | None = None
+    """The name of what comes along, to be fetched before; None: nothing does."""
+    size: int = 0
+    """Its bytes."""
+
+
+class EndWorker(Message):
+    """Kill the worker's process."""
+
+    worker: int
+    why: str | None
+    """What to say of that, if anything."""
+
+
+class Left(Message):
+    """The worker takes no part any more."""
+
+    worker: int
+    died: bool
+
+
+class SeenOff(Message):
+    """All know that the worker's process has ended: nothing is kept for it any more."""
+
+    worker: int
+
+
+class Close(Message):
+    """The run is over."""
+
+
+FromHead = Open | Train | CarryOut | Made | Look | Say | EndWorker | Left | SeenOff | Close
+
+
+# a host to the head
+
+
+class Heard(Message):
+    """The worker has said this. What it says of items is done by now."""
+
+    worker: int
+    message: messages.FromWorker
+
+
+class Gone(Message):
+    """The worker's process has ended with this status. All that it had said is heard."""
+
+    worker: int
+    status: int
+
+
+class Begun(Message):
+    """What training begins with is here."""
+
+
+class Taken(Message):
+    """The worker has that version."""
+
+    worker: int
+    version: int
+
+
+class AwaitsVersion(Message):
+    """The worker's step begins once that version is made."""
+
+    worker: int
+    version: int
+
+
+class AwaitsPlace(Message):
+    """The worker's step begins once one of its last updates is needed no more."""
+
+    worker: int
+
+
+class Computes(Message):
+    """The worker was told to compute its step."""
+
+    worker: int
+
+
+class Printed(Message):
+    """The user is to know this."""
+
+    line: str
+
+
+ToHead = Heard | Gone | Begun | Taken | AwaitsVersion | AwaitsPlace | Computes | Printed
