@@ -10,7 +10,7 @@ from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
-from paceline.core.items import Beginning, Version
+from paceline.core.items import Beginning, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -28,11 +28,12 @@ from paceline.fabric.memory import Region
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.averages import Averages
+from paceline.host.bulk import Named
 from paceline.host.commits import NEWEST, Commits
 from paceline.host.contract import News, Progress, Resumption, Updates
 from paceline.host.copies import Copies
 from paceline.host.evaluator import Evaluator
-from paceline.host.fetch import Local
+from paceline.host.fetch import Fetcher, Local
 from paceline.host.joins import Joins
 from paceline.host.loop import Loop
 from paceline.host.paced import Paced
@@ -44,6 +45,7 @@ from paceline.host.seat import Seat, Seats
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.snapshots import Snapshots
 from paceline.host.steps import Steps
+from paceline.host.wire import FIXED, Carrier, Wire
 from paceline.host.workers import Workers
 
 
@@ -63,6 +65,8 @@ class LocalHost:
         loop: Loop,
         news: News,
         *,
+        elsewhere: Sequence[int] = (),
+        carrier: Carrier | None = None,
         threads: int,
         rate_scale: float,
         network: Network | None,
@@ -72,10 +76,10 @@ class LocalHost:
         leaves_undone: Callable[[int, int], bool],
         deaths_are_told: bool,
     ) -> None:
-        """`threads` are those of each worker. `network` paces pushes and pulls, and `groups` averages.
-
-        `evaluator` is forked besides the arithmetic process, if it is given. `now()` is seconds since the run's start.
-        See `Commits`, `Steps` and `Averages` for the others.
+        """`elsewhere` are workers of other hosts. The store that is here is theirs, too; see `SeveralHosts`.
+        `carrier` fetches their updates. `threads` are those of each worker. `network` paces pushes and pulls, and
+        `groups` averages. `evaluator` is forked besides the arithmetic process, if it is given. `now()` is seconds
+        since the run's start. See `Commits`, `Steps` and `Averages` for the others.
         """
         self.plan = plan
         self.shelf = Shelf()
@@ -90,13 +94,23 @@ class LocalHost:
         self._at: float | None = None
         """The time of the event that is being handled: a fact, whose orders are carried out, or a version's end."""
         self._seats = seats = Seats((worker, Seat(worker)) for worker in workers.numbers)
+        seats.update((worker, Seat(worker, elsewhere=True)) for worker in elsewhere)
+        self.made: Callable[[int], None] = lambda version: None
+        """Called when a version is made."""
+        self.hands: Callable[[int, messages.Message, int], None] = lambda worker, message, file: None
+        """Tells a worker of another host something that a file comes along with."""
         self._offers: dict[int, messages.Offered] = {}
         """By worker: what its script brought to `prepare`."""
         self._forker: int | None = None
         """The worker that was asked last to fork the arithmetic process."""
-        self._fetcher = Paced(
+        self._paced = Paced(
             SharedLink.of(network), groups, Local(now, news.happened), now, self._moment, news.transferred
         )
+        self._fetcher: Fetcher = self._paced
+        if carrier is not None:
+            self._fetcher = Wire(
+                self._paced, carrier, now, news.happened, away=self._away, room=self.view, came=lambda item: None
+            )
         self.arithmetic = Arithmetic(
             self.shelf,
             loop,
@@ -166,7 +180,7 @@ class LocalHost:
 
     def open(self) -> None:
         """See `contract.Host`."""
-        self._workers.open(self._hear, self._news.gone)
+        self._workers.open(self.hear, self._news.gone)
 
     def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
         """See `contract.Host`."""
@@ -187,6 +201,8 @@ class LocalHost:
         message = messages.Begin(self.plan.slots, self.plan.areas, self._spec.holder, self._spec.pushes)
         for worker in workers:
             self._seats[worker].trains = self._seats[worker].trained = True
+            if self._seats[worker].elsewhere:
+                continue
             ends: list[Any] = [self.averages.connect(worker)] if owns_replica else []
             if resumes:
                 message.resumed, area, kept = self.snapshots.begins(worker)
@@ -197,7 +213,7 @@ class LocalHost:
             self.commits.begin(0)
         model_bytes = self._offers[workers[0]].model_bytes
         given = None if self._network is None else self._network.message
-        self._fetcher.size = model_bytes if given is None else given
+        self._paced.size = model_bytes if given is None else given
         if owns_replica and not resumes:
             self.steps.begin(workers, Version(0))
             self.steps.keep_beginning(Version(0))
@@ -332,9 +348,56 @@ class LocalHost:
         """See `contract.Host`."""
         self.arithmetic.close()
 
+    # --- workers of other hosts ---------------------------------------------------------------------
+
+    @property
+    def newest(self) -> int:
+        """The newest version that is made."""
+        return self.commits.newest
+
+    def lends_beginning(self, host: str) -> None:
+        """That host fetches what training begins with. Keep it until then."""
+        self.shelf.claim(("lent", host), Version(0))
+
+    def begun(self, host: str) -> None:
+        """That host has what training begins with."""
+        self.shelf.release(("lent", host))
+
+    def view(self, item: Update | Version) -> memoryview:
+        """The bytes of an item that has a place here. Raises NotHere."""
+        assert self.region is not None
+        start, stop = self.plan.bytes_of(self.shelf.place(item), self._offer)
+        return self.region.memory[start:stop]
+
+    def find(self, host: str, item: Named) -> memoryview | None:
+        """What that host fetches: a version that is made, or what never moves. It stays until it is `served`.
+
+        None: it is not here.
+        """
+        if item == FIXED and self.region is not None:
+            start, stop = self.plan.fixed(self._offer)
+            return self.region.memory[start:stop]
+        if not (isinstance(item, Version) and self.shelf.has(item)):
+            return None
+        self.shelf.claim(("serving", host, item.version), item)
+        return self.view(item)
+
+    def served(self, host: str, item: Named) -> None:
+        """That host has what it fetched, or needs it no more."""
+        if isinstance(item, Version):
+            self.shelf.release(("serving", host, item.version))
+
+    def _away(self, item: Update | Version) -> bool:
+        return isinstance(item, Update) and self._seats[item.worker].elsewhere
+
+    @property
+    def _offer(self) -> messages.Offered:
+        return next(iter(self._offers.values()))
+
     # --- what workers say ---------------------------------------------------------------------------
 
-    def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
+    def hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
+        """The worker has said this, and these descriptors came along."""
         seat = self._seats[worker]
         match message:  # each batch and each step comes by here
             case messages.LeaseWanted():
@@ -354,7 +417,8 @@ class LocalHost:
                 self._offers[worker], seat.scalars = message, message.scalars
             case messages.SnapshotWanted(hold=hold):
                 version = self.releases.hold(worker) if hold else self.releases.look(worker)
-                self._workers.send(worker, messages.Snapshot(self.shelf.place(Version(version))))
+                if not seat.elsewhere:
+                    self._workers.send(worker, messages.Snapshot(self.shelf.place(Version(version))))
             case messages.SnapshotTaken():
                 self.releases.looked(worker)
                 self.commits.go_on()
@@ -409,6 +473,8 @@ class LocalHost:
                 at = self._at = self._now()  # workers that wait for it go on at the same moment
                 asked = self.commits.committed(message, at)
                 self._at = None
+                if asked:
+                    self.made(message.version)
                 return asked
             case messages.Recorded(version=version, sha256=sha256):
                 return self._written(version, sha256, None)
@@ -429,6 +495,8 @@ class LocalHost:
                     return False
                 if error is not None:
                     self._news.refused(error)
+                elif self._seats[worker].elsewhere:
+                    self.hands(worker, messages.OptimizerState(), descriptors[0])
                 elif self._seats[worker].here:
                     self._workers.send(worker, messages.OptimizerState(), tuple(descriptors))
                 return True

@@ -1,0 +1,64 @@
+"""The workers of all hosts, for whoever tells them what is not about items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+from paceline.host import between, messages
+from paceline.host.output import Output
+from paceline.host.processes import NoProcess
+from paceline.host.several import Other
+from paceline.host.workers import Workers
+
+
+class WorkersEverywhere:
+    """Those of the head's host, and those of others by way of their hosts."""
+
+    def __init__(self, here: Workers, others: Sequence[Other], output: Output, log: Callable[[int], Path]) -> None:
+        """`log(worker)`: where the worker's last words are."""
+        self._here = here
+        self._by_worker = {worker: other for other in others for worker in other.workers}
+        self._output = output
+        self._log = log
+
+    @property
+    def numbers(self) -> list[int]:
+        """See `Workers`."""
+        return sorted([*self._here.numbers, *self._by_worker])
+
+    def start(self, workers: Sequence[int]) -> None:
+        """See `Workers`."""
+        for worker in workers:
+            if (other := self._by_worker.get(worker)) is not None:
+                raise NoProcess(f"host {other.name} starts no worker once more yet")
+        self._here.start(workers)
+
+    def send(self, worker: int, message: messages.Message) -> None:
+        """See `Workers`."""
+        if (other := self._by_worker.get(worker)) is not None:
+            other.tell(between.Say(worker, cast(messages.ToWorker, message)))
+        else:
+            self._here.send(worker, message)
+
+    def end(self, worker: int) -> None:
+        """See `Workers`."""
+        if (other := self._by_worker.get(worker)) is not None:
+            other.tell(between.EndWorker(worker, None))
+        else:
+            self._here.end(worker)
+
+    def give_up(self, worker: int, why: str) -> None:
+        """See `Workers`."""
+        if (other := self._by_worker.get(worker)) is not None:
+            other.tell(between.EndWorker(worker, why))
+        else:
+            self._here.give_up(worker, why)
+
+    def died(self, worker: int, how: str, at: str) -> None:
+        """See `Workers`."""
+        if worker in self._by_worker:
+            self._output.died(worker, self._log(worker), how, at, shown=False)
+        else:
+            self._here.died(worker, how, at)

@@ -1,0 +1,228 @@
+"""The hosts of a run, as one: the head's has the store, and the others have workers besides."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import cast
+
+from paceline.core.facts import Fact, ParametersTaken
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
+from paceline.host import between, messages
+from paceline.host.bulk import Blob, Named
+from paceline.host.contract import Host, News, NotHere, Progress, Resumption, Updates
+from paceline.host.host import LocalHost
+
+
+@dataclass(slots=True)
+class Other:
+    """A host that is not the head's."""
+
+    name: str
+    workers: range
+    tell: Callable[[messages.Message], None]
+    """Sends it a message of `between.FromHead`."""
+    here: bool = True
+    """Whether it has not been lost."""
+
+
+class SeveralHosts:
+    """Keeps the contract `Host`. The head's host does its part of every order, and then a worker's own host."""
+
+    def __init__(self, head: LocalHost, others: Sequence[Other], news: News, now: Callable[[], float]) -> None:
+        """`now()` is seconds since the run's start."""
+        self._head = head
+        self._others = {one.name: one for one in others}
+        self._by_worker = {worker: one for one in others for worker in one.workers}
+        self._gone: set[int] = set()
+        """Workers of other hosts whose processes have ended."""
+        self._news = news
+        self._now = now
+        self._attached: dict[Named, memoryview] = {}
+        """What comes along with a message to a worker of another host, until that has fetched it."""
+        self._numbers = count()
+        head.made, head.hands = self._made, self._hands
+
+    # --- what comes from other hosts ----------------------------------------------------------------
+
+    def delivered(self, name: str, message: messages.Message) -> None:
+        """That host has said this."""
+        match message:
+            case between.Heard(worker=worker, message=said):
+                self._head.hear(worker, said, [])
+                if isinstance(said, messages.SnapshotWanted):
+                    self._tell(worker, between.Look(worker, self._head.newest, said.hold))
+            case between.Gone(worker=worker, status=status):
+                self._gone.add(worker)
+                self._news.gone(worker, status)
+            case between.Taken(worker=worker, version=version):
+                self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
+            case between.Begun():
+                self._head.begun(name)
+            case between.AwaitsVersion(worker=worker, version=version):
+                self._news.awaits_version(worker, version)
+            case between.AwaitsPlace(worker=worker):
+                self._news.awaits_place(worker)
+            case between.Computes(worker=worker):
+                self._news.computes(worker, self._now())
+
+    def find(self, host: str, item: Named) -> memoryview | None:
+        """What that host fetches. It stays until it is `served`. None: it is not here."""
+        return self._attached.get(item) or self._head.find(host, item)
+
+    def served(self, host: str, item: Named) -> None:
+        """That host has what it fetched, or needs it no more."""
+        if self._attached.pop(item, None) is None:
+            self._head.served(host, item)
+
+    def lost(self, name: str, why: str) -> None:
+        """That host takes no part any more: its workers have ended, or will."""
+        other = self._others.pop(name)
+        other.here = False
+        for worker in other.workers:
+            if worker not in self._gone:
+                self._gone.add(worker)
+                self._news.gone(worker, signal.SIGKILL)
+
+    # --- the contract -------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> Progress:
+        """See `contract.Host`."""
+        return self._head.progress
+
+    def updates(self, worker: int) -> Updates:
+        """See `contract.Host`."""
+        return self._head.updates(worker)
+
+    def open(self) -> None:
+        """See `contract.Host`."""
+        self._head.open()
+        for other in self._others.values():
+            other.tell(between.Open())
+
+    def prepare(self, worker: int, resumption: Resumption | None = None) -> None:
+        """See `contract.Host`."""
+        if worker in self._by_worker:
+            self._news.lost("no worker of the head's host has come to prepare(), which makes the store there")
+            return
+        self._head.prepare(worker, resumption)
+
+    def begin(self, workers: Sequence[int]) -> None:
+        """See `contract.Host`."""
+        self._head.begin(workers)
+        for other in self._others.values():
+            if there := [worker for worker in workers if worker in other.workers]:
+                self._head.lends_beginning(other.name)
+                other.tell(between.Train(there, self._now()))
+
+    def carry_out(self, order: Order, at: float) -> None:
+        """See `contract.Host`."""
+        self._head.carry_out(order, at)
+        match order:
+            case Release() | StartPull() | StartPush() | DropUpdate():
+                self._tell(order.worker, between.CarryOut.of(order))
+            case ApplyUpdate(contributions=contributions):
+                for other in self._others.values():
+                    if any(worker in other.workers for worker, _, _ in contributions):
+                        other.tell(between.CarryOut.of(order))
+
+    def tell(self, fact: Fact) -> None:
+        """See `contract.Host`."""
+        self._head.tell(fact)
+
+    def left(self, worker: int, died: bool) -> None:
+        """See `contract.Host`."""
+        self._head.left(worker, died)
+        self._tell(worker, between.Left(worker, died))
+
+    def gone(self, worker: int) -> None:
+        """See `contract.Host`."""
+        self._head.gone(worker)
+        self._tell(worker, between.SeenOff(worker))
+
+    def returns(self, worker: int) -> None:
+        """See `contract.Host`."""
+        self._here(worker)
+        self._head.returns(worker)
+
+    def admit(self, worker: int, epoch: int, at: float) -> None:
+        """See `contract.Host`."""
+        self._here(worker)
+        self._head.admit(worker, epoch, at)
+
+    def join(self, worker: int, others: Sequence[int]) -> None:
+        """See `contract.Host`."""
+        self._here(worker)
+        self._head.join(worker, [one for one in others if one not in self._by_worker])
+
+    def begin_anew(self, worker: int, version: int | None, file: str) -> None:
+        """See `contract.Host`."""
+        self._here(worker)
+        self._head.begin_anew(worker, version, file)
+
+    def adopt(self, worker: int) -> None:
+        """See `contract.Host`."""
+        self._news.refused(
+            "the script changed its model or optimizer between prepare() and its first step, which is not taken up on "
+            "several hosts yet; change them before prepare()"
+        )
+
+    def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
+        """See `contract.Host`."""
+        self._head.record(version, workers, file, buffers)
+
+    def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
+        """See `contract.Host`."""
+        return self._head.keep(snapshot, folder, version, workers)
+
+    def seal(self, state: bytes, old: Sequence[str]) -> None:
+        """See `contract.Host`."""
+        self._head.seal(state, old)
+
+    def drop(self) -> None:
+        """See `contract.Host`."""
+        self._head.drop()
+
+    def next(self, until: float) -> Fact | None:
+        """See `contract.Host`."""
+        return self._head.next(until)
+
+    def due(self) -> float | None:
+        """See `contract.Host`."""
+        return self._head.due()
+
+    def close(self) -> None:
+        """See `contract.Host`."""
+        for other in self._others.values():
+            other.tell(between.Close())
+        self._head.close()
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _tell(self, worker: int, message: messages.Message) -> None:
+        """Tell the worker's host, if that is not the head's."""
+        if (other := self._by_worker.get(worker)) is not None and other.here:
+            other.tell(message)
+
+    def _here(self, worker: int) -> None:
+        if worker in self._by_worker:
+            raise NotHere(f"worker {worker} is on host {self._by_worker[worker].name}, where none joins yet")
+
+    def _hands(self, worker: int, message: messages.Message, file: int) -> None:
+        """Tell a worker of another host that, with a file."""
+        size = os.fstat(file).st_size
+        name = Blob(f"attached {next(self._numbers)}")
+        self._attached[name] = memoryview(mmap.mmap(file, size, prot=mmap.PROT_READ))
+        self._tell(worker, between.Say(worker, cast(messages.ToWorker, message), name.name, size))
+
+    def _made(self, version: int) -> None:
+        for other in self._others.values():
+            other.tell(between.Made(version))
+
+
+_: type[Host] = SeveralHosts
