@@ -42,7 +42,7 @@ OF_THE_SCRIPT = {"shards": "--shards", "epochs": "--epochs"}
 LIMITS = {"max_steps": "--max-steps", "max_seconds": "--max-seconds"}
 OTHERS = (
     *("paceline", "script", "directory", "script_sha256", "arguments", "protocol", "buffers", "evaluates", "targets"),
-    "stop_at_target",
+    *("stop_at_target", "hosts"),
     *("limits", "environment", "simulated", "scenario", "code"),
 )
 """Keys that are no flag, or not one each."""
@@ -109,7 +109,10 @@ def scenario(path: Path, flag: str) -> Scenario:
 
 
 def _flags(config: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
-    limits = config.get("limits", {})
+    limits, hosts = config.get("limits", {}), config.get("hosts", 1)
+    if hosts != 1:
+        config = {**config, "workers": config["workers"] // hosts}
+        yield f"--emulate-hosts={hosts}"
     yield f"--protocol={choice_of(config, registry())}"
     names = FLAGS | (OF_THE_SCRIPT if options.script is None else {})
     if options.resume is None:  # what ended a run early is not to end what follows

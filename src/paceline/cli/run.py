@@ -30,7 +30,18 @@ from paceline.records.summary import Target
 from paceline.runs import baseline
 from paceline.runs.folders import checked_folder
 from paceline.runs.resume import LIMITS, check_more, check_protocol, check_resumable, check_seed, snapshot_of
-from paceline.runs.run import CODES, STARTS, check_fits, chosen, cores, crowd, settled, train, train_under_ddp
+from paceline.runs.run import (
+    CODES,
+    STARTS,
+    check_fits,
+    check_hosts,
+    chosen,
+    cores,
+    crowd,
+    settled,
+    train,
+    train_under_ddp,
+)
 from paceline.runs.script import changes, checked_script
 from paceline.runtime.settings import Settings
 from paceline.terminal import is_read
@@ -95,6 +106,8 @@ def add_to(commands: Any) -> None:
     add("--checkpoint", type=whole("--checkpoint", 0), default=1, metavar="K", help=often)
     drain = "seconds that workers have, after SIGTERM, to end their step and write a snapshot (default: 10)"
     add("--drain", type=seconds("--drain"), default=10.0, metavar="S", help=drain)
+    many = "hosts to emulate on this machine, each with -n workers and a process that speaks for it (default: 1)"
+    add("--emulate-hosts", type=whole("--emulate-hosts", 1, 64), default=1, metavar="H", help=many)
     command.meant = _meant
     command.set_defaults(call=call)
 
@@ -191,8 +204,10 @@ def call(options: argparse.Namespace) -> int:
     named = source(options)
     if named is not None and options.scenario is None:
         scenario = recorded_scenario(*named)
-    scenario, workers = settled(scenario, options.workers)
+    scenario, workers = settled(scenario, options.workers, options.emulate_hosts)
     check_fits(choice, scenario, workers, vars(options))
+    if options.emulate_hosts > 1:
+        check_hosts(choice, scenario, resumes=options.resume is not None, restart=options.restart)
     targets = tuple(Target.parse(text) for text in options.target)
     if options.stop_at_target and not targets:
         raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")
@@ -244,9 +259,10 @@ def call(options: argparse.Namespace) -> int:
         start=options.start or STARTS[0],
         stop_at_target=options.stop_at_target,
         evaluation_threads=EVALUATION_THREADS if options.stop_at_target else None,
-        checkpoint=options.checkpoint,
+        checkpoint=options.checkpoint if options.emulate_hosts == 1 else 0,  # none is taken of several hosts yet
         drain=options.drain,
         restart=options.restart,
+        hosts=options.emulate_hosts,
         resumed=resumed,
     )
     if choice is None:

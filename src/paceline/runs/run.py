@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
-from paceline.cluster.scenario import Scenario
+from paceline.cluster.scenario import Kill, Scenario
 from paceline.core.choice import Choice, check_fit, choose
+from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.summary import Summary
 from paceline.runs import baseline
@@ -28,9 +30,16 @@ def chosen(protocol: str) -> Choice | None:
     return None if protocol == baseline.NAME else choose(protocol, registry())
 
 
-def settled(scenario: Scenario, workers: int | None) -> tuple[Scenario, int]:
-    """Return the scenario, checked for a real run, and its workers: as many as asked for, or as it says, or 2."""
-    workers = workers or scenario.workers or 2
+def settled(scenario: Scenario, workers: int | None, hosts: int = 1) -> tuple[Scenario, int]:
+    """Return the scenario, checked for a real run, and its workers: as many as asked for, or as it says, or 2.
+
+    `workers` are those of each host, the scenario's those of all.
+    """
+    if hosts > 1:
+        scenario = replace(scenario, nodes=hosts)
+    workers = hosts * workers if workers else scenario.workers or 2 * hosts
+    if workers % hosts:
+        raise ConfigError(f"the scenario's {workers} workers can't be shared out evenly to {hosts} hosts: say -n")
     return scenario.checked_for(workers).checked_for_real_run(), workers
 
 
@@ -40,6 +49,19 @@ def check_fits(choice: Choice | None, scenario: Scenario, workers: int, flags: M
         baseline.check(flags, scenario)
     else:
         check_fit(choice, scenario.hosts(workers))
+
+
+def check_hosts(choice: Choice | None, scenario: Scenario, *, resumes: bool, restart: int) -> None:
+    """Raises ConfigError, in one line, for what several hosts can't do yet."""
+    if choice is None or choice.spec.versions != "stored":
+        name = baseline.NAME if choice is None else choice.spec.name
+        raise ConfigError(f"--emulate-hosts: {name} runs on one host only so far; name a protocol with a store")
+    if resumes:
+        raise ConfigError("--emulate-hosts: a run on several hosts can't be resumed yet")
+    if restart or any(event.rejoin_after is not None for event in scenario.events if isinstance(event, Kill)):
+        raise ConfigError("--emulate-hosts: workers don't come back on several hosts yet")
+    if scenario.network is not None:
+        raise ConfigError(f"--emulate-hosts: {scenario.name} has a network, which is modelled on one host only so far")
 
 
 def cores() -> int:

@@ -12,6 +12,7 @@ from paceline.core.orders import Release
 from paceline.errors import RunFailed
 from paceline.host import messages
 from paceline.host.contract import Host
+from paceline.host.everywhere import WorkersEverywhere
 from paceline.host.loop import Loop
 from paceline.host.processes import NoProcess
 from paceline.host.workers import Workers
@@ -33,7 +34,7 @@ class Returns:
         self,
         settings: Settings,
         membership: Membership[Member],
-        workers: Workers,
+        workers: Workers | WorkersEverywhere,
         host: Host,
         loop: Loop,
         *,

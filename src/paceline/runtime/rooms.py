@@ -10,6 +10,7 @@ from paceline.core.membership import Membership
 from paceline.host import messages
 from paceline.host.contract import Host
 from paceline.host.evaluator import Evaluator
+from paceline.host.everywhere import WorkersEverywhere
 from paceline.host.host import LocalHost
 from paceline.host.loop import Loop
 from paceline.host.output import Output
@@ -32,6 +33,7 @@ from paceline.runtime.limits import Limits
 from paceline.runtime.losses import Losses
 from paceline.runtime.member import Member
 from paceline.runtime.news import News
+from paceline.runtime.others import Others
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.scores import Scores
 from paceline.runtime.settings import Settings
@@ -44,11 +46,21 @@ class Rooms:
     """Everything that the parts of a run know, each thing in one place. The phases of a run go from room to room."""
 
     def __init__(
-        self, settings: Settings, workers: Workers, journal: Journal, output: Output, loop: Loop, terms: Terms
+        self,
+        settings: Settings,
+        workers: Workers,
+        journal: Journal,
+        output: Output,
+        loop: Loop,
+        terms: Terms,
+        others: Others | None = None,
     ) -> None:
+        """`workers` are those of this host. `others`: the other hosts, if there are any."""
         say, ledger = output.say, journal.ledger
         self.settings = settings
-        self.workers = workers
+        self.workers: Workers | WorkersEverywhere = workers
+        if others is not None:
+            self.workers = WorkersEverywhere(workers, others.others, output, settings.log)
         self.journal = journal
         self.output = output
         self.loop = loop
@@ -56,12 +68,12 @@ class Rooms:
         self.clock = Clock(terms.now)
         self.happened = deque[Fact]()
         """Facts that the machine was not told yet."""
-        self.members = {worker: Member(worker=worker, now=loop.now) for worker in workers.numbers}
+        self.members = {worker: Member(worker=worker, now=loop.now) for worker in self.workers.numbers}
         self.membership = Membership(self.members)
         self.recordings = Recordings(settings.folder, settings.record, journal)
         self.news = News(self)
         self.evaluator = self._made_evaluator()
-        self.host: Host = self._made_host()
+        self.host: Host = self._made_host(workers, others)
         self.accounts = Accounts(journal, self.clock, terms.measures)
         self.ending = Ending(self.membership, loop, say=say, stop=self._stop, kill=self._kill)
         self.limits = Limits(settings, self.membership, self.ending, loop, say=say, began=lambda: self.clock.began)
@@ -105,12 +117,12 @@ class Rooms:
             ledger,
             self.ending,
             goes_on_without=terms.goes_on_without,
-            died=workers.died,
+            died=self.workers.died,
         )
         self.returns = Returns(
             settings,
             self.membership,
-            workers,
+            self.workers,
             self.host,
             loop,
             say=say,
@@ -153,7 +165,7 @@ class Rooms:
             self.display,
             self.evaluator,
             say=say,
-            died=workers.died,
+            died=self.workers.died,
         )
 
     def send(self, member: Member, message: messages.Message) -> None:
@@ -197,14 +209,16 @@ class Rooms:
             self.evaluator.end()
         self.host.close()
 
-    def _made_host(self) -> Host:
+    def _made_host(self, workers: Workers, others: Others | None) -> Host:
         settings, spec = self.settings, self.settings.choice.spec
-        return LocalHost(
+        host = LocalHost(
             plan(spec, settings.choice.unapplied, settings.workers),
             spec,
-            self.workers,
+            workers,
             self.loop,
             self.news,
+            elsewhere=[] if others is None else others.workers,
+            carrier=others,
             threads=settings.threads,
             rate_scale=settings.learning_rate_scale,
             network=settings.scenario.network,
@@ -214,6 +228,7 @@ class Rooms:
             leaves_undone=self.terms.leaves_undone,
             deaths_are_told=self.terms.deaths_are_told,
         )
+        return host if others is None else others.together(host, self.news, self.clock.at)
 
     def _made_evaluator(self) -> Evaluator | None:
         """Return the host's end of a process that evaluates while workers train, if there is to be one."""

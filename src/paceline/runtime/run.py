@@ -10,8 +10,8 @@ import signal
 import socket
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +25,6 @@ from paceline.core.drive import drive
 from paceline.core.listed import workers_named
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed, unforeseen
 from paceline.fabric.memory import available_bytes
-from paceline.fabric.unix import Channel, pair
 from paceline.host import messages
 from paceline.host.loop import Loop
 from paceline.host.output import Output, Unread
@@ -37,8 +36,7 @@ from paceline.host.processes import (
     children,
     end_adopted,
 )
-from paceline.host.turns import Turns
-from paceline.host.workers import Process, Workers
+from paceline.host.workers import Workers
 from paceline.host.zygote import AT_ONCE, Zygote
 from paceline.records import summary as summaries
 from paceline.records.cut import cut
@@ -48,13 +46,16 @@ from paceline.records.ledger import Ledger
 from paceline.records.reading import LEDGER, tally_of
 from paceline.records.snapshots import remove_drafts, remove_undone
 from paceline.records.summary import Summary
-from paceline.records.whole import MODE, write_whole
+from paceline.records.whole import write_whole
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.course import Course
 from paceline.runtime.director import Director
+from paceline.runtime.emulated import Emulated, emulated
 from paceline.runtime.folders import notes
+from paceline.runtime.forking import fork_workers, zygote_of
 from paceline.runtime.imports import import_torch
 from paceline.runtime.offers import too_many
+from paceline.runtime.others import Others
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
@@ -126,8 +127,12 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
     coordinator = None
     try:
         try:
-            with _zygote(settings, interrupts) as zygote, _journal(settings) as journal:
-                coordinator = _coordinate(settings, interrupts, zygote, journal, direct)
+            with (
+                emulated(settings, interrupts.let_go) as hosts,
+                zygote_of(settings, interrupts.let_go) as zygote,
+                _journal(settings) as journal,
+            ):
+                coordinator = _coordinate(settings, interrupts, zygote, journal, direct, hosts)
                 journal.ended(coordinator.rooms.ending.outcome, coordinator.rooms.ending.error)
         except RunFailed as error:  # the ledger lacks something, and the summary must say so
             if coordinator is None:
@@ -188,24 +193,6 @@ def undo(folder: Path, made: list[Path]) -> None:
 
 
 @contextmanager
-def _zygote(settings: Settings, interrupts: Interrupts) -> Iterator[Zygote]:
-    from paceline.runtime.worker import work
-
-    launcher = os.getpid()
-
-    def become(worker: int, descriptors: list[int]) -> int:
-        interrupts.let_go()
-        end, output, folders = descriptors
-        return work(worker, settings, socket.socket(fileno=end), output, folders, launcher)
-
-    zygote = Zygote(become)
-    try:
-        yield zygote
-    finally:
-        zygote.end()
-
-
-@contextmanager
 def _journal(settings: Settings) -> Iterator[Journal]:
     path = settings.folder / LEDGER
     resumes = settings.resumed is not None
@@ -218,7 +205,12 @@ def _journal(settings: Settings) -> Iterator[Journal]:
 
 
 def _coordinate(
-    settings: Settings, interrupts: Interrupts, zygote: Zygote, journal: Journal, direct: Direct | None
+    settings: Settings,
+    interrupts: Interrupts,
+    zygote: Zygote,
+    journal: Journal,
+    direct: Direct | None,
+    hosts: Emulated | None,
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
@@ -227,13 +219,14 @@ def _coordinate(
     loop = Loop()
     output.after = loop.after
     folders = notes()
-    workers = Workers(loop, output, lambda numbers: _fork(numbers, settings, zygote, folders))
-    rooms, failure = None, ""
+    workers = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders))
+    rooms, others, failure = None, None, ""
+    here = settings.workers_of(0)
     try:
-        for first in range(0, settings.workers, AT_ONCE):
+        for first in range(0, len(here), AT_ONCE):
             if interrupts.pending or failure:  # forking hundreds takes a while
                 break
-            together = range(first, min(first + AT_ONCE, settings.workers))
+            together = here[first : first + AT_ONCE]
             try:
                 workers.start(together)
             except NoProcess as error:
@@ -246,7 +239,10 @@ def _coordinate(
 
         course = Course(moment=0.0 if settings.resumed is None else settings.resumed.state.at)
         terms = of_a_run(settings, loop.now) if direct is None else course.terms()
-        rooms = Rooms(settings, workers, journal, output, loop, terms)
+        if hosts is not None:
+            others = Others(settings, hosts, loop, say=output.say)
+            others.gather()
+        rooms = Rooms(settings, workers, journal, output, loop, terms, others)
         coordinator, ending, limits = Coordinator(rooms, on_begin), rooms.ending, rooms.limits
         loop.watch(interrupts, lambda: limits.interrupt(interrupts.take(), interrupts.keyboard))
         limits.interrupt(interrupts.take(), keyboard=False)  # signals that came while the workers were forked
@@ -272,6 +268,8 @@ def _coordinate(
         workers.end_all()
         if rooms is not None:
             rooms.close()
+        if others is not None:
+            others.close()
         workers.await_all()
         end_adopted(strangers)  # programs in sessions of their own, which the end of a process group does not reach
         for unfinished in (settings.folder / "versions").glob("*"):
@@ -282,41 +280,6 @@ def _coordinate(
         os.close(folders)
         output.close()
         loop.close()
-
-
-def _fork(workers: Sequence[int], settings: Settings, zygote: Zygote, folders: int) -> list[Process]:
-    """Fork these workers' processes, each with its end of a channel and what it prints to. Raises NoProcess."""
-    lines, handed = [], []
-    with ExitStack() as kept, ExitStack() as theirs:
-        for worker in workers:
-            our_end, their_end = pair()
-            kept.callback(our_end.close)
-            theirs.callback(their_end.close)
-            log = settings.folder / f"worker-{worker}.log"
-            printed = None
-            if settings.tee == "all" or (settings.tee == "first" and worker == 0):
-                printed, output = os.pipe()
-                os.set_blocking(printed, False)
-                kept.callback(os.close, printed)
-            else:
-                output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, MODE)
-            theirs.callback(os.close, output)
-            lines.append((our_end, log, printed))
-            handed.append((worker, (their_end.fileno(), output, folders)))
-        processes = zygote.fork(handed)
-        kept.pop_all()  # they stay open
-    return [
-        Process(
-            worker=worker,
-            process=process,
-            watch=os.pidfd_open(process),
-            channel=Channel(our_end, messages.FromWorker, f"worker {worker}"),
-            log=log,
-            printed=printed,
-            turns=Turns(stored=settings.choice.spec.versions == "stored"),
-        )
-        for worker, process, (our_end, log, printed) in zip(workers, processes, lines, strict=True)
-    ]
 
 
 def _code_before(settings: Settings) -> dict[str, str]:
@@ -341,6 +304,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "arguments": list(settings.arguments),
         "protocol": settings.choice.to_plain(),
         "workers": settings.workers,
+        **({} if settings.hosts == 1 else {"hosts": settings.hosts}),
         "threads": settings.threads,
         "seed": settings.seed,
         "start": settings.start,

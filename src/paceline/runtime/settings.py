@@ -64,7 +64,20 @@ class Settings:
     """Seconds that workers have, after a signal that asks for an end, to end their step and write a snapshot."""
     restart: int = 0
     """How often each worker begins again that has died, if the run bears its death."""
+    hosts: int = 1
+    """Hosts, of which each has as many workers. Those besides the first are further processes of this machine."""
+    host_timeout: float = 15.0
+    """Seconds after which a host that is silent is lost. See `core.hosts`."""
     resumed: Snapshot | None = None
     """What the run goes on from; None: it begins."""
     simulated: Scenario | None = None
     """The cluster whose times are virtual; None: time is real."""
+
+    def log(self, worker: int) -> Path:
+        """Where what that worker prints goes."""
+        return self.folder / f"worker-{worker}.log"
+
+    def workers_of(self, host: int) -> range:
+        """The workers of that host, of which the head's is 0."""
+        each = self.workers // self.hosts
+        return range(host * each, (host + 1) * each)

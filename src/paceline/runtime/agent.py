@@ -1,0 +1,209 @@
+"""A host besides the head's: its workers, and its end of what the head and it say to each other.
+
+An agent imports torch once, as the launcher does, and its workers are forked from a zygote of its own. It ends with the
+head, and its workers end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
+
+from paceline.core.facts import Fact, ParametersTaken
+from paceline.core.hosts import Fence
+from paceline.core.listed import workers_named
+from paceline.fabric.control import PROTOCOL, Hello, HostEnd
+from paceline.fabric.token import Token
+from paceline.host import between, messages
+from paceline.host.branch import Branch
+from paceline.host.bulk import Bulk, Dialler, Named
+from paceline.host.control_link import HostLink
+from paceline.host.loop import Loop
+from paceline.host.output import Output
+from paceline.host.plan import plan
+from paceline.host.processes import NoProcess, adopt_orphans, children, end_adopted
+from paceline.host.tcp import Address
+from paceline.host.workers import Workers
+from paceline.host.zygote import AT_ONCE
+from paceline.runtime.folders import notes
+from paceline.runtime.forking import fork_workers, zygote_of
+from paceline.runtime.settings import Settings
+
+HEAD = 1
+"""The head's own incarnation: a run has no other head."""
+
+
+def agent(
+    settings: Settings, name: str, workers: Sequence[int], addresses: tuple[Address, Address], token: Token
+) -> int:
+    """Take part as this host, with these workers, until the run is over. Return the exit code.
+
+    `addresses`: where the head listens, for what is said and for bytes of items.
+    """
+    with zygote_of(settings, _nothing) as zygote:
+        strangers = children()
+        adopt_orphans()
+        folders, loop = notes(), Loop()
+        output = Output(shown_on=sys.stderr, prefix=settings.tee == "all")
+        output.after = loop.after
+        processes = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders))
+        try:
+            for first in range(0, len(workers), AT_ONCE):
+                processes.start(workers[first : first + AT_ONCE])
+            here = _Agent(settings, name, addresses, token, processes, loop)
+            while here.over is None:
+                loop.wait()
+            here.close()
+            return 0
+        except NoProcess as error:
+            sys.stderr.write(f"paceline: host {name}: {workers_named(workers)} can't be started: {error}\n")
+            return 1
+        finally:
+            processes.end_all()
+            processes.await_all()
+            end_adopted(strangers)
+            os.close(folders)
+            output.close()
+            loop.close()
+
+
+class _Agent:
+    """What the head says goes to the branch, and what the branch tells goes to the head."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        addresses: tuple[Address, Address],
+        token: Token,
+        workers: Workers,
+        loop: Loop,
+    ) -> None:
+        self.over: str | None = None
+        """Why this host takes no part any more; None: it does."""
+        self._workers = workers
+        self._loop = loop
+        self._begun = 0.0
+        """When the run began, by the loop's clock."""
+        self._dialler: Dialler | None = None
+        end = HostEnd(
+            name,
+            secrets.token_bytes(16),
+            between.FromHead,
+            proof=token.proof("host"),
+            check=token.check("head"),
+            timeout=settings.host_timeout,
+        )
+        self._fence = Fence(settings.host_timeout)
+        self._link = HostLink(end, addresses[0], loop, self, settings.host_timeout)
+        spec = settings.choice.spec
+        places = plan(spec, settings.choice.unapplied, settings.workers)
+        head = settings.scenario.hosts(settings.workers)[0]
+        self._bulk = Bulk(loop, head, HEAD, self._find, _nothing)
+        self._name, self._address, self._token = name, addresses[1], token
+        self._timeout = settings.host_timeout
+        self._branch = Branch(places, spec, workers, self._bulk, self, now=self._now)
+
+    def close(self) -> None:
+        """Leave no socket."""
+        self._link.close()
+        if self._dialler is not None:
+            self._dialler.close()
+        self._bulk.end("the run is over")
+
+    # --- the link -----------------------------------------------------------------------------------
+
+    def delivered(self, message: Any) -> None:
+        """See `HostNews`."""
+        match message:
+            case between.Open():
+                self._branch.open()
+            case between.Train(workers=workers, at=at):
+                self._begun = self._loop.now() - at
+                self._branch.begin(workers, lambda: self._link.send(between.Begun()))
+            case between.CarryOut():
+                self._branch.carry_out(message.order)
+            case between.Made(version=version):
+                self._branch.made(version)
+            case between.Look(worker=worker, version=version, hold=hold):
+                self._branch.look(worker, version, hold)
+            case between.Say(worker=worker, message=said, attached=attached, size=size):
+                self._branch.say(worker, said, attached, size)
+            case between.EndWorker(worker=worker, why=None):
+                self._workers.end(worker)
+            case between.EndWorker(worker=worker, why=str(why)):
+                self._workers.give_up(worker, why)
+            case between.Left(worker=worker, died=died):
+                self._branch.left(worker, died)
+            case between.SeenOff(worker=worker):
+                self._branch.gone(worker)
+            case between.Close():
+                self.over = "the run is over"
+
+    def connected(self, incarnation: int) -> None:
+        """See `HostNews`."""
+        if self._dialler is None:
+            hello = Hello(PROTOCOL, self._name, secrets.token_bytes(16), incarnation, 0, self._token.proof("host"))
+            check = self._token.check("head")
+            self._dialler = Dialler(self._bulk, self._address, self._loop, hello, check, self.show, self._timeout)
+
+    def acknowledged(self, sent: float) -> None:
+        """See `HostNews`."""
+        self._fence.acknowledged(sent)
+        if (due := self._fence.due()) is not None:
+            self._loop.after(max(0.0, due - self._link.now()), self._judge)
+
+    def disconnected(self, why: str) -> None:
+        """See `HostNews`."""
+
+    def ended(self, why: str) -> None:
+        """See `HostNews`."""
+        self.over = why
+
+    def show(self, line: str) -> None:
+        """See `HostNews`."""
+        sys.stderr.write(f"paceline: {line}\n")
+
+    def _judge(self) -> None:
+        if self.over is None and self._fence.tick(self._link.now()):
+            self._link.end("no beat of this host was acknowledged in time")
+
+    # --- the branch ---------------------------------------------------------------------------------
+
+    def heard(self, worker: int, message: messages.Message) -> None:
+        """See `WorkersNews`."""
+        self._link.send(between.Heard(worker, cast(messages.FromWorker, message)))
+
+    def gone(self, worker: int, status: int) -> None:
+        """See `WorkersNews`."""
+        self._link.send(between.Gone(worker, status))
+
+    def happened(self, fact: Fact) -> None:
+        """See `WorkersNews`."""
+        assert isinstance(fact, ParametersTaken)
+        self._link.send(between.Taken(fact.worker, fact.version))
+
+    def awaits_version(self, worker: int, version: int) -> None:
+        """See `WorkersNews`."""
+        self._link.send(between.AwaitsVersion(worker, version))
+
+    def awaits_place(self, worker: int) -> None:
+        """See `WorkersNews`."""
+        self._link.send(between.AwaitsPlace(worker))
+
+    def computes(self, worker: int, at: float) -> None:
+        """See `WorkersNews`."""
+        self._link.send(between.Computes(worker))
+
+    def _find(self, item: Named) -> memoryview | None:
+        return self._branch.find(item)
+
+    def _now(self) -> float:
+        return self._loop.now() - self._begun
+
+
+def _nothing(*_: object) -> None:
+    """An agent has nothing that its workers are not to have, and its updates stay until they are in a version."""

@@ -1,0 +1,70 @@
+"""How workers' processes are forked, on whichever host."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from paceline.fabric.unix import Channel, pair
+from paceline.host import messages
+from paceline.host.turns import Turns
+from paceline.host.workers import Process
+from paceline.host.zygote import Zygote
+from paceline.records.whole import MODE
+from paceline.runtime.settings import Settings
+
+
+@contextmanager
+def zygote_of(settings: Settings, let_go: Callable[[], None]) -> Iterator[Zygote]:
+    """Fork the process that workers are forked from. Each first lets go of what is this process's business."""
+    from paceline.runtime.worker import work
+
+    launcher = os.getpid()
+
+    def become(worker: int, descriptors: list[int]) -> int:
+        let_go()
+        end, output, folders = descriptors
+        return work(worker, settings, socket.socket(fileno=end), output, folders, launcher)
+
+    zygote = Zygote(become)
+    try:
+        yield zygote
+    finally:
+        zygote.end()
+
+
+def fork_workers(workers: Sequence[int], settings: Settings, zygote: Zygote, folders: int) -> list[Process]:
+    """Fork these workers' processes, each with its end of a channel and what it prints to. Raises NoProcess."""
+    lines, handed = [], []
+    with ExitStack() as kept, ExitStack() as theirs:
+        for worker in workers:
+            our_end, their_end = pair()
+            kept.callback(our_end.close)
+            theirs.callback(their_end.close)
+            log = settings.log(worker)
+            printed = None
+            if settings.tee == "all" or (settings.tee == "first" and worker == 0):
+                printed, output = os.pipe()
+                os.set_blocking(printed, False)
+                kept.callback(os.close, printed)
+            else:
+                output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, MODE)
+            theirs.callback(os.close, output)
+            lines.append((our_end, log, printed))
+            handed.append((worker, (their_end.fileno(), output, folders)))
+        processes = zygote.fork(handed)
+        kept.pop_all()  # they stay open
+    return [
+        Process(
+            worker=worker,
+            process=process,
+            watch=os.pidfd_open(process),
+            channel=Channel(our_end, messages.FromWorker, f"worker {worker}"),
+            log=log,
+            printed=printed,
+            turns=Turns(stored=settings.choice.spec.versions == "stored"),
+        )
+        for worker, process, (our_end, log, printed) in zip(workers, processes, lines, strict=True)
+    ]

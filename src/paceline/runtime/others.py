@@ -1,0 +1,190 @@
+"""The hosts besides the head's, as the head sees them: who has come, what they say, and who is lost."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from paceline.core.hosts import Admit, EndHost, Gathered, Hosts, Order, Refuse
+from paceline.core.items import Update
+from paceline.core.listed import listed
+from paceline.errors import RunFailed
+from paceline.fabric.control import PROTOCOL, HeadEnd, Hello
+from paceline.host import between, messages
+from paceline.host.bulk import Bulk, Named, Port
+from paceline.host.contract import News
+from paceline.host.control_link import HeadLink
+from paceline.host.host import LocalHost
+from paceline.host.loop import Loop
+from paceline.host.several import Other, SeveralHosts
+from paceline.runtime.agent import HEAD
+from paceline.runtime.emulated import Emulated
+from paceline.runtime.settings import Settings
+
+GATHERING = 60.0
+"""Seconds that agents of one machine have to come."""
+
+
+class Others:
+    """Lets hosts in, passes on what they say, and judges who is lost."""
+
+    def __init__(self, settings: Settings, hosts: Emulated, loop: Loop, *, say: Callable[[str], None]) -> None:
+        names = settings.scenario.hosts(settings.workers)
+        workers = [settings.workers_of(host) for host in range(1, settings.hosts)]
+        self.others = [Other(names[there[0]], there, self._teller(names[there[0]])) for there in workers]
+        self.lost: Callable[[str, str], None] = lambda host, why: None
+        """Told of a host that takes no part any more, and why."""
+        self._delivered: Callable[[str, messages.Message], None] = _unheard
+        self._incarnations: dict[str, int] = {}
+        self._loop = loop
+        self._say = say
+        timeout, token = settings.host_timeout, hosts.token
+        self._hosts = Hosts(
+            names[0], wanted=len(self.others), names=tuple(one.name for one in self.others), timeout=timeout
+        )
+        end = HeadEnd(
+            names[0], secrets.token_bytes(16), between.ToHead, proof=token.proof("head"), check=token.check("host")
+        )
+        self._link = HeadLink(end, hosts.control, loop, self, timeout)
+        self._judging: float | None = None
+        self._store: SeveralHosts | None = None
+        """All hosts as one, once they are there."""
+        self._bulks: dict[str, Bulk] = {}
+        """By host: the data that it and the head exchange."""
+        hello = Hello(PROTOCOL, names[0], secrets.token_bytes(16), HEAD, 0, token.proof("head"))
+        for other, process in zip(self.others, hosts.processes, strict=True):
+            loop.await_end(process, partial(self._agent_ended, other.name))
+        self._port = Port(hosts.data, loop, hello, token.check("host"), say, timeout)
+
+    @property
+    def workers(self) -> list[int]:
+        """Those of these hosts."""
+        return [worker for other in self.others for worker in other.workers]
+
+    def together(self, head: LocalHost, news: News, now: Callable[[], float]) -> SeveralHosts:
+        """Return these hosts and the head's, as one."""
+        hosts = SeveralHosts(head, self.others, news, now)
+        self._delivered, self.lost, self._store = hosts.delivered, hosts.lost, hosts
+        return hosts
+
+    def gather(self) -> None:
+        """Wait until all hosts have come. Raises RunFailed if they don't."""
+        until = time.monotonic() + GATHERING
+        while self._hosts.missing:
+            if time.monotonic() > until:
+                absent = [other.name for other in self.others if other.name not in self._incarnations]
+                raise RunFailed(f"{listed(absent)} did not come within {GATHERING:.0f} s")
+            self._loop.wait(until - time.monotonic())
+        self._hosts.begins(self._link.now())
+
+    def close(self) -> None:
+        """Leave no socket. What was said before goes out."""
+        self._link.close()
+        self._port.close()
+        for bulk in self._bulks.values():
+            bulk.end("the run is over")
+
+    # --- data ---------------------------------------------------------------------------------------
+
+    def fetch(self, item: Named, into: memoryview, done: Callable[[], object], lost: Callable[[str], object]) -> None:
+        """Bring a worker's update from its host."""
+        self._bulk_of(item).fetch(item, into, done, lost)
+
+    def cancel(self, item: Named) -> None:
+        """Nobody needs that update any more."""
+        self._bulk_of(item).cancel(item)
+
+    def _bulk_of(self, item: Named) -> Bulk:
+        assert isinstance(item, Update)
+        return next(self._bulks[other.name] for other in self.others if item.worker in other.workers)
+
+    def _find(self, host: str, item: Named) -> memoryview | None:
+        return None if self._store is None else self._store.find(host, item)
+
+    def _served(self, host: str, item: Named) -> None:
+        if self._store is not None:
+            self._store.served(host, item)
+
+    # --- the link -----------------------------------------------------------------------------------
+
+    def came(self, connection: int, host: str) -> None:
+        """See `HeadNews`."""
+        for order in self._hosts.came(host, self._link.now()):
+            match order:
+                case Admit(incarnation=incarnation):
+                    self._incarnations[host] = incarnation
+                    bulk = Bulk(self._loop, host, incarnation, partial(self._find, host), partial(self._served, host))
+                    self._bulks[host] = bulk
+                    self._port.expect(bulk)
+                    self._link.admit(connection, incarnation)
+                case Refuse(why=why):
+                    self._link.refuse(connection, why)
+                case _:
+                    self._carry_out(order)
+        self._judge_later()
+
+    def connected(self, host: str, incarnation: int) -> None:
+        """See `HeadNews`."""
+        self._hosts.connected(host, incarnation, self._link.now())
+
+    def heard(self, host: str, incarnation: int) -> None:
+        """See `HeadNews`."""
+        self._hosts.heard(host, incarnation, self._link.now())
+
+    def delivered(self, host: str, incarnation: int, message: Any) -> None:
+        """See `HeadNews`."""
+        self._delivered(host, message)
+
+    def disconnected(self, host: str, incarnation: int, why: str) -> None:
+        """See `HeadNews`."""
+        self._hosts.disconnected(host, incarnation, self._link.now())
+        self._judge_later()
+
+    def ended(self, host: str, incarnation: int, why: str) -> None:
+        """See `HeadNews`."""
+        for order in self._hosts.leaves(host, incarnation, why):
+            self._carry_out(order)
+
+    def show(self, line: str) -> None:
+        """See `HeadNews`."""
+        self._say(line)
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _teller(self, host: str) -> Callable[[messages.Message], None]:
+        return lambda message: self._link.send(host, self._incarnations[host], message)
+
+    def _agent_ended(self, host: str) -> None:
+        """The agent's process has ended. What it had still said is heard first: timers come after that."""
+        why = "its agent has ended"
+        self._loop.after(0.0, lambda: self.ended(host, self._incarnations.get(host, 0), why))
+
+    def _judge(self) -> None:
+        """Judge who is lost, after all that came was heard: timers come after that."""
+        self._judging = None
+        for order in self._hosts.tick(self._link.now()):
+            self._carry_out(order)
+        self._judge_later()
+
+    def _judge_later(self) -> None:
+        due = self._hosts.due()
+        if due is not None and (self._judging is None or due < self._judging):
+            self._judging = due
+            self._loop.after(max(0.0, due - self._link.now()), self._judge)
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case EndHost(host=host, incarnation=incarnation, why=why):
+                self._link.end(host, incarnation, why)
+                self._bulks[host].end(why)
+                self._say(f"host {host} is lost: {why}")
+                self.lost(host, why)
+            case Gathered():
+                pass
+
+
+def _unheard(*_: object) -> None:
+    raise AssertionError("no host says anything before it is told to")

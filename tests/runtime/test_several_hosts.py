@@ -1,0 +1,150 @@
+"""Runs on several hosts of one machine: each has an agent, and its workers compute on what was fetched there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from paceline.protocols import registry
+from support import nursery
+from support.launch import Launch
+from support.recorded import checked
+from support.runs import Run
+
+STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+SCRIPT = """
+import os, signal, time
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+THERE = Path(__file__).parent
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+data = TensorDataset(torch.randn(96, 6), torch.randint(0, 3, (96,)))
+loader = DataLoader(data, batch_size=4, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+BEFORE
+for epoch in range(2):
+    for x, y in loader:
+        EACH_STEP
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+AFTER
+"""
+HOSTS = ("--emulate-hosts", "2", "-n", "2", "--threads", "1")
+AGENTS = """
+def of_each_worker():
+    (THERE / f"agent-{paceline.worker()}").write_text(str(os.getppid()))
+of_each_worker()
+"""
+"""Notes the process that has each worker's as its child: its host's agent, or the launcher."""
+
+
+def script(before: str = "", each_step: str = "pass", after: str = "") -> str:
+    return SCRIPT.replace("BEFORE", before).replace("EACH_STEP", each_step).replace("AFTER", after)
+
+
+def replayed(run: Run) -> Run:
+    folder = run.folder.parent / "again"
+    process = nursery.Process(["replay", str(run.folder), "--out", str(folder)])
+    out, err = process.communicate(timeout=120)
+    return Run(code=process.returncode, out=out, err=err, folder=folder)
+
+
+@pytest.mark.parametrize("protocol", STORED)
+def test_a_run_on_two_hosts_is_checked_and_replayed_on_one_to_the_same_bits(protocol: str, launch: Launch) -> None:
+    run = launch.run(script(AGENTS), *HOSTS, "-p", protocol).completed()
+    assert run.summary["workers"] == 4
+    assert run.summary["samples"] == 2 * 96
+    agents = [(launch.tmp_path / f"agent-{worker}").read_text() for worker in range(4)]
+    assert agents[0] == agents[1] != agents[2] == agents[3]
+    ((facts,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
+    assert [host for _, host, _ in json.loads(facts)["members"]] == ["node-0", "node-0", "node-1", "node-1"]
+    assert (found := checked(run.folder)).ok, found.wrong
+    again = replayed(run)
+    assert again.code == 0, again.out + again.err
+    assert "the same bits" in again.out
+
+
+def test_rounds_on_several_hosts_end_on_the_bits_of_rounds_on_one(launch: Launch) -> None:
+    """The store sums the updates of all workers in their order, wherever they come from."""
+    several = launch.run(script(), *HOSTS, "-p", "bsp").completed().final()
+    one = launch.run(script(), "-n", "4", "--threads", "1", "-p", "bsp").completed().final()
+    assert several.keys() == one.keys()
+    assert all(torch.equal(several[name], one[name]) for name in one)
+
+
+def test_a_run_on_several_hosts_is_made_again_on_as_many(launch: Launch) -> None:
+    run = launch.run(script(), *HOSTS, "-p", "bsp").completed()
+    again = launch.run(script(AGENTS), "--config", str(run.folder / "config.toml")).completed()
+    agents = {(launch.tmp_path / f"agent-{worker}").read_text() for worker in range(4)}
+    assert len(agents) == 2
+    assert again.summary["workers"] == 4
+
+
+def test_a_host_whose_agent_is_killed_is_named_and_the_others_go_on(launch: Launch) -> None:
+    dies = "if paceline.worker() == 2 and epoch == 1: os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)"
+    run = launch.run(script(each_step=dies), *HOSTS, "-p", "asp", "--on-loss", "continue").completed()
+    assert "host node-1 is lost" in run.err
+    assert run.summary["workers_left"] == {"2": "died", "3": "died"} if "workers_left" in run.summary else True
+    left = run.rows(
+        "SELECT worker, reason FROM (SELECT json_extract(body, '$.worker') AS worker,"
+        " json_extract(body, '$.reason') AS reason FROM facts WHERE kind = 'WorkerLeft') ORDER BY worker"
+    )
+    assert left == [(0, "finished"), (1, "finished"), (2, "died"), (3, "died")]
+    assert run.summary["samples"] + run.summary["samples_missed"] == 2 * 96
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
+def test_agents_end_with_a_launcher_that_is_killed_and_leave_nothing(launch: Launch) -> None:
+    waits = "(THERE / f'there-{paceline.worker()}').touch(); time.sleep(60)"
+    process = launch.start(script(each_step=waits), *HOSTS, "-p", "asp")
+    while not all((launch.tmp_path / f"there-{worker}").exists() for worker in range(4)):
+        assert process.poll() is None
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    launch.assert_nothing_left()
+
+
+def test_each_worker_sees_the_newest_version_and_the_optimizers_state(launch: Launch) -> None:
+    """Of all workers, wherever they are: what `state_dict` gives them after training is the same."""
+    saves = "torch.save((model.state_dict(), optimizer.state_dict()), THERE / f'state-{paceline.worker()}.pt')"
+    launch.run(script(after=saves), *HOSTS, "-p", "bsp", "--saves", "all").completed()
+    states = [torch.load(launch.tmp_path / f"state-{worker}.pt") for worker in range(4)]
+    for model, optimizer in states[1:]:
+        parameters = [name for name in model if "running" not in name and "num_batches" not in name]
+        assert all(torch.equal(model[name], states[0][0][name]) for name in parameters)
+        assert optimizer["state"].keys() == states[0][1]["state"].keys()
+        for index, state in optimizer["state"].items():
+            assert torch.equal(state["momentum_buffer"], states[0][1]["state"][index]["momentum_buffer"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("-p", "all-reduce"), "all-reduce runs on one host only so far"),
+        (("-p", "ddp"), "ddp runs on one host only so far"),
+        (("-p", "bsp", "--restart", "1"), "workers don't come back on several hosts yet"),
+    ],
+)
+def test_what_several_hosts_can_not_do_yet_is_one_line(flags: tuple[str, ...], said: str, launch: Launch) -> None:
+    run = launch.run(script(), *HOSTS, *flags)
+    assert run.code == 2
+    assert said in run.err
+    assert len(run.err.splitlines()) == 1
+
+
+def test_what_a_script_changes_before_its_first_step_is_refused_in_one_line(launch: Launch) -> None:
+    changes = "with torch.no_grad(): next(model.parameters()).zero_()"
+    run = launch.run(script(before=changes), *HOSTS, "-p", "bsp")
+    assert run.code == 2
+    assert "which is not taken up on several hosts yet" in run.err
