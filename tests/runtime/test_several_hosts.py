@@ -11,9 +11,10 @@ import torch
 
 from paceline.protocols import registry
 from support import nursery
+from support.events import said
 from support.launch import Launch
 from support.recorded import checked
-from support.runs import Run
+from support.runs import Run, ended
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 SCRIPT = """
@@ -148,3 +149,38 @@ def test_what_a_script_changes_before_its_first_step_is_refused_in_one_line(laun
     run = launch.run(script(before=changes), *HOSTS, "-p", "bsp")
     assert run.code == 2
     assert "which is not taken up on several hosts yet" in run.err
+
+
+NEVER_COMES = """
+import time
+from paceline.runtime import emulated
+emulated.agent = lambda *_: time.sleep(300)
+"""
+ENDS_BEFORE = """
+from paceline.runtime import emulated
+emulated.agent = lambda *_: 1
+"""
+
+
+def test_a_host_that_ends_before_it_has_come_fails_the_run_at_once(launch: Launch) -> None:
+    run = launch.run(script(), *HOSTS, "-p", "bsp", first=ENDS_BEFORE)
+    assert run.code == 3
+    assert run.summary["error"] == "host node-1 ended before training could begin"
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
+def test_a_host_that_does_not_come_is_named_while_it_is_awaited_and_then_fails_the_run(launch: Launch) -> None:
+    soon = NEVER_COMES + "from paceline.runtime import others; others.GATHERING = 1.5"
+    run = launch.run(script(), *HOSTS, "-p", "bsp", "--report-waits", "1", first=soon)
+    assert run.code == 3
+    assert "the start has waited for 1 s for host node-1 to come" in run.err
+    assert run.summary["error"] == "host node-1 did not come within 2 s"
+
+
+def test_ctrl_c_ends_a_run_that_waits_for_a_host(launch: Launch) -> None:
+    process = launch.start(script(), *HOSTS, "-p", "bsp", "--report-waits", "0.1", first=NEVER_COMES)
+    said(process, "to come")
+    os.kill(process.pid, signal.SIGINT)
+    run = ended(process)
+    assert run.code == 130
+    assert run.summary["outcome"] == "interrupted"

@@ -81,8 +81,11 @@ class SeveralHosts:
 
     def lost(self, name: str, why: str) -> None:
         """That host takes no part any more: its workers have ended, or will."""
-        other = self._others.pop(name)
+        other = self._others.pop(name, None)
+        if other is None:
+            return
         other.here = False
+        self._head.begun(name)  # what training begins with is not lent to it any more
         for worker in other.workers:
             if worker not in self._gone:
                 self._gone.add(worker)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from paceline.core.hosts import Admit, EndHost, Gathered, Hosts, Order, Refuse
 from paceline.core.items import Update
 from paceline.core.listed import listed
-from paceline.errors import RunFailed
 from paceline.fabric.control import PROTOCOL, HeadEnd, Hello
 from paceline.host import between, messages
 from paceline.host.bulk import Bulk, Named, Port
@@ -52,6 +51,9 @@ class Others:
         self._judging: float | None = None
         self._store: SeveralHosts | None = None
         """All hosts as one, once they are there."""
+        self._agents_ended: list[str] = []
+        """Hosts whose agents' processes have ended."""
+        self._report_waits = settings.report_waits
         self._bulks: dict[str, Bulk] = {}
         """By host: the data that it and the head exchange."""
         hello = Hello(PROTOCOL, names[0], secrets.token_bytes(16), HEAD, 0, token.proof("head"))
@@ -68,17 +70,26 @@ class Others:
         """Return these hosts and the head's, as one."""
         hosts = SeveralHosts(head, self.others, news, now)
         self._delivered, self.lost, self._store = hosts.delivered, hosts.lost, hosts
+        for host in self._absent():
+            self._loop.after(0.0, partial(hosts.lost, host, "it has not come"))  # once workers are listened to
         return hosts
 
-    def gather(self) -> None:
-        """Wait until all hosts have come. Raises RunFailed if they don't."""
-        until = time.monotonic() + GATHERING
-        while self._hosts.missing:
-            if time.monotonic() > until:
-                absent = [other.name for other in self.others if other.name not in self._incarnations]
-                raise RunFailed(f"{listed(absent)} did not come within {GATHERING:.0f} s")
-            self._loop.wait(until - time.monotonic())
+    def gather(self, to_end: Callable[[], bool]) -> str | None:
+        """Wait until all hosts have come, or the run is `to_end`. Return what keeps the run from going on, if any."""
+        began, reported, why = time.monotonic(), False, None
+        while (absent := self._absent()) and why is None and not to_end():
+            waited = time.monotonic() - began
+            if never := [host for host in absent if host in self._agents_ended]:
+                why = f"{_named(never)} ended before training could begin"
+            elif waited >= GATHERING:
+                why = f"{_named(absent)} did not come within {GATHERING:.0f} s"
+            elif waited >= self._report_waits and not reported:
+                reported = True
+                self._say(f"the start has waited for {waited:.0f} s for {_named(absent)} to come")
+            else:
+                self._loop.wait((GATHERING if reported else min(GATHERING, self._report_waits)) - waited)
         self._hosts.begins(self._link.now())
+        return why
 
     def close(self) -> None:
         """Leave no socket. What was said before goes out."""
@@ -136,7 +147,8 @@ class Others:
 
     def delivered(self, host: str, incarnation: int, message: Any) -> None:
         """See `HeadNews`."""
-        self._delivered(host, message)
+        if self._hosts.here().get(host) == incarnation:  # what it had said as it was lost means nothing
+            self._delivered(host, message)
 
     def disconnected(self, host: str, incarnation: int, why: str) -> None:
         """See `HeadNews`."""
@@ -154,12 +166,17 @@ class Others:
 
     # --- inside -------------------------------------------------------------------------------------
 
+    def _absent(self) -> list[str]:
+        here = self._hosts.here()
+        return [other.name for other in self.others if other.name not in here]
+
     def _teller(self, host: str) -> Callable[[messages.Message], None]:
-        return lambda message: self._link.send(host, self._incarnations[host], message)
+        return lambda message: self._link.send(host, self._incarnations.get(host, 0), message)
 
     def _agent_ended(self, host: str) -> None:
         """The agent's process has ended. What it had still said is heard first: timers come after that."""
         why = "its agent has ended"
+        self._agents_ended.append(host)
         self._loop.after(0.0, lambda: self.ended(host, self._incarnations.get(host, 0), why))
 
     def _judge(self) -> None:
@@ -184,6 +201,10 @@ class Others:
                 self.lost(host, why)
             case Gathered():
                 pass
+
+
+def _named(hosts: Sequence[str]) -> str:
+    return f"host{'' if len(hosts) == 1 else 's'} {listed(hosts)}"
 
 
 def _unheard(*_: object) -> None:

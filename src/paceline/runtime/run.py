@@ -241,7 +241,9 @@ def _coordinate(
         terms = of_a_run(settings, loop.now) if direct is None else course.terms()
         if hosts is not None:
             others = Others(settings, hosts, loop, say=output.say)
-            others.gather()
+            loop.watch(interrupts, lambda: None)  # a signal ends the wait, and is seen to below
+            failure = others.gather(lambda: bool(interrupts.pending or failure)) or failure
+            loop.unwatch(interrupts)
         rooms = Rooms(settings, workers, journal, output, loop, terms, others)
         coordinator, ending, limits = Coordinator(rooms, on_begin), rooms.ending, rooms.limits
         loop.watch(interrupts, lambda: limits.interrupt(interrupts.take(), interrupts.keyboard))
