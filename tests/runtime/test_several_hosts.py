@@ -184,3 +184,21 @@ def test_ctrl_c_ends_a_run_that_waits_for_a_host(launch: Launch) -> None:
     run = ended(process)
     assert run.code == 130
     assert run.summary["outcome"] == "interrupted"
+
+
+FETCHES_LATE = """
+from functools import partial
+from paceline.host import wire
+from paceline.host.bulk import Bulk
+fetch = Bulk.fetch
+def late(self, item, into, done, lost):
+    self._loop.after(0.5 if item == wire.FIXED else 0.0, partial(fetch, self, item, into, done, lost))
+Bulk.fetch = late
+"""
+
+
+@pytest.mark.parametrize("protocol", ["asp", "ps-plus"])
+def test_versions_may_be_made_before_a_host_has_what_training_begins_with(protocol: str, launch: Launch) -> None:
+    run = launch.run(script(), *HOSTS, "-p", protocol, first=FETCHES_LATE).completed()
+    assert run.err == ""
+    assert "the same bits" in replayed(run).out

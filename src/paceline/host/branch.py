@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from paceline.core.items import Update, Version
 from paceline.core.machine import Spec
@@ -55,8 +56,8 @@ class Branch:
         self._carrier = carrier
         self._news = news
         self._offer: messages.Offered | None = None
-        self._ordered: list[Order] | None = []
-        """What was ordered before training's beginning was here. None: it is."""
+        self._later: list[Callable[[], None]] | None = None
+        """What is to be done once training's beginning is here, in order. None: it is not on its way."""
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
         self._seats = seats = Seats((worker, Seat(worker)) for worker in workers.numbers)
@@ -76,8 +77,9 @@ class Branch:
         self._workers.open(self._hear, self._gone)
 
     def begin(self, workers: Sequence[int], begun: Callable[[], None]) -> None:
-        """Fetch what training begins with, and let these workers train. Orders about them may come before that."""
+        """Fetch what training begins with, and let these workers train. What else comes until then waits."""
         assert self._offer is not None
+        self._later = []
         self.region = Region.create(self._plan.region_bytes(self._offer))
         place = self.shelf.put(Version(0), BEGINNING, self._plan.shared)
         assert place == 0  # where all have mapped it
@@ -88,9 +90,9 @@ class Branch:
         def there() -> None:
             for worker in workers:
                 self._train(worker)
-            ordered, self._ordered = self._ordered or [], None
-            for order in ordered:
-                self.carry_out(order)
+            later, self._later = self._later or [], None
+            for call in later:
+                call()
             begun()
 
         start, stop = self._plan.fixed(self._offer)
@@ -98,8 +100,7 @@ class Branch:
 
     def carry_out(self, order: Order) -> None:
         """Carry out an order about a worker that is here, or about an update of one."""
-        if self._ordered is not None:
-            self._ordered.append(order)
+        if self._waits(partial(self.carry_out, order)):
             return
         match order:
             case Release():
@@ -121,6 +122,8 @@ class Branch:
 
     def made(self, version: int) -> None:
         """The store has made that version, the next one."""
+        if self._waits(partial(self.made, version)):
+            return
         self.shelf.release(BEGINNING)  # whoever needs it has claimed it
         for worker, step in self._contributed.pop(version, ()):
             self.pushes.dropped(worker, step)
@@ -128,6 +131,8 @@ class Branch:
 
     def look(self, worker: int, version: int, hold: bool) -> None:
         """That version is the newest: show it to the worker, which has asked for that."""
+        if self._waits(partial(self.look, worker, version, hold)):
+            return
         self.shelf.claim((step_of if hold else look_of)(worker), Version(version))
 
         def there() -> None:
@@ -137,6 +142,8 @@ class Branch:
 
     def say(self, worker: int, message: messages.Message, attached: str | None, size: int) -> None:
         """Tell the worker that, with what comes along."""
+        if self._waits(partial(self.say, worker, message, attached, size)):
+            return
         if attached is None:
             self._workers.send(worker, message)
             return
@@ -152,6 +159,8 @@ class Branch:
 
     def left(self, worker: int, died: bool) -> None:
         """See `contract.Host`."""
+        if self._waits(partial(self.left, worker, died)):
+            return
         seat = self._seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
         self.pulls.left(worker)
@@ -160,6 +169,8 @@ class Branch:
 
     def gone(self, worker: int) -> None:
         """See `contract.Host`."""
+        if self._waits(partial(self.gone, worker)):
+            return
         self.pushes.gone(worker)
         self.releases.gone(worker)
 
@@ -189,6 +200,13 @@ class Branch:
     def _came(self, item: Update | Version) -> None:
         assert isinstance(item, Version)
         self.shelf.release(_arriving(item))
+
+    def _waits(self, call: Callable[[], None]) -> bool:
+        """Whether this has to wait until training's beginning is here. It is called then."""
+        if self._later is None:
+            return False
+        self._later.append(call)
+        return True
 
     # --- what workers say ---------------------------------------------------------------------------
 
