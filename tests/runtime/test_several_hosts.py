@@ -129,6 +129,14 @@ def test_each_worker_sees_the_newest_version_and_the_optimizers_state(launch: La
             assert torch.equal(state["momentum_buffer"], states[0][1]["state"][index]["momentum_buffer"])
 
 
+@pytest.mark.parametrize("json", [False, True])
+def test_what_workers_of_all_hosts_print_is_shown_in_one_place(json: bool, launch: Launch) -> None:
+    prints = "print('it is over')"
+    run = launch.run(script(after=prints), *HOSTS, "-p", "bsp", "--tee", "all", *["--json"] * json).completed()
+    shown = run.err if json else run.out
+    assert all(f"[worker {worker}] it is over\n" in shown for worker in range(4))
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

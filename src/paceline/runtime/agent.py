@@ -47,7 +47,7 @@ def agent(
         strangers = children()
         adopt_orphans()
         folders, loop = notes(), Loop()
-        output = Output(shown_on=sys.stderr, prefix=settings.tee == "all")
+        output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
         output.after = loop.after
         processes = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders))
         try:
