@@ -210,3 +210,19 @@ def test_versions_may_be_made_before_a_host_has_what_training_begins_with(protoc
     run = launch.run(script(), *HOSTS, "-p", protocol, first=FETCHES_LATE).completed()
     assert run.err == ""
     assert "the same bits" in replayed(run).out
+
+
+DIES_AT_THE_BEGINNING = """
+import os, signal
+from paceline.host.branch import Branch
+Branch.begin = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("protocol", ["asp", "bsp"])
+def test_a_host_that_dies_as_training_begins_is_named_and_the_others_go_on(protocol: str, launch: Launch) -> None:
+    run = launch.run(script(), *HOSTS, "-p", protocol, first=DIES_AT_THE_BEGINNING).completed()
+    assert "host node-1 is lost" in run.err
+    assert run.summary["samples"] == 2 * 96
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run).out
