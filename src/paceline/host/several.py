@@ -40,6 +40,8 @@ class SeveralHosts:
         self._by_worker = {worker: one for one in others for worker in one.workers}
         self._gone: set[int] = set()
         """Workers of other hosts whose processes have ended."""
+        self._left: set[int] = set()
+        """Workers that take no part any more."""
         self._news = news
         self._now = now
         self._attached: dict[Named, memoryview] = {}
@@ -60,7 +62,8 @@ class SeveralHosts:
                 self._gone.add(worker)
                 self._news.gone(worker, status)
             case between.Taken(worker=worker, version=version):
-                self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
+                if worker not in self._left:  # its host had not heard of that
+                    self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
             case between.Begun():
                 self._head.begun(name)
             case between.AwaitsVersion(worker=worker, version=version):
@@ -140,6 +143,7 @@ class SeveralHosts:
 
     def left(self, worker: int, died: bool) -> None:
         """See `contract.Host`."""
+        self._left.add(worker)
         self._head.left(worker, died)
         self._tell(worker, between.Left(worker, died))
 
