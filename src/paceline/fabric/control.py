@@ -308,7 +308,7 @@ class HostEnd:
     def _frame(self, frame: Frame, now: float, outcome: Outcome) -> None:
         match frame:
             case Refused(why):
-                outcome += self._end(_one_line(why))
+                outcome += self._end(one_line(why))
             case Hello() if self._stage == "greeting":
                 outcome += self._greeted(frame, now)
             case Data() if self._stage == "open":
@@ -593,7 +593,7 @@ def _read(body: bytes) -> Frame:
     try:
         return _FRAMES.decode(body)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MessageUnreadable(_one_line(str(error))) from error
+        raise MessageUnreadable(one_line(str(error))) from error
 
 
 def _longest() -> int:
@@ -618,6 +618,6 @@ def _has_ended(host: str, incarnation: int, why: str) -> str:
     return f"incarnation {incarnation} of host {host} has ended: {why}"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """What a stranger says, as one line that a terminal can show."""
     return "".join(letter if letter.isprintable() else " " for letter in text)[:300]

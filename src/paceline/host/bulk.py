@@ -36,6 +36,7 @@ from paceline.fabric.control import (
     Check,
     Hello,
     Refused,
+    one_line,
 )
 from paceline.fabric.endpoint import LENGTH, too_long
 from paceline.fabric.numbered import Count, Frame, written
@@ -276,7 +277,7 @@ class Bulk:
                     self._drop(asked)
             case Never(number, why):
                 if (fetched := self._known(number)) is not None:
-                    self._lose(fetched, _one_line(why))
+                    self._lose(fetched, one_line(why))
             case _:
                 raise MessageUnreadable(f"a {type(frame).__name__} may not come now")
 
@@ -448,7 +449,7 @@ class _Connection:
                 room -= came
         except MessageUnreadable as error:
             who = "connection refused" if self._bulk is None else f"data connection to host {self._bulk.host} closed"
-            self.close(f"{who}: {_one_line(str(error))}")
+            self.close(f"{who}: {one_line(str(error))}")
             self._lost(self)
 
     def _payload(self, most: int) -> int:
@@ -560,7 +561,7 @@ class Port:
             why = f"incarnation {hello.incarnation} of host {hello.host} is not expected here"
         if why is not None or bulk is None:
             stranger.stream.write(written(Refused(why or "")))
-            self._turn_away(stranger, _one_line(why or ""))
+            self._turn_away(stranger, one_line(why or ""))
             return
         del self._strangers[stranger]
         stranger.stream.write(written(self._hello))
@@ -636,12 +637,12 @@ class Dialler:
         self._loop.after(HANDSHAKE, partial(self._overdue, connection))
 
     def _greeted(self, connection: _Connection, hello: Hello | Refused) -> None:
-        why = _one_line(hello.why) if isinstance(hello, Refused) else _wrong(hello, self._check)
+        why = one_line(hello.why) if isinstance(hello, Refused) else _wrong(hello, self._check)
         other = (self._bulk.host, self._bulk.incarnation)
         if why is None and isinstance(hello, Hello) and (hello.host, hello.incarnation) != other:
             why = f"incarnation {hello.incarnation} of host {hello.host} answers for {other[1]} of {other[0]}"
         if why is not None:
-            connection.close(f"no data connection to host {self._bulk.host}: {_one_line(why)}")
+            connection.close(f"no data connection to host {self._bulk.host}: {one_line(why)}")
             self._again()
             return
         self._connection, self._opened_at = None, self._loop.now()
@@ -679,8 +680,3 @@ def _wrong(hello: Hello, check: Check) -> str | None:
     if hello.protocol != PROTOCOL:
         return f"it speaks version {hello.protocol} of what hosts say to each other, and this one speaks {PROTOCOL}"
     return check(hello)
-
-
-def _one_line(text: str) -> str:
-    """What another host says, as one line that a terminal can show."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:300]

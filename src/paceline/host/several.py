@@ -25,9 +25,7 @@ class Other:
     name: str
     workers: range
     tell: Callable[[messages.Message], None]
-    """Sends it a message of `between.FromHead`."""
-    here: bool = True
-    """Whether it has not been lost."""
+    """Sends it a message of `between.FromHead`. One that is lost gets nothing."""
 
 
 class SeveralHosts:
@@ -87,7 +85,6 @@ class SeveralHosts:
         other = self._others.pop(name, None)
         if other is None:
             return
-        other.here = False
         self._head.begun(name)  # what training begins with is not lent to it any more
         for worker in other.workers:
             if worker not in self._gone:
@@ -213,7 +210,7 @@ class SeveralHosts:
 
     def _tell(self, worker: int, message: messages.Message) -> None:
         """Tell the worker's host, if that is not the head's."""
-        if (other := self._by_worker.get(worker)) is not None and other.here:
+        if (other := self._by_worker.get(worker)) is not None:
             other.tell(message)
 
     def _here(self, worker: int) -> None:

@@ -21,7 +21,7 @@ from paceline.host import between, messages
 from paceline.host.branch import Branch
 from paceline.host.bulk import Bulk, Dialler, Named
 from paceline.host.control_link import HostLink
-from paceline.host.loop import Loop
+from paceline.host.loop import Alarm, Loop
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.processes import NoProcess, adopt_orphans, children, end_adopted
@@ -98,6 +98,7 @@ class _Agent:
             timeout=settings.host_timeout,
         )
         self._fence = Fence(settings.host_timeout)
+        self._alarm = Alarm(loop, self._judge)
         self._link = HostLink(end, addresses[0], loop, self, settings.host_timeout)
         spec = settings.choice.spec
         places = plan(spec, settings.choice.unapplied, settings.workers)
@@ -153,8 +154,7 @@ class _Agent:
     def acknowledged(self, sent: float) -> None:
         """See `HostNews`."""
         self._fence.acknowledged(sent)
-        if (due := self._fence.due()) is not None:
-            self._loop.after(max(0.0, due - self._link.now()), self._judge)
+        self._judge_later()
 
     def disconnected(self, why: str) -> None:
         """See `HostNews`."""
@@ -170,6 +170,11 @@ class _Agent:
     def _judge(self) -> None:
         if self.over is None and self._fence.tick(self._link.now()):
             self._link.end("no beat of this host was acknowledged in time")
+        self._judge_later()
+
+    def _judge_later(self) -> None:
+        if (due := self._fence.due()) is not None:  # by the link's clock, which the loop does not go by
+            self._alarm.set(self._loop.now() + due - self._link.now())
 
     # --- the branch ---------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from paceline.host.bulk import Bulk, Named, Port
 from paceline.host.contract import News
 from paceline.host.control_link import HeadLink
 from paceline.host.host import LocalHost
-from paceline.host.loop import Loop
+from paceline.host.loop import Alarm, Loop
 from paceline.host.several import Other, SeveralHosts
 from paceline.runtime.agent import HEAD
 from paceline.runtime.emulated import Emulated
@@ -48,7 +48,7 @@ class Others:
             names[0], secrets.token_bytes(16), between.ToHead, proof=token.proof("head"), check=token.check("host")
         )
         self._link = HeadLink(end, hosts.control, loop, self, timeout)
-        self._judging: float | None = None
+        self._alarm = Alarm(loop, self._judge)
         self._store: SeveralHosts | None = None
         """All hosts as one, once they are there."""
         self._agents_ended: list[str] = []
@@ -93,6 +93,7 @@ class Others:
 
     def close(self) -> None:
         """Leave no socket. What was said before goes out."""
+        self._alarm.turn_off()
         self._link.close()
         self._port.close()
         for bulk in self._bulks.values():
@@ -181,16 +182,12 @@ class Others:
 
     def _judge(self) -> None:
         """Judge who is lost, after all that came was heard: timers come after that."""
-        self._judging = None
         for order in self._hosts.tick(self._link.now()):
             self._carry_out(order)
         self._judge_later()
 
     def _judge_later(self) -> None:
-        due = self._hosts.due()
-        if due is not None and (self._judging is None or due < self._judging):
-            self._judging = due
-            self._loop.after(max(0.0, due - self._link.now()), self._judge)
+        self._alarm.set(self._hosts.due())
 
     def _carry_out(self, order: Order) -> None:
         match order:
