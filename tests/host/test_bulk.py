@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.core.items import Beginning, Former, Mean, Replica, Update, Version
+from paceline.core.items import Beginning, Blob, Former, Mean, Named, Replica, Update, Version
 from paceline.fabric.control import LONGEST_HELLO, MOST_STRANGERS, PROTOCOL, Hello, Refused
 from paceline.fabric.endpoint import LENGTH, framed
 from paceline.fabric.numbered import written
 from paceline.host import bulk, tcp
-from paceline.host.bulk import PART, Blob, Bulk, Dialler, Fetch, Named, Never, Part, Port
+from paceline.host.bulk import PART, Bulk, Dialler, Fetch, Never, Part, Port
 from paceline.host.loop import Loop
 
 PATIENCE = 30.0

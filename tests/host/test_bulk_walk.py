@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
-from paceline.core.items import Version
+from paceline.core.items import Named, Version
 from paceline.fabric.control import PROTOCOL, Hello
 from paceline.host import bulk, tcp
-from paceline.host.bulk import Bulk, Dialler, Named, Port
+from paceline.host.bulk import Bulk, Dialler, Port
 from paceline.host.loop import Loop
 from support.seeds import each_seed
 

@@ -54,3 +54,14 @@ class Former(NamedTuple):
 
 
 Item = Version | Update | Replica | Mean | Beginning | Former
+
+
+class Blob(NamedTuple):
+    """Something else that is fetched by a name, such as what never changes."""
+
+    name: str
+    kind: str = "blob"
+
+
+Named = Item | Blob
+"""What one host may fetch from another."""

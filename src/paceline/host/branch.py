@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from paceline.core.items import Update, Version
+from paceline.core.items import Blob, Named, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.fabric.memory import Region
 from paceline.host import messages
-from paceline.host.bulk import Blob, Named
 from paceline.host.contract import WorkersNews
 from paceline.host.fetch import Local
 from paceline.host.plan import Plan

@@ -20,11 +20,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
-from paceline.core.items import Beginning, Item, Mean, Replica, Update, Version
+from paceline.core.items import Beginning, Blob, Mean, Named, Replica, Update, Version
 from paceline.errors import MessageUnreadable
 from paceline.fabric.control import (
     HANDSHAKE,
@@ -50,15 +50,6 @@ MOST_ASKED = 10_000
 MOST_WAITING = 16 << 20
 """Bytes that may wait for one connection: one part, and small frames beside it."""
 
-
-class Blob(NamedTuple):
-    """Something else that is fetched by a name, such as what never changes."""
-
-    name: str
-    kind: str = "blob"
-
-
-Named = Item | Blob
 
 _KINDS: dict[str, type[Any]] = {
     "version": Version,

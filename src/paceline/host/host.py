@@ -10,7 +10,7 @@ from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
-from paceline.core.items import Beginning, Update, Version
+from paceline.core.items import Beginning, Named, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -28,7 +28,6 @@ from paceline.fabric.memory import Region
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.averages import Averages
-from paceline.host.bulk import Named
 from paceline.host.commits import NEWEST, Commits
 from paceline.host.contract import News, Progress, Resumption, Updates
 from paceline.host.copies import Copies

@@ -11,9 +11,9 @@ from itertools import count
 from typing import cast
 
 from paceline.core.facts import Fact, ParametersTaken
+from paceline.core.items import Blob, Named
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.host import between, messages
-from paceline.host.bulk import Blob, Named
 from paceline.host.contract import Host, News, NotHere, Progress, Resumption, Updates
 from paceline.host.host import LocalHost
 

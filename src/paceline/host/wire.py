@@ -7,8 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from paceline.core.facts import Fact
-from paceline.core.items import Replica, Update, Version
-from paceline.host.bulk import Blob, Named
+from paceline.core.items import Blob, Named, Replica, Update, Version
 from paceline.host.fetch import Fetcher, Then
 
 FIXED = Blob("fixed")

@@ -14,12 +14,13 @@ from typing import Any, cast
 
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.hosts import Fence
+from paceline.core.items import Named
 from paceline.core.listed import workers_named
 from paceline.fabric.control import PROTOCOL, Hello, HostEnd
 from paceline.fabric.token import Token
 from paceline.host import between, messages
 from paceline.host.branch import Branch
-from paceline.host.bulk import Bulk, Dialler, Named
+from paceline.host.bulk import Bulk, Dialler
 from paceline.host.control_link import HostLink
 from paceline.host.loop import Alarm, Loop
 from paceline.host.output import Output

@@ -27,14 +27,11 @@ class Emulated:
 
 
 @contextmanager
-def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Emulated | None]:
-    """Fork the agents. They end with this process, or before; those that have not ended by then are ended.
+def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Emulated]:
+    """Fork the agents, before anything that they are not to inherit.
 
-    None: there is one host. Fork them before anything that they are not to inherit.
+    They end with this process, or before; those that have not ended by then are ended.
     """
-    if settings.hosts == 1:
-        yield None
-        return
     control, data, token = listen(), listen(), Token.drawn()
     addresses = control.getsockname(), data.getsockname()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from paceline.cluster.scenario import Kill
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined, WorkerLeft
@@ -12,7 +13,6 @@ from paceline.core.orders import Release
 from paceline.errors import RunFailed
 from paceline.host import messages
 from paceline.host.contract import Host
-from paceline.host.everywhere import WorkersEverywhere
 from paceline.host.loop import Loop
 from paceline.host.processes import NoProcess
 from paceline.host.workers import Workers
@@ -25,6 +25,9 @@ from paceline.runtime.offers import difference
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import Terms
+
+if TYPE_CHECKING:
+    from paceline.host.everywhere import WorkersEverywhere
 
 
 class Returns:

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from paceline.core.hosts import Admit, EndHost, Gathered, Hosts, Order, Refuse
-from paceline.core.items import Update
+from paceline.core.items import Named, Update
 from paceline.core.listed import listed
 from paceline.fabric.control import PROTOCOL, HeadEnd, Hello
 from paceline.host import between, messages
-from paceline.host.bulk import Bulk, Named, Port
+from paceline.host.bulk import Bulk, Port
 from paceline.host.contract import News
 from paceline.host.control_link import HeadLink
 from paceline.host.host import LocalHost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from paceline.cluster.group_links import GroupLinks
 from paceline.core.facts import Fact, GradientReady
@@ -10,7 +11,6 @@ from paceline.core.membership import Membership
 from paceline.host import messages
 from paceline.host.contract import Host
 from paceline.host.evaluator import Evaluator
-from paceline.host.everywhere import WorkersEverywhere
 from paceline.host.host import LocalHost
 from paceline.host.loop import Loop
 from paceline.host.output import Output
@@ -33,13 +33,16 @@ from paceline.runtime.limits import Limits
 from paceline.runtime.losses import Losses
 from paceline.runtime.member import Member
 from paceline.runtime.news import News
-from paceline.runtime.others import Others
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.scores import Scores
 from paceline.runtime.settings import Settings
 from paceline.runtime.snapshots import Snapshots
 from paceline.runtime.terms import Terms
 from paceline.runtime.versions import Means, StoredVersions
+
+if TYPE_CHECKING:
+    from paceline.host.everywhere import WorkersEverywhere
+    from paceline.runtime.others import Others
 
 
 class Rooms:
@@ -60,6 +63,8 @@ class Rooms:
         self.settings = settings
         self.workers: Workers | WorkersEverywhere = workers
         if others is not None:
+            from paceline.host.everywhere import WorkersEverywhere  # which a run on one host does without
+
             self.workers = WorkersEverywhere(workers, others.others, output, settings.log)
         self.journal = journal
         self.output = output

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import tomli_w
@@ -50,16 +50,17 @@ from paceline.records.whole import write_whole
 from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.course import Course
 from paceline.runtime.director import Director
-from paceline.runtime.emulated import Emulated, emulated
 from paceline.runtime.folders import notes
 from paceline.runtime.forking import fork_workers, zygote_of
 from paceline.runtime.imports import import_torch
 from paceline.runtime.offers import too_many
-from paceline.runtime.others import Others
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
 from paceline.version import __version__
+
+if TYPE_CHECKING:
+    from paceline.runtime.emulated import Emulated
 
 DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
 """File descriptors that a launcher needs, and how many more for each worker: channels, a watch, a pipe, a log."""
@@ -128,7 +129,7 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
     try:
         try:
             with (
-                emulated(settings, interrupts.let_go) as hosts,
+                _other_hosts(settings, interrupts) as hosts,
                 zygote_of(settings, interrupts.let_go) as zygote,
                 _journal(settings) as journal,
             ):
@@ -155,6 +156,18 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
         if not keep:
             undo(settings.folder, made)
         raise
+
+
+@contextmanager
+def _other_hosts(settings: Settings, interrupts: Interrupts) -> Iterator[Emulated | None]:
+    """The hosts besides this one, if there are any: what they take to be imported, one host does without."""
+    if settings.hosts == 1:
+        yield None
+        return
+    from paceline.runtime.emulated import emulated
+
+    with emulated(settings, interrupts.let_go) as hosts:
+        yield hosts
 
 
 def _cut(settings: Settings) -> Settings:
@@ -240,6 +253,8 @@ def _coordinate(
         course = Course(moment=0.0 if settings.resumed is None else settings.resumed.state.at)
         terms = of_a_run(settings, loop.now) if direct is None else course.terms()
         if hosts is not None:
+            from paceline.runtime.others import Others
+
             others = Others(settings, hosts, loop, say=output.say)
             loop.watch(interrupts, lambda: None)  # a signal ends the wait, and is seen to below
             failure = others.gather(lambda: bool(interrupts.pending or failure)) or failure
