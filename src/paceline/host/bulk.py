@@ -41,7 +41,7 @@ from paceline.fabric.control import (
 from paceline.fabric.endpoint import LENGTH, too_long
 from paceline.fabric.numbered import Count, Frame, written
 from paceline.host.loop import Alarm, Loop
-from paceline.host.tcp import AT_ONCE, Address, Lines, Listener, Stream, dial
+from paceline.host.tcp import AT_ONCE, Address, Lines, Listener, Stream
 
 PART = 1 << 20
 """Bytes that are sent without a look at what else there is. A fetch is cancelled between two parts."""
@@ -513,7 +513,7 @@ class Port:
         self._timeout = timeout
         self._expected: dict[str, Bulk] = {}
         self._strangers: dict[_Connection, None] = {}
-        self._lines = Lines(show)
+        self._lines = Lines(show, loop.now)
         self._alarm = Alarm(loop, self._see_to_silence)
         self._listener = Listener(listener, loop, self._accepted, show)
 
@@ -593,7 +593,7 @@ class Dialler:
         self._hello = hello
         self._check = check
         self._timeout = timeout
-        self._lines = Lines(show)
+        self._lines = Lines(show, loop.now)
         self._connection: _Connection | None = None
         """One that has not been opened."""
         self._opened_at: float | None = None
@@ -612,7 +612,7 @@ class Dialler:
             return
         self._opened_at = None
         try:
-            end = dial(self._address)
+            end = self._loop.dial(self._address)
         except OSError:
             self._again()
             return

@@ -12,7 +12,6 @@ the caller has just ended may still be delivered, so the caller checks for that.
 from __future__ import annotations
 
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
@@ -39,7 +38,7 @@ from paceline.fabric.control import (
 )
 from paceline.fabric.numbered import MOST_KEPT
 from paceline.host.loop import Alarm, Loop
-from paceline.host.tcp import Address, Lines, Listener, Stream, dial
+from paceline.host.tcp import Address, Lines, Listener, Stream
 
 READ = 64 << 10
 """Bytes that are read of one connection before others have their turn."""
@@ -196,7 +195,7 @@ class HeadLink(_Link):
         self, end: HeadEnd, listener: socket.socket, loop: Loop, news: HeadNews, timeout: float = 15.0
     ) -> None:
         """`listener`: see `tcp.listen`. The link closes it."""
-        super().__init__(end, loop, timeout, Lines(news.show))
+        super().__init__(end, loop, timeout, Lines(news.show, loop.now))
         self._end = end
         self._news = news
         self._numbers = count(1)
@@ -258,14 +257,14 @@ class HostLink(_Link):
 
     def __init__(self, end: HostEnd, address: Address, loop: Loop, news: HostNews, timeout: float = 15.0) -> None:
         """`address`: the head's. `timeout`: the one of `end`."""
-        super().__init__(end, loop, timeout, Lines(news.show))
+        super().__init__(end, loop, timeout, Lines(news.show, loop.now))
         self._end = end
         self._address = address
         self._news = news
 
     def now(self) -> float:
         """See `_Link`: a clock that goes on while the machine sleeps."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return self._loop.since_boot()
 
     def send(self, message: msgspec.Struct) -> None:
         """Send the message to the head, now or after a reconnect."""
@@ -277,7 +276,7 @@ class HostLink(_Link):
 
     def _dial(self, connection: int) -> None:
         try:
-            end = dial(self._address)
+            end = self._loop.dial(self._address)
         except OSError as error:
             self._lost(connection, str(error))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 import os
 import selectors
@@ -27,6 +28,10 @@ class Loop:
     def now(self) -> float:
         """Return the time in seconds: the clock that timers go by, and the workers' steps."""
         return time.monotonic()
+
+    def since_boot(self) -> float:
+        """Return the time in seconds by a clock that goes on while the machine sleeps."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def watch(self, source: Any, call: Callable[[], object]) -> None:
         """Call whenever there is something to read (or its end)."""
@@ -69,6 +74,16 @@ class Loop:
         """Return a channel to a process that is to be forked, and the end that it gets. `kinds`: see `Channel`."""
         ours, theirs = pair()
         return Channel(ours, kinds, peer), theirs
+
+    def dial(self, address: tuple[str, int]) -> socket.socket:
+        """Return a socket that is on its way there. Raises OSError where that fails at once."""
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        end = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        failed = end.connect_ex(address)
+        if failed not in (0, errno.EINPROGRESS):
+            end.close()
+            raise OSError(failed, os.strerror(failed))
+        return end
 
     def await_end(self, process: int, call: Callable[[], object]) -> None:
         """Call once, when that process has ended."""

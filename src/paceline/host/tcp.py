@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -35,17 +34,8 @@ LINES, LINES_WITHIN = 10, 60.0
 
 def listen(address: Address = LOOPBACK) -> socket.socket:
     """Return a socket that listens there."""
-    return socket.create_server(address, family=_family(address), backlog=BACKLOG)
-
-
-def dial(address: Address) -> socket.socket:
-    """Return a socket that is on its way there. Raises OSError where that fails at once."""
-    end = socket.socket(_family(address), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    failed = end.connect_ex(address)
-    if failed not in (0, errno.EINPROGRESS):
-        end.close()
-        raise OSError(failed, os.strerror(failed))
-    return end
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    return socket.create_server(address, family=family, backlog=BACKLOG)
 
 
 class Stream:
@@ -260,15 +250,16 @@ class Listener:
 class Lines:
     """Shows the first lines about strangers in a minute. Whoever floods a port doesn't flood a terminal as well."""
 
-    def __init__(self, show: Callable[[str], object]) -> None:
+    def __init__(self, show: Callable[[str], object], now: Callable[[], float]) -> None:
         self._show = show
+        self._now = now
         self._since = float("-inf")
         self._shown = 0
 
     def show(self, line: str) -> None:
         """Show the line, or that there are too many."""
-        if time.monotonic() >= self._since + LINES_WITHIN:
-            self._since, self._shown = time.monotonic(), 0
+        if (now := self._now()) >= self._since + LINES_WITHIN:
+            self._since, self._shown = now, 0
         self._shown += 1
         if self._shown <= LINES:
             self._show(line)
@@ -296,10 +287,6 @@ def _to_itself(end: socket.socket) -> bool:
         return bool(end.getsockname() == end.getpeername())
     except OSError:  # it has gone again, which `receive` tells
         return False
-
-
-def _family(address: Address) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET
 
 
 def _told(error: OSError) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -76,9 +75,9 @@ class Others:
 
     def gather(self, to_end: Callable[[], bool]) -> str | None:
         """Wait until all hosts have come, or the run is `to_end`. Return what keeps the run from going on, if any."""
-        began, reported, why = time.monotonic(), False, None
+        began, reported, why = self._loop.now(), False, None
         while (absent := self._absent()) and why is None and not to_end():
-            waited = time.monotonic() - began
+            waited = self._loop.now() - began
             if never := [host for host in absent if host in self._agents_ended]:
                 why = f"{_named(never)} ended before training could begin"
             elif waited >= GATHERING:
