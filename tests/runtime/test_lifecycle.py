@@ -171,6 +171,16 @@ def test_a_store_that_is_there_after_the_run_was_stopped_begins_nothing(tmp_path
     assert isinstance(stage.coordinator.phase, Gathering)
 
 
+def test_a_store_that_is_there_after_the_scripts_of_a_stopped_run_have_ended_begins_nothing(tmp_path: Path) -> None:
+    stage = gathered(Stage(tmp_path))
+    stage.rooms.limits.stop()
+    stage.crew.hear(0, messages.ScriptEnded())
+    assert not stage.coordinator.ended(), "its process runs"
+    stage.loop.hear("the store", READY)
+    assert list(stage.rooms.happened) == []
+    assert isinstance(stage.coordinator.phase, Closing)
+
+
 def test_a_store_whose_worker_died_before_it_was_there_is_heard_no_more(tmp_path: Path) -> None:
     stage = gathered(Stage(tmp_path))
     stage.crew.gone(0, KILLED)

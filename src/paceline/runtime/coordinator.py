@@ -255,10 +255,10 @@ class Coordinator:
                 pass
 
     def _begin(self) -> None:
-        """The store is there: training begins."""
-        assert isinstance(self.phase, Gathering)  # the store of a worker that has gone is heard no more
-        self.phase.prepared = True
-        self._go_on()
+        """The store is there: training begins, unless the run was stopped and is over meanwhile."""
+        if isinstance(self.phase, Gathering):
+            self.phase.prepared = True
+            self._go_on()
 
     def _step_finished(self, member: Member, done: messages.StepFinished) -> None:
         rooms, worker = self.rooms, member.worker
