@@ -85,8 +85,9 @@ def test_rounds_on_several_hosts_end_on_the_bits_of_rounds_on_one(launch: Launch
 
 
 def test_a_run_on_several_hosts_is_made_again_on_as_many(launch: Launch) -> None:
-    run = launch.run(script(), *HOSTS, "-p", "bsp").completed()
+    run = launch.run(script(), *HOSTS, "-p", "bsp", "--host-timeout", "9").completed()
     again = launch.run(script(AGENTS), "--config", str(run.folder / "config.toml")).completed()
+    assert "host_timeout = 9.0" in (again.folder / "config.toml").read_text()
     agents = {(launch.tmp_path / f"agent-{worker}").read_text() for worker in range(4)}
     assert len(agents) == 2
     assert again.summary["workers"] == 4

@@ -35,6 +35,7 @@ FLAGS = {
     "saves": "--saves",
     "checkpoint": "--checkpoint",
     "learning_rate_scale": "--learning-rate-scale",
+    "host_timeout": "--host-timeout",
 }
 """Keys of a configuration that each are one flag."""
 OF_THE_SCRIPT = {"shards": "--shards", "epochs": "--epochs"}

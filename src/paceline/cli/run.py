@@ -48,6 +48,8 @@ from paceline.terminal import is_read
 
 MOST_THREADS = 1024
 LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years
+TIMEOUTS = 1.0, 86_400.0
+"""Seconds that a host's timeout may have. Below that, a process that waits for a core would be lost."""
 
 PATIENCE = 1.0
 """Seconds that an interrupted run waits for a reader of its summary, who may have stopped to read."""
@@ -108,6 +110,8 @@ def add_to(commands: Any) -> None:
     add("--drain", type=seconds("--drain"), default=10.0, metavar="S", help=drain)
     many = "hosts to emulate on this machine, each with -n workers and a process that speaks for it (default: 1)"
     add("--emulate-hosts", type=whole("--emulate-hosts", 1, 64), default=1, metavar="H", help=many)
+    silent = "seconds after which a host that is silent is lost (default: 15)"
+    add("--host-timeout", type=seconds("--host-timeout", *TIMEOUTS), default=15.0, metavar="T", help=silent)
     command.meant = _meant
     command.set_defaults(call=call)
 
@@ -263,6 +267,7 @@ def call(options: argparse.Namespace) -> int:
         drain=options.drain,
         restart=options.restart,
         hosts=options.emulate_hosts,
+        host_timeout=options.host_timeout,
         resumed=resumed,
     )
     if choice is None:
@@ -322,9 +327,18 @@ def whole(flag: str, least: int, most: int = MOST_WHOLE) -> Callable[[str], int]
     return read
 
 
-def seconds(flag: str) -> Callable[[str], float]:
-    """Reads the flag's number of seconds, which must be above 0."""
-    return above(flag, " of seconds", LONGEST)
+def seconds(flag: str, least: float = 0.0, most: float = LONGEST) -> Callable[[str], float]:
+    """Reads the flag's number of seconds, which must be `least` or more, or above 0, and at most `most`."""
+    read = above(flag, " of seconds", most)
+    if not least:
+        return read
+
+    def read_more(text: str) -> float:
+        if (value := read(text)) < least:
+            raise ConfigError(f'{flag} is "{shortened(text)}"; it must be {least:.0f} or more')
+        return value
+
+    return read_more
 
 
 def shortened(text: str) -> str:

@@ -321,7 +321,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "arguments": list(settings.arguments),
         "protocol": settings.choice.to_plain(),
         "workers": settings.workers,
-        **({} if settings.hosts == 1 else {"hosts": settings.hosts}),
+        **({} if settings.hosts == 1 else {"hosts": settings.hosts, "host_timeout": settings.host_timeout}),
         "threads": settings.threads,
         "seed": settings.seed,
         "start": settings.start,
