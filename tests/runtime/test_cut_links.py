@@ -1,0 +1,126 @@
+"""Links between the hosts of a run that break, stall and come back: nothing is lost, and nothing is doubled."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support import nursery
+from support.cut_links import LONG, WAYS, Kind, Link, Links, Way
+from support.launch import Launch
+from support.recorded import checked
+from support.runs import Run, ended
+
+SCRIPT = """
+import os, signal, time
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+THERE = Path(__file__).parent
+def wait(name):
+    while not (THERE / name).exists():
+        time.sleep(0.002)
+
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+data = TensorDataset(torch.randn(192, 6), torch.randint(0, 3, (192,)))
+loader = DataLoader(data, batch_size=4, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+batches = 0
+for epoch in range(2):
+    for x, y in loader:
+        batches += 1
+        EACH_STEP
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+SAMPLES = 2 * 192
+HOSTS = ("--emulate-hosts", "2", "-n", "2", "--threads", "1", "--shards", "static")
+MEETS = """
+        if batches == 3 and paceline.worker() == 2:
+            (THERE / "third").touch()
+            wait("mended")
+"""
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Iterator[Links]:
+    links = Links(tmp_path / "links", "node-1")
+    yield links
+    links.close()
+
+
+@pytest.fixture
+def link(links: Links) -> Link:
+    return links.by_host["node-1"]
+
+
+def script(each_step: str = "pass") -> str:
+    return SCRIPT.replace("EACH_STEP", each_step.strip())
+
+
+def await_file(path: Path) -> None:
+    deadline = time.monotonic() + LONG
+    while not path.exists():
+        assert time.monotonic() < deadline, f"there is no {path} in {LONG} s"
+        time.sleep(0.002)
+
+
+def went_on(run: Run) -> None:
+    """No host was lost, each sample was used once, and a replay comes to the same bits."""
+    run.completed()
+    assert "is lost" not in run.err
+    assert (run.summary["samples"], run.summary["samples_missed"]) == (SAMPLES, 0)
+    assert (found := checked(run.folder)).ok, found.wrong
+    folder = run.folder.parent / "again"
+    again = nursery.Process(["replay", str(run.folder), "--out", str(folder)])
+    out, err = again.communicate(timeout=120)
+    assert again.returncode == 0, out + err
+    assert "the same bits" in out
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "ps-plus", "sync-switch"])
+def test_connections_that_are_cut_amid_any_message_lose_and_double_nothing(
+    protocol: str, links: Links, link: Link, launch: Launch
+) -> None:
+    chance = random.Random(protocol)
+
+    def limit(kind: Kind) -> tuple[Way, int] | None:
+        return (chance.choice(WAYS), chance.randint(500, 5_000)) if link.made[kind] <= 4 else None
+
+    link.limit, link.delay = limit, 0.001
+    went_on(launch.run(script(), *HOSTS, "-p", protocol, first=links.first))
+    assert link.cuts >= 6
+
+
+def test_a_link_that_comes_back_in_time_goes_on_where_it_was(links: Links, link: Link, launch: Launch) -> None:
+    process = launch.start(script(MEETS), *HOSTS, "-p", "asp", first=links.first)
+    await_file(launch.tmp_path / "third")
+    link.block()
+    link.await_made("control", 2)
+    link.mend()
+    (launch.tmp_path / "mended").touch()
+    went_on(ended(process))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_connection_that_passes_nothing_on_one_way_is_replaced_in_time(
+    way: Way, links: Links, link: Link, launch: Launch
+) -> None:
+    """The kernels of both sides find nothing wrong with it: only beats are missing."""
+    process = launch.start(script(MEETS), *HOSTS, "-p", "asp", "--host-timeout", "8", first=links.first)
+    await_file(launch.tmp_path / "third")
+    link.stall(["control"], [way])
+    (launch.tmp_path / "mended").touch()
+    link.await_made("control", 1)
+    link.mend()
+    went_on(ended(process))

@@ -1,0 +1,256 @@
+"""Links between the hosts of a run that break, stall and delay: what agents dial in the head's place.
+
+Each host's link passes on what both sides say, in a thread of the test. So connections are cut where bytes are, and the
+run itself is as it always is.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["control", "data"]
+Way = Literal["to the head", "to the host"]
+KINDS: tuple[Kind, Kind] = ("control", "data")
+WAYS: tuple[Way, Way] = ("to the head", "to the host")
+MOST = 1 << 20
+"""Bytes that wait in one direction of a connection."""
+LONG = 60.0  # seconds: nothing that a test waits for takes as long
+RESET = struct.pack("ii", 1, 0)
+
+FIRST = """
+import json, os
+from pathlib import Path
+from paceline.runtime import emulated
+ports, folder, real = {ports!r}, Path({folder!r}), emulated.agent
+def agent(settings, name, workers, addresses, token):
+    if name in ports:
+        (folder / "new").write_text(json.dumps(addresses))
+        os.replace(folder / "new", folder / name)
+        addresses = tuple(("127.0.0.1", port) for port in ports[name])
+    return real(settings, name, workers, addresses, token)
+emulated.agent = agent
+"""
+
+
+@dataclass
+class _Way:
+    """One direction of a connection."""
+
+    way: Way
+    source: socket.socket
+    target: socket.socket
+    left: int | None
+    """Bytes that it passes on before the connection is cut; None: it is not."""
+    waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
+    """Bytes, and when they go on."""
+    over: bool = False
+    """Whether its source has said all."""
+
+    @property
+    def room(self) -> bool:
+        return not self.over and sum(len(data) for _, data in self.waiting) < MOST
+
+
+@dataclass(eq=False)
+class _Connection:
+    """A connection of an agent, and the one to the head that it stands for."""
+
+    kind: Kind
+    ways: tuple[_Way, _Way]
+
+    def cut(self) -> None:
+        for way in self.ways:
+            with suppress(OSError):
+                way.source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            way.source.close()
+
+
+class Link:
+    """The link between one host and the head."""
+
+    def __init__(self, folder: Path, host: str) -> None:
+        """`folder`: where agents write what they would dial."""
+        self.host = host
+        self.made = dict.fromkeys(KINDS, 0)
+        """Connections that the host has made."""
+        self.cuts = 0
+        """Connections that were cut."""
+        self.delay = 0.0
+        """Seconds that all bytes take."""
+        self.limit: Callable[[Kind], tuple[Way, int] | None] = lambda kind: None
+        """After how many bytes, and which way, a new connection is cut."""
+        self._address = folder / host
+        self._blocked: set[Kind] = set()
+        self._stalled: set[tuple[Kind, Way]] = set()
+        self._lock = threading.RLock()
+        self._listeners = {socket.create_server(("127.0.0.1", 0)): kind for kind in KINDS}
+        self._connections: list[_Connection] = []
+        self._over = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def ports(self) -> list[int]:
+        """Where the agent dials."""
+        return [listener.getsockname()[1] for listener in self._listeners]
+
+    # --- what happens to it -------------------------------------------------------------------------
+
+    def cut(self, kinds: Iterable[Kind] = KINDS) -> None:
+        """Cut these connections. The host may connect again."""
+        with self._lock:
+            for one in [one for one in self._connections if one.kind in kinds]:
+                self._cut(one)
+
+    def block(self, kinds: Iterable[Kind] = KINDS) -> None:
+        """Cut these connections, and all that the host makes from now on."""
+        with self._lock:
+            self._blocked |= set(kinds)
+            self.cut(kinds)
+
+    def stall(self, kinds: Iterable[Kind] = KINDS, ways: Iterable[Way] = WAYS) -> None:
+        """Pass on nothing of these connections, present ones and new ones. Nobody is told."""
+        with self._lock:
+            self._stalled |= {(kind, way) for kind in kinds for way in ways}
+
+    def mend(self) -> None:
+        """Let all pass that is blocked or stalled. What waited goes on."""
+        with self._lock:
+            self._blocked.clear()
+            self._stalled.clear()
+
+    def await_made(self, kind: Kind, more: int) -> None:
+        """Wait until the host has made so many more connections."""
+        wanted, deadline = self.made[kind] + more, time.monotonic() + LONG
+        while self.made[kind] < wanted:
+            assert time.monotonic() < deadline, f"host {self.host} has made no {more} more connections for {kind}"
+            time.sleep(0.002)
+
+    def close(self) -> None:
+        """Pass on nothing any more."""
+        self._over = True
+        self._thread.join(10)
+        self.block()
+        for listener in self._listeners:
+            listener.close()
+
+    # --- the thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._over:
+            with self._lock:
+                ways = [(one, way) for one in self._connections for way in one.ways]
+                flowing = [(one, way) for one, way in ways if (one.kind, way.way) not in self._stalled]
+                reads = [way.source for _, way in flowing if way.room]
+                due = [way for _, way in flowing if way.waiting and way.waiting[0][0] <= time.monotonic()]
+                writes = [way.target for way in due]
+            try:
+                readable, writable, _ = select.select([*self._listeners, *reads], writes, [], 0.002)
+            except (OSError, ValueError):  # one was cut meanwhile
+                continue
+            with self._lock:
+                for listener in self._listeners:
+                    if listener in readable:
+                        self._accept(listener)
+                for one, way in flowing:
+                    if one in self._connections and way.source in readable:
+                        self._receive(one, way)
+                    if one in self._connections and way.target in writable:
+                        self._send(one, way)
+
+    def _accept(self, listener: socket.socket) -> None:
+        kind = self._listeners[listener]
+        end, _ = listener.accept()
+        self.made[kind] += 1
+        if kind in self._blocked:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            end.close()
+            self.cuts += 1
+            return
+        try:
+            address = json.loads(self._address.read_text())[KINDS.index(kind)]
+            head = socket.create_connection(tuple(address), timeout=10)
+        except OSError:  # the head has gone
+            end.close()
+            return
+        for one in (end, head):
+            one.setblocking(False)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        limit = dict([drawn]) if (drawn := self.limit(kind)) else {}
+        there = _Way("to the head", end, head, limit.get("to the head"))
+        back = _Way("to the host", head, end, limit.get("to the host"))
+        self._connections.append(_Connection(kind, (there, back)))
+
+    def _receive(self, one: _Connection, way: _Way) -> None:
+        try:
+            data = way.source.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._end(one)
+            return
+        way.over = not data
+        way.waiting.append((time.monotonic() + self.delay, data))
+
+    def _send(self, one: _Connection, way: _Way) -> None:
+        _, data = way.waiting.popleft()
+        if not data:
+            self._end(one)
+            return
+        part = data if way.left is None else data[: way.left]
+        try:
+            sent = way.target.send(part)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._end(one)
+            return
+        if sent < len(data):
+            way.waiting.appendleft((0.0, data[sent:]))
+        if way.left is not None:
+            way.left -= sent
+            if not way.left:
+                self._cut(one)
+
+    def _cut(self, one: _Connection) -> None:
+        self._connections.remove(one)
+        one.cut()
+        self.cuts += 1
+
+    def _end(self, one: _Connection) -> None:
+        """One side has closed the connection, and the other hears of that."""
+        self._connections.remove(one)
+        for way in one.ways:
+            way.source.close()
+
+
+class Links:
+    """The links of some hosts of one run."""
+
+    def __init__(self, folder: Path, *hosts: str) -> None:
+        """`folder` is made."""
+        folder.mkdir()
+        self._folder = folder
+        self.by_host = {host: Link(folder, host) for host in hosts}
+
+    @property
+    def first(self) -> str:
+        """What a launcher executes first, so that its agents dial these links: see `support.runs.run`."""
+        ports = {host: link.ports for host, link in self.by_host.items()}
+        return FIRST.format(ports=ports, folder=str(self._folder))
+
+    def close(self) -> None:
+        """Pass on nothing any more."""
+        for link in self.by_host.values():
+            link.close()
