@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.core.items import Beginning, Blob, Former, Mean, Named, Replica, Update, Version
+from paceline.core.items import Beginning, Blob, Former, Item, Mean, Replica, Update, Version
 from paceline.fabric.control import LONGEST_HELLO, MOST_STRANGERS, PROTOCOL, Hello, Refused
 from paceline.fabric.endpoint import LENGTH, framed
 from paceline.fabric.numbered import written
@@ -36,19 +36,19 @@ class Shelf:
     """What one host has, and what was asked of it."""
 
     def __init__(self) -> None:
-        self.items: dict[Named, bytearray] = {}
-        self.asked: list[Named] = []
-        self.held: list[Named] = []
+        self.items: dict[Item, bytearray] = {}
+        self.asked: list[Item] = []
+        self.held: list[Item] = []
         """What is being sent."""
 
-    def find(self, item: Named) -> memoryview | None:
+    def find(self, item: Item) -> memoryview | None:
         self.asked.append(item)
         if item not in self.items:
             return None
         self.held.append(item)
         return memoryview(self.items[item])
 
-    def served(self, item: Named) -> None:
+    def served(self, item: Item) -> None:
         self.held.remove(item)
 
 
@@ -80,7 +80,7 @@ class Two:
     def dial(self, said: Hello | None = None, checks: Callable[[Hello], str | None] = check) -> None:
         self.dialler = Dialler(self.b, self.port.address, self.loop, said or hello("b", 3), checks, self.lines.append)
 
-    def fetch(self, item: Named, size: int, side: Bulk | None = None) -> Got:
+    def fetch(self, item: Item, size: int, side: Bulk | None = None) -> Got:
         got = Got(size)
         (side or self.b).fetch(item, memoryview(got.memory), got.is_done, got.lost.append)
         return got
@@ -159,7 +159,7 @@ def test_both_sides_fetch_over_the_one_connection_at_once(two: Two) -> None:
 
 
 @pytest.mark.parametrize("item", [Version(1), Update(2, 3), Replica(4, 5), Mean(6), Beginning(7), Blob("fixed")])
-def test_items_of_every_kind_are_asked_for_by_name(two: Two, item: Named) -> None:
+def test_items_of_every_kind_are_asked_for_by_name(two: Two, item: Item) -> None:
     two.at_a.items[item] = contents(10)
     got = two.fetch(item, 10)
     two.until(lambda: got.done)

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from paceline.core.items import Named, Version
+from paceline.core.items import Item, Version
 from paceline.fabric.control import PROTOCOL, Hello
 from paceline.host import bulk, tcp
 from paceline.host.bulk import Bulk, Dialler, Port
@@ -21,11 +21,11 @@ ITEMS = [Version(number) for number in range(8)]
 PATIENCE = 60.0
 
 
-def size(item: Named) -> int:
+def size(item: Item) -> int:
     return [0, 1, 100, 70_000, 1_000_000, (1 << 20) + 1, 3_000_000, 5][ITEMS.index(item)]  # type: ignore[arg-type]
 
 
-def contents(segment: int, item: Named, host: str) -> bytes:
+def contents(segment: int, item: Item, host: str) -> bytes:
     return (f"{host} {segment} {item} ".encode() * (size(item) // 8 + 1))[: size(item)]
 
 
@@ -34,7 +34,7 @@ class Fetched:
     """A fetch, and what was told of it."""
 
     segment: int
-    item: Named
+    item: Item
     memory: bytearray
     told: list[str] = field(default_factory=list)
     cancelled: bool = False
@@ -45,14 +45,14 @@ class Side:
 
     def __init__(self, name: str, loop: Loop, other: str) -> None:
         self.name, self.other = name, other
-        self.made: set[Named] = set()
-        self.impossible: set[Named] = set()
+        self.made: set[Item] = set()
+        self.impossible: set[Item] = set()
         self.fetched: list[Fetched] = []
         self.bulk = Bulk(loop, other, 1, self.find, self.served)
         self.holds = 0
         """How much of it is being sent."""
 
-    def find(self, item: Named) -> memoryview | None:
+    def find(self, item: Item) -> memoryview | None:
         if item in self.impossible:
             self.bulk.never(item, "its worker has died")
         if item not in self.made:
@@ -60,20 +60,20 @@ class Side:
         self.holds += 1
         return memoryview(contents(self.bulk.segment, item, self.name))
 
-    def served(self, item: Named) -> None:
+    def served(self, item: Item) -> None:
         self.holds -= 1
 
-    def make(self, item: Named) -> None:
+    def make(self, item: Item) -> None:
         if item not in self.impossible:
             self.made.add(item)
             self.bulk.there(item)
 
-    def give_up(self, item: Named) -> None:
+    def give_up(self, item: Item) -> None:
         if item not in self.made:
             self.impossible.add(item)
             self.bulk.never(item, "its worker has died")
 
-    def fetch(self, item: Named) -> None:
+    def fetch(self, item: Item) -> None:
         under_way = [one for one in self.fetched if one.item == item and not one.told and not one.cancelled]
         memory = under_way[0].memory if under_way else bytearray(size(item))
         one = Fetched(self.bulk.segment, item, memory)
@@ -84,7 +84,7 @@ class Side:
         assert one.memory == contents(one.segment, one.item, self.other)
         one.told.append("done")
 
-    def cancel(self, item: Named) -> None:
+    def cancel(self, item: Item) -> None:
         self.bulk.cancel(item)
         for one in self.fetched:
             if one.item == item and not one.told and not one.cancelled:

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.core.items import Item, Version
 from paceline.errors import MessageUnreadable
+from paceline.host import fetches as module
 from paceline.host.fetches import (
     Arrived,
     Ask,
@@ -16,9 +17,10 @@ from paceline.host.fetches import (
     Fetches,
     FreePlace,
     Lost,
+    Missing,
     Named,
-    Part,
     Peer,
+    Range,
     Release,
     Say,
     Send,
@@ -32,9 +34,9 @@ ONE, TWO, THREE = (Named(1, Version(number)) for number in (1, 2, 3))
 FIRST, SECOND = ("step", 0), ("step", 1)
 
 
-def of(*peers: Peer, size: int = 100) -> tuple[Part, ...]:
+def of(*peers: Peer, size: int = 100) -> tuple[Range, ...]:
     """The item lies in ranges of this size, one on each host."""
-    return tuple(Part(peer.host, peer.incarnation, size * at, size * (at + 1)) for at, peer in enumerate(peers))
+    return tuple(Range(peer.host, peer.incarnation, size * at, size * (at + 1)) for at, peer in enumerate(peers))
 
 
 def fetches(room: int = 5, *connected: Peer) -> Fetches:
@@ -161,7 +163,7 @@ def test_what_waits_for_a_place_is_lost_as_well() -> None:
     assert found.ended(B, "gone") == [Lost(TWO, FIRST, "gone")]
 
 
-def test_one_part_that_is_lost_cancels_the_others() -> None:
+def test_one_range_that_is_lost_cancels_the_others() -> None:
     found = fetches()
     found.claim(ONE, FIRST, of(B, C))
     assert found.ended(B, "gone") == [Cancel(B, 1), Cancel(C, 2), FreePlace(ONE), Lost(ONE, FIRST, "gone")]
@@ -191,6 +193,26 @@ def test_bytes_of_another_host_than_was_asked_count_for_nothing() -> None:
     found = fetches()
     found.claim(ONE, FIRST, of(B))
     assert found.arrived(C, 1, 0, 100) == found.arrived(B2, 1, 0, 100) == found.refused(C, 1, "no") == []
+    assert found.missing(C, 1) is None
+
+
+def test_what_has_not_come_is_known_until_it_has_or_nobody_wants_it() -> None:
+    found = fetches()
+    found.claim(ONE, FIRST, of(B))
+    found.claim(TWO, FIRST, of(B))
+    found.arrived(B, 1, 0, 10)
+    assert found.missing(B, 1) == Missing(ONE, 10, 100)
+    found.arrived(B, 1, 10, 100)
+    found.release(TWO, FIRST)
+    assert found.missing(B, 1) is found.missing(B, 2) is None
+
+
+def test_an_answer_to_what_was_never_asked_is_refused() -> None:
+    found = fetches()
+    found.claim(ONE, FIRST, of(B))
+    for answer in (found.missing, lambda *of: found.arrived(*of, 0, 1), lambda *of: found.refused(*of, "no")):
+        with pytest.raises(MessageUnreadable, match="request 2 is answered, and there were 1"):
+            answer(B, 2)
 
 
 # --- serving ------------------------------------------------------------------------------------------
@@ -254,8 +276,35 @@ def test_a_request_that_ends_stops_and_releases_its_item_and_no_others(end: str,
     found.asked(B, 7, ONE, 0, 100)
     found.asked(C, 7, ONE, 0, 100)
     orders = found.cancelled(B, 7) if end == "cancelled" else found.disconnected(B)
-    assert orders == [*([Stop(B, 7)] if sends else []), Release(ONE, OWNER)]
+    if sends and end == "cancelled":
+        assert orders == [Stop(B, 7)]
+        assert list(found.claims()) == [(ONE, OWNER), (ONE, OTHER)], "its last bytes may wait to be written"
+        assert found.cancelled(B, 7) == []
+        assert found.sent(B, 7) == [Release(ONE, OWNER)]
+    else:
+        assert orders == [*([Stop(B, 7)] if sends else []), Release(ONE, OWNER)]
     assert list(found.claims()) == [(ONE, OTHER)]
+
+
+def test_what_was_stopped_is_released_as_its_connection_breaks() -> None:
+    found, there = serves()
+    there.where[ONE.item] = "here"
+    found.asked(B, 7, ONE, 0, 100)
+    assert found.segment_began(2) == [Stop(B, 7), Say(B, 7, "its segment has ended")]
+    assert found.segment_began(3) == found.never(ONE, "late") == []
+    assert found.disconnected(B) == [Release(ONE, OWNER)]
+
+
+def test_a_host_asks_for_so_much_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_ASKED", 2)
+    found, _ = serves()
+    found.asked(B, 7, ONE, 0, 50)
+    found.asked(B, 8, ONE, 50, 100)
+    assert found.asked(C, 7, ONE, 0, 50)
+    with pytest.raises(MessageUnreadable, match="more than 2 items"):
+        found.asked(B, 9, TWO, 0, 100)
+    found.cancelled(B, 7)
+    assert found.asked(B, 9, TWO, 0, 100)
 
 
 def test_the_next_segment_ends_requests_of_the_last_and_serves_those_that_came_early() -> None:

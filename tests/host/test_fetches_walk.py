@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.host import fetches
-from paceline.host.fetches import Fetches, Named, Part, Peer, Serves
+from paceline.host.fetches import Fetches, Named, Peer, Range, Serves
 from paceline.host.shelf import Owner
 from support.fetch_nodes import ITEMS, NAMES, Node
 from support.seeded_network import Fault, Faults, Network, all_tried
@@ -228,14 +228,14 @@ def every_claim_is_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Fetches._ask
 
     def again(self: Fetches, record: Any) -> list[fetches.Order]:
-        for part in record.coming:
-            part.request = None
+        for one in record.coming:
+            one.request = None
         return ask(self, record)
 
     claim = Fetches.claim
 
-    def eager(self: Fetches, named: Named, owner: Owner, parts: tuple[Part, ...]) -> list[fetches.Order]:
-        orders = claim(self, named, owner, parts)
+    def eager(self: Fetches, named: Named, owner: Owner, ranges: tuple[Range, ...]) -> list[fetches.Order]:
+        orders = claim(self, named, owner, ranges)
         return orders + again(self, self._records[named]) if named in self._records else orders
 
     monkeypatch.setattr(Fetches, "claim", eager)

@@ -14,7 +14,7 @@ from paceline.core.items import Item, Version
 from paceline.errors import MessageUnreadable
 from paceline.fabric.endpoint import Coding, Frames, framed
 from paceline.host import fetches
-from paceline.host.fetches import Fetches, Named, Part, Peer, Serves
+from paceline.host.fetches import Fetches, Named, Peer, Range, Serves
 from paceline.host.shelf import Owner
 from support.seeded_network import Network
 
@@ -130,15 +130,15 @@ class Node:
     def claim(self, version: int, number: int, patient: bool) -> None:
         named, owner = Named(self.segment, Version(version)), ("step", number)
         hosts = owners(named, self.name)
-        parts = tuple(Part(host, self.known[host], SIZE * at, SIZE * (at + 1)) for at, host in enumerate(hosts))
-        if not all(part.incarnation for part in parts):
+        ranges = tuple(Range(host, self.known[host], SIZE * at, SIZE * (at + 1)) for at, host in enumerate(hosts))
+        if not all(one.incarnation for one in ranges):
             return
-        lives = [(part, self.life_of(Peer(part.host, part.incarnation))) for part in parts]
-        ranges = [content(named, part.host, life)[part.begin : part.end] for part, life in lives]
+        lives = [(one, self.life_of(Peer(one.host, one.incarnation))) for one in ranges]
+        contents = [content(named, one.host, life)[one.begin : one.end] for one, life in lives]
         if not all(life for _, life in lives) or self.fetches.has(named):
-            ranges = []  # this node was told late, and it can only be lost; or it has arrived before, and was looked at
-        self.claims[named, owner] = Waits(b"".join(ranges), patient)
-        self.carry_out(self.fetches.claim(named, owner, parts))
+            contents = []  # it was told late, and the item can only be lost; or the item is here, and was looked at
+        self.claims[named, owner] = Waits(b"".join(contents), patient)
+        self.carry_out(self.fetches.claim(named, owner, ranges))
 
     def release(self, key: tuple[Named, Owner]) -> None:
         if key in self.claims:
@@ -212,8 +212,14 @@ class Node:
                     self.sending[peer, request] = order
                 case fetches.Stop(peer, request):
                     self.sending.pop((peer, request), None)
+                    self.written(peer, request)
                 case fetches.Say(peer, request, why):
                     self.say(peer, Refused(request, why))
+
+    def written(self, peer: Peer, request: int) -> None:
+        """What waits to be written of a request that was stopped is written sooner or later."""
+        later = self.network.now + self.lots.uniform(0, 3)
+        self.network.at(later, lambda: self.network.on(self.name, lambda: self.serve(self.serves.sent(peer, request))))
 
     def say(self, peer: Peer, message: msgspec.Struct) -> None:
         for number, link in self.links.items():
@@ -255,18 +261,18 @@ class Node:
             case Ask(request, segment, version, begin, end):
                 named = Named(segment, Version(version))
                 self.serve(self.serves.asked(self.of(link), request, named, begin, end))
-                same = [one for key, one in self.serves._requests.items() if key[0] == link.peer and one.named == named]
-                if len(same) > 1:
+                asked = self.serves._requests[self.of(link)].values()
+                if len([one for one in asked if one.named == named and not one.stops]) > 1:
                     raise Wrong(f"{link.peer} asks for {named} twice")
             case Cancel(request):
                 self.serve(self.serves.cancelled(self.of(link), request))
             case Refused(request, why):
                 self.carry_out(self.fetches.refused(self.of(link), request, why))
             case Bytes(request, begin, data):
-                found = self.fetches._requests.get(request)
+                missing = self.fetches.missing(self.of(link), request)
                 orders = self.fetches.arrived(self.of(link), request, begin, begin + len(data))
-                if found is not None:
-                    self.places[found[0].named][begin : begin + len(data)] = data
+                if missing is not None:
+                    self.places[missing.named][begin : begin + len(data)] = data
                 self.carry_out(orders)
 
     def of(self, link: Link) -> Peer:

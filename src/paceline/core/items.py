@@ -53,15 +53,11 @@ class Former(NamedTuple):
     kind: str = "former"
 
 
-Item = Version | Update | Replica | Mean | Beginning | Former
-
-
 class Blob(NamedTuple):
-    """Something else that is fetched by a name, such as what never changes."""
+    """Something else that another host fetches by a name, such as what never changes."""
 
     name: str
     kind: str = "blob"
 
 
-Named = Item | Blob
-"""What one host may fetch from another."""
+Item = Version | Update | Replica | Mean | Beginning | Former | Blob

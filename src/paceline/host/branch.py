@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from paceline.core.items import Blob, Named, Update, Version
+from paceline.core.items import Blob, Item, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.fabric.memory import Region
@@ -182,7 +182,7 @@ class Branch:
         start, stop = self._plan.bytes_of(self.shelf.place(item), self._offer)
         return self.region.memory[start:stop]
 
-    def find(self, item: Named) -> memoryview | None:
+    def find(self, item: Item) -> memoryview | None:
         """What the head fetches; None: it is not here. An update is here before the head hears that it is ready."""
         return self.view(item) if isinstance(item, Update) and self.shelf.has(item) else None
 

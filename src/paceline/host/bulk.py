@@ -24,7 +24,7 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from paceline.core.items import Beginning, Blob, Mean, Named, Replica, Update, Version
+from paceline.core.items import Beginning, Blob, Item, Mean, Replica, Update, Version
 from paceline.errors import MessageUnreadable
 from paceline.fabric.control import (
     HANDSHAKE,
@@ -103,7 +103,7 @@ class _Fetched:
     """An item that is fetched."""
 
     number: int
-    item: Named
+    item: Item
     memory: memoryview
     waiting: list[tuple[Callable[[], object], Callable[[str], object]]] = field(default_factory=list)
     came: int = 0
@@ -117,7 +117,7 @@ class _Asked:
 
     number: int
     segment: int
-    item: Named
+    item: Item
     size: int
     memory: memoryview | None = None
     """None: it is not there yet."""
@@ -132,8 +132,8 @@ class Bulk:
         loop: Loop,
         host: str,
         incarnation: int,
-        find: Callable[[Named], memoryview | None],
-        served: Callable[[Named], object],
+        find: Callable[[Item], memoryview | None],
+        served: Callable[[Item], object],
         segment: int = 0,
     ) -> None:
         """`host` and `incarnation` are the other's.
@@ -154,17 +154,17 @@ class Bulk:
         self._why = ""
         """Why the other host has ended."""
         self._number = 0
-        self._fetched: dict[Named, _Fetched] = {}
+        self._fetched: dict[Item, _Fetched] = {}
         self._fetched_by: dict[int, _Fetched] = {}
-        self._asked: dict[Named, _Asked] = {}
+        self._asked: dict[Item, _Asked] = {}
         self._asked_by: dict[int, _Asked] = {}
         self._sending: deque[_Asked] = deque()
-        self._sent: list[Named] = []
+        self._sent: list[Item] = []
         """What is sent or cancelled, while its last bytes may wait for room."""
 
     # --- what is fetched ----------------------------------------------------------------------------
 
-    def fetch(self, item: Named, into: memoryview, done: Callable[[], object], lost: Callable[[str], object]) -> None:
+    def fetch(self, item: Item, into: memoryview, done: Callable[[], object], lost: Callable[[str], object]) -> None:
         """Bring the item into this memory, whose size is the item's. Then call `done`, or `lost` with why it can't.
 
         A second fetch of an item that is under way joins the first, into the first one's memory.
@@ -181,7 +181,7 @@ class Bulk:
         assert one.memory.nbytes == into.nbytes, f"{item} has one size"
         one.waiting.append((done, lost))
 
-    def cancel(self, item: Named) -> None:
+    def cancel(self, item: Item) -> None:
         """Nobody needs the item any more. Its memory isn't written to from now on, and nobody is told anything."""
         if (one := self._fetched.get(item)) is not None:
             self._forget(one)
@@ -189,13 +189,13 @@ class Bulk:
 
     # --- what is served -----------------------------------------------------------------------------
 
-    def there(self, item: Named) -> None:
+    def there(self, item: Item) -> None:
         """`find` returns the item from now on."""
         one = self._asked.get(item)
         if one is not None and one.memory is None and one.segment == self.segment:
             self._look(one)
 
-    def never(self, item: Named, why: str) -> None:
+    def never(self, item: Item, why: str) -> None:
         """The item can't come any more."""
         if (one := self._asked.get(item)) is not None:
             self._refuse(one, why)
@@ -653,16 +653,16 @@ class Dialler:
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
 
-def _fields(item: Named) -> Fields:
+def _fields(item: Item) -> Fields:
     return cast(Fields, tuple(item))
 
 
-def _item(fields: Fields) -> Named:
+def _item(fields: Fields) -> Item:
     kind = _KINDS.get(str(fields[-1])) if fields else None
     if kind is None:
         raise MessageUnreadable("it names no item")
     try:
-        return cast(Named, msgspec.convert(fields, kind))
+        return cast(Item, msgspec.convert(fields, kind))
     except msgspec.ValidationError as error:
         raise MessageUnreadable(f"it names no {kind.__name__}: {error}") from error
 

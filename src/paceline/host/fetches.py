@@ -29,7 +29,7 @@ from paceline.errors import MessageUnreadable
 from paceline.host.shelf import Owner
 
 
-class Part(NamedTuple):
+class Range(NamedTuple):
     """A range of an item's bytes, and the host that has them."""
 
     host: str
@@ -50,6 +50,14 @@ class Peer(NamedTuple):
 
     host: str
     incarnation: int
+
+
+class Missing(NamedTuple):
+    """Bytes of an item that have not come."""
+
+    named: Named
+    begin: int
+    end: int
 
 
 # what the driver is to do
@@ -109,8 +117,8 @@ Order = TakePlace | FreePlace | Ask | Cancel | Arrived | Lost
 
 
 @dataclass(slots=True)
-class _Part:
-    """How far one part has come."""
+class _Coming:
+    """How far one range has come."""
 
     peer: Peer
     end: int
@@ -125,15 +133,15 @@ class _Record:
     """One item: who waits for it, and what of it is here."""
 
     named: Named
-    parts: tuple[Part, ...]
-    coming: list[_Part]
+    ranges: tuple[Range, ...]
+    coming: list[_Coming]
     owners: dict[Owner, None] = field(default_factory=dict)
     placed: bool = False
     """Whether it has a place."""
 
     @property
     def here(self) -> bool:
-        return self.placed and all(part.have == part.end for part in self.coming)
+        return self.placed and all(one.have == one.end for one in self.coming)
 
 
 class Fetches:
@@ -147,7 +155,7 @@ class Fetches:
         self._records: dict[Named, _Record] = {}
         self._queue: deque[Named] = deque()
         """Records without a place, in the order in which they were first claimed."""
-        self._requests: dict[int, tuple[_Record, _Part]] = {}
+        self._requests: dict[int, tuple[_Record, _Coming]] = {}
         self._asked = 0
         self._connected: dict[str, int] = {}
         """By host: the incarnation that is connected."""
@@ -157,26 +165,26 @@ class Fetches:
 
     # --- claims -------------------------------------------------------------------------------------
 
-    def claim(self, named: Named, owner: Owner, parts: tuple[Part, ...]) -> list[Order]:
+    def claim(self, named: Named, owner: Owner, ranges: tuple[Range, ...]) -> list[Order]:
         """The owner needs this item, which these hosts have.
 
         All that claim an item on its way name the same hosts: an incarnation's end is told before another one is named.
         """
-        assert parts, f"nobody has {named}"
-        assert all(part.begin < part.end for part in parts), f"{parts} have an empty part"
+        assert ranges, f"nobody has {named}"
+        assert all(one.begin < one.end for one in ranges), f"one of {ranges} is empty"
         record = self._records.get(named)
         if record is not None and owner in record.owners:
             return []
         if record is not None and record.here:
             record.owners[owner] = None
             return [Arrived(named, owner)]
-        if why := self._why_lost(named, parts):
+        if why := self._why_lost(named, ranges):
             return [Lost(named, owner, why)]
         if record is None:
-            coming = [_Part(Peer(part.host, part.incarnation), part.end, part.begin) for part in parts]
-            record = self._records[named] = _Record(named, parts, coming)
+            coming = [_Coming(Peer(one.host, one.incarnation), one.end, one.begin) for one in ranges]
+            record = self._records[named] = _Record(named, ranges, coming)
             self._queue.append(named)
-        assert record.parts == parts, f"{named} is asked of {record.parts} and of {parts}"
+        assert record.ranges == ranges, f"{named} is asked of {record.ranges} and of {ranges}"
         record.owners[owner] = None
         return self._admit()
 
@@ -206,32 +214,41 @@ class Fetches:
         """The connection is lost. What was asked over it is asked again over the next one."""
         if self._connected.get(peer.host) == peer.incarnation:
             del self._connected[peer.host]
-        for request, (_, part) in list(self._requests.items()):
-            if part.peer == peer:
+        for request, (_, coming) in list(self._requests.items()):
+            if coming.peer == peer:
                 del self._requests[request]
-                part.request = None
+                coming.request = None
+
+    def missing(self, peer: Peer, request: int) -> Missing | None:
+        """What of the request has not come. None: nobody wants it any more.
+
+        Raises MessageUnreadable if there was no such request.
+        """
+        found = self._find(peer, request)
+        return None if found is None else Missing(found[0].named, found[1].have, found[1].end)
 
     def arrived(self, peer: Peer, request: int, begin: int, end: int) -> list[Order]:
         """These bytes of the request have come. What comes for one that was cancelled is dropped.
 
         Raises MessageUnreadable if they are not those that come next.
         """
-        found = self._requests.get(request)
-        if found is None or found[1].peer != peer:
+        found = self._find(peer, request)
+        if found is None:
             return []
-        record, part = found
-        if begin != part.have or not begin < end <= part.end:
-            raise MessageUnreadable(f"bytes {begin:,} to {end:,} came, and {part.have:,} to {part.end:,} are missing")
-        part.have = end
-        if part.have == part.end:
+        record, coming = found
+        if begin != coming.have or not begin < end <= coming.end:
+            missing = f"{coming.have:,} to {coming.end:,}"
+            raise MessageUnreadable(f"bytes {begin:,} to {end:,} came, and {missing} are missing")
+        coming.have = end
+        if coming.have == coming.end:
             del self._requests[request]
-            part.request = None
+            coming.request = None
         return [Arrived(record.named, owner) for owner in record.owners] if record.here else []
 
     def refused(self, peer: Peer, request: int, why: str) -> list[Order]:
-        """The host will never have it."""
-        found = self._requests.get(request)
-        if found is None or found[1].peer != peer:
+        """The host will never have it. Raises MessageUnreadable if there was no such request."""
+        found = self._find(peer, request)
+        if found is None:
             return []
         del self._requests[request]
         found[1].request = None
@@ -242,7 +259,7 @@ class Fetches:
         self._ended[peer.host] = max(peer.incarnation, self._ended.get(peer.host, 0))
         if self._connected.get(peer.host, peer.incarnation + 1) <= peer.incarnation:
             del self._connected[peer.host]
-        return self._lose_all(lambda record: self._why_lost(record.named, record.parts) and why)
+        return self._lose_all(lambda record: self._why_lost(record.named, record.ranges) and why)
 
     def segment_began(self, segment: int) -> list[Order]:
         """The run goes on in this segment: nothing of an earlier one comes any more."""
@@ -261,16 +278,22 @@ class Fetches:
             if not record.placed:
                 yield record.named, tuple(record.owners), "a place"
             elif not record.here:
-                part = next(part for part in record.coming if part.have < part.end)
-                why = "a connection to" if part.request is None else "bytes of"
-                yield record.named, tuple(record.owners), f"{why} host {part.peer.host}"
+                coming = next(one for one in record.coming if one.have < one.end)
+                why = "a connection to" if coming.request is None else "bytes of"
+                yield record.named, tuple(record.owners), f"{why} host {coming.peer.host}"
 
     # --- inside -------------------------------------------------------------------------------------
 
-    def _why_lost(self, named: Named, parts: tuple[Part, ...]) -> str | None:
+    def _find(self, peer: Peer, request: int) -> tuple[_Record, _Coming] | None:
+        if request > self._asked:
+            raise MessageUnreadable(f"request {request:,} is answered, and there were {self._asked:,}")
+        found = self._requests.get(request)
+        return found if found is not None and found[1].peer == peer else None
+
+    def _why_lost(self, named: Named, ranges: tuple[Range, ...]) -> str | None:
         if named.segment < self._segment:
             return f"segment {named.segment} has ended"
-        gone = [part for part in parts if part.incarnation <= self._ended.get(part.host, 0)]
+        gone = [one for one in ranges if one.incarnation <= self._ended.get(one.host, 0)]
         return f"incarnation {gone[0].incarnation} of host {gone[0].host} has ended" if gone else None
 
     def _admit(self) -> list[Order]:
@@ -280,7 +303,7 @@ class Fetches:
             if self._placed >= self._room:
                 break
             record = self._records[named]
-            if any(self._reaches(part) for part in record.coming):
+            if any(self._reaches(one) for one in record.coming):
                 self._queue.remove(named)
                 self._placed += 1
                 record.placed = True
@@ -288,18 +311,18 @@ class Fetches:
         return orders
 
     def _ask(self, record: _Record) -> list[Order]:
-        """Ask for each part whose host is connected."""
+        """Ask for each range whose host is connected."""
         orders: list[Order] = []
-        for part in record.coming if record.placed else []:
-            if part.request is None and part.have < part.end and self._reaches(part):
+        for one in record.coming if record.placed else []:
+            if one.request is None and one.have < one.end and self._reaches(one):
                 self._asked += 1
-                part.request = self._asked
-                self._requests[self._asked] = record, part
-                orders.append(Ask(part.peer, self._asked, record.named, part.have, part.end))
+                one.request = self._asked
+                self._requests[self._asked] = record, one
+                orders.append(Ask(one.peer, self._asked, record.named, one.have, one.end))
         return orders
 
-    def _reaches(self, part: _Part) -> bool:
-        return self._connected.get(part.peer.host) == part.peer.incarnation
+    def _reaches(self, one: _Coming) -> bool:
+        return self._connected.get(one.peer.host) == one.peer.incarnation
 
     def _lose_all(self, why: Callable[[_Record], str | None]) -> list[Order]:
         orders: list[Order] = []
@@ -318,10 +341,10 @@ class Fetches:
         """Forget the record, and what was asked for it."""
         del self._records[record.named]
         orders: list[Order] = []
-        for part in record.coming:
-            if part.request is not None:
-                del self._requests[part.request]
-                orders.append(Cancel(part.peer, part.request))
+        for one in record.coming:
+            if one.request is not None:
+                del self._requests[one.request]
+                orders.append(Cancel(one.peer, one.request))
         if not record.placed:
             self._queue.remove(record.named)
             return orders
@@ -361,7 +384,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Send no more of this request."""
+    """Send no more of this request. Tell `sent` once none of its bytes waits to be written."""
 
     peer: Peer
     request: int
@@ -377,8 +400,10 @@ class Say:
 
 
 ServeOrder = Claim | Release | Send | Stop | Say
-Look = Callable[[Item], Literal["here", "coming", "gone"]]
-"""Says where an item is that belongs to this host: on the shelf, on its way there, or neither."""
+Where = Literal["here", "coming", "gone"]
+"""Where an item is that belongs to this host: on the shelf, on its way there, or neither."""
+MOST_ASKED = 10_000
+"""Requests that another host may have at a time. A run has a few for each worker."""
 
 
 @dataclass(slots=True)
@@ -392,76 +417,93 @@ class _Request:
     """Whether its segment has begun here. A name belongs to another item before."""
     sends: bool = False
     """Whether the item is there, and being sent."""
+    stops: bool = False
+    """Whether that host wants no more of what is being sent."""
 
 
 class Serves:
     """What others want of this host."""
 
-    def __init__(self, look: Look, segment: int = 0) -> None:
+    def __init__(self, look: Callable[[Item], Where], segment: int = 0) -> None:
         self._look = look
         self._segment = segment
-        self._requests: dict[tuple[Peer, int], _Request] = {}
+        self._requests: dict[Peer, dict[int, _Request]] = {}
 
     def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> list[ServeOrder]:
         """That host asks for these bytes. A request for a segment that has not begun here waits for it.
 
-        Raises MessageUnreadable if it asks for nothing, or twice.
+        Raises MessageUnreadable if it asks for nothing, for too much, or twice.
         """
-        if begin >= end or (peer, request) in self._requests:
+        requests = self._requests.setdefault(peer, {})
+        if begin >= end or request in requests:
             raise MessageUnreadable(f"request {request} for bytes {begin:,} to {end:,} is empty, or came before")
+        if len(requests) >= MOST_ASKED:
+            raise MessageUnreadable(f"it asks for more than {MOST_ASKED:,} items at a time")
         if why := self._why_not(named):
             return [Say(peer, request, why)]
-        one = self._requests[peer, request] = _Request(named, begin, end)
+        one = requests[request] = _Request(named, begin, end)
         return self._send(peer, request, one)
 
     def made(self, named: Named) -> list[ServeOrder]:
         """The item is on the shelf now."""
         orders: list[ServeOrder] = []
-        for (peer, request), one in self._requests.items():
+        for peer, request, one in self._all():
             if one.named == named:
                 orders += self._send(peer, request, one)
         return orders
 
     def never(self, named: Named, why: str) -> list[ServeOrder]:
         """The item will not be made."""
-        return self._end(lambda _, one: one.named == named and not one.sends, why)
+        return self._end([asked for asked in self._all() if asked[2].named == named and not asked[2].sends], why)
 
     def sent(self, peer: Peer, request: int) -> list[ServeOrder]:
-        """All bytes of the request have been written."""
-        one = self._requests.pop((peer, request), None)
+        """All bytes of the request that were to be sent have been written."""
+        one = self._requests.get(peer, {}).pop(request, None)
         return [] if one is None else [Release(one.named, _owner(peer, request))]
 
     def cancelled(self, peer: Peer, request: int) -> list[ServeOrder]:
         """That host wants it no more."""
-        one = self._requests.pop((peer, request), None)
-        if one is None:
+        one = self._requests.get(peer, {}).get(request)
+        if one is None or one.stops:
             return []
-        orders: list[ServeOrder] = [Stop(peer, request)] if one.sends else []
-        return [*orders, Release(one.named, _owner(peer, request))] if one.claimed else orders
+        if one.sends:
+            one.stops = True
+            return [Stop(peer, request)]
+        del self._requests[peer][request]
+        return [Release(one.named, _owner(peer, request))] if one.claimed else []
 
     def disconnected(self, peer: Peer) -> list[ServeOrder]:
-        """The connection is lost, and with it all that was asked over it."""
+        """The connection is lost, and with it all that was asked over it. Nothing waits to be written any more."""
         orders: list[ServeOrder] = []
-        for asker, request in [key for key in self._requests if key[0] == peer]:
-            orders += self.cancelled(asker, request)
+        for request, one in self._requests.pop(peer, {}).items():
+            if one.sends and not one.stops:
+                orders.append(Stop(peer, request))
+            if one.claimed:
+                orders.append(Release(one.named, _owner(peer, request)))
         return orders
 
     def segment_began(self, segment: int) -> list[ServeOrder]:
         """The run goes on in this segment: nothing of an earlier one is served any more."""
         self._segment = max(segment, self._segment)
-        orders = self._end(lambda _, one: one.named.segment < self._segment, "its segment has ended")
-        for (peer, request), one in list(self._requests.items()):
+        ended = [asked for asked in self._all() if asked[2].named.segment < self._segment]
+        orders = self._end(ended, "its segment has ended")
+        for peer, request, one in self._all():
+            if one.stops:
+                continue
             if why := self._why_not(one.named):
-                orders += self._end(lambda key, _, this=(peer, request): key == this, why)  # type: ignore[misc]
+                orders += self._end([(peer, request, one)], why)
             else:
                 orders += self._send(peer, request, one)
         return orders
 
     def claims(self) -> Iterator[tuple[Named, Owner]]:
         """What is claimed here for others."""
-        for (peer, request), one in self._requests.items():
+        for peer, request, one in self._all():
             if one.claimed:
                 yield one.named, _owner(peer, request)
+
+    def _all(self) -> list[tuple[Peer, int, _Request]]:
+        return [(peer, *asked) for peer, requests in self._requests.items() for asked in requests.items()]
 
     def _why_not(self, named: Named) -> str | None:
         if named.segment < self._segment:
@@ -479,10 +521,10 @@ class Serves:
             orders.append(Send(peer, request, one.named, one.begin, one.end))
         return orders
 
-    def _end(self, ends: Callable[[tuple[Peer, int], _Request], bool], why: str) -> list[ServeOrder]:
+    def _end(self, asked: list[tuple[Peer, int, _Request]], why: str) -> list[ServeOrder]:
         orders: list[ServeOrder] = []
-        for (peer, request), one in list(self._requests.items()):
-            if ends((peer, request), one):
+        for peer, request, one in asked:
+            if not one.stops:
                 orders += [*self.cancelled(peer, request), Say(peer, request, why)]
         return orders
 

@@ -10,7 +10,7 @@ from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
-from paceline.core.items import Beginning, Named, Update, Version
+from paceline.core.items import Beginning, Item, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -368,7 +368,7 @@ class LocalHost:
         start, stop = self.plan.bytes_of(self.shelf.place(item), self._offer)
         return self.region.memory[start:stop]
 
-    def find(self, host: str, item: Named) -> memoryview | None:
+    def find(self, host: str, item: Item) -> memoryview | None:
         """What that host fetches: a version that is made, or what never moves. It stays until it is `served`.
 
         None: it is not here.
@@ -381,7 +381,7 @@ class LocalHost:
         self.shelf.claim(("serving", host, item.version), item)
         return self.view(item)
 
-    def served(self, host: str, item: Named) -> None:
+    def served(self, host: str, item: Item) -> None:
         """That host has what it fetched, or needs it no more."""
         if isinstance(item, Version):
             self.shelf.release(("serving", host, item.version))

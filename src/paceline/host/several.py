@@ -11,7 +11,7 @@ from itertools import count
 from typing import cast
 
 from paceline.core.facts import Fact, ParametersTaken
-from paceline.core.items import Blob, Named
+from paceline.core.items import Blob, Item
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.host import between, messages
 from paceline.host.contract import Host, News, NotHere, Progress, Resumption, Updates
@@ -42,7 +42,7 @@ class SeveralHosts:
         """Workers that take no part any more."""
         self._news = news
         self._now = now
-        self._attached: dict[Named, memoryview] = {}
+        self._attached: dict[Item, memoryview] = {}
         """What comes along with a message to a worker of another host, until that has fetched it."""
         self._numbers = count()
         head.made, head.hands = self._made, self._hands
@@ -71,11 +71,11 @@ class SeveralHosts:
             case between.Computes(worker=worker):
                 self._news.computes(worker, self._now())
 
-    def find(self, host: str, item: Named) -> memoryview | None:
+    def find(self, host: str, item: Item) -> memoryview | None:
         """What that host fetches. It stays until it is `served`. None: it is not here."""
         return self._attached.get(item) or self._head.find(host, item)
 
-    def served(self, host: str, item: Named) -> None:
+    def served(self, host: str, item: Item) -> None:
         """That host has what it fetched, or needs it no more."""
         if self._attached.pop(item, None) is None:
             self._head.served(host, item)

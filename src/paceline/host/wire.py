@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from paceline.core.facts import Fact
-from paceline.core.items import Blob, Named, Replica, Update, Version
+from paceline.core.items import Blob, Item, Replica, Update, Version
 from paceline.host.fetch import Fetcher, Then
 
 FIXED = Blob("fixed")
@@ -17,10 +17,10 @@ FIXED = Blob("fixed")
 class Carrier(Protocol):
     """Moves bytes from the host that has an item."""
 
-    def fetch(self, item: Named, into: memoryview, done: Callable[[], None], lost: Callable[[str], None]) -> None:
+    def fetch(self, item: Item, into: memoryview, done: Callable[[], None], lost: Callable[[str], None]) -> None:
         """Bring the item there, and then call `done`; or `lost`, if its host has gone."""
 
-    def cancel(self, item: Named) -> None:
+    def cancel(self, item: Item) -> None:
         """Nobody waits for the item any more: nothing is written there from now on."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.hosts import Fence
-from paceline.core.items import Named
+from paceline.core.items import Item
 from paceline.core.listed import workers_named
 from paceline.fabric.control import PROTOCOL, Hello, HostEnd
 from paceline.fabric.token import Token
@@ -204,7 +204,7 @@ class _Agent:
         """See `WorkersNews`."""
         self._link.send(between.Computes(worker))
 
-    def _find(self, item: Named) -> memoryview | None:
+    def _find(self, item: Item) -> memoryview | None:
         return self._branch.find(item)
 
     def _now(self) -> float:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from paceline.core.hosts import Admit, EndHost, Gathered, Hosts, Order, Refuse
-from paceline.core.items import Named, Update
+from paceline.core.items import Item, Update
 from paceline.core.listed import listed
 from paceline.fabric.control import PROTOCOL, HeadEnd, Hello
 from paceline.host import between, messages
@@ -100,22 +100,22 @@ class Others:
 
     # --- data ---------------------------------------------------------------------------------------
 
-    def fetch(self, item: Named, into: memoryview, done: Callable[[], object], lost: Callable[[str], object]) -> None:
+    def fetch(self, item: Item, into: memoryview, done: Callable[[], object], lost: Callable[[str], object]) -> None:
         """Bring a worker's update from its host."""
         self._bulk_of(item).fetch(item, into, done, lost)
 
-    def cancel(self, item: Named) -> None:
+    def cancel(self, item: Item) -> None:
         """Nobody needs that update any more."""
         self._bulk_of(item).cancel(item)
 
-    def _bulk_of(self, item: Named) -> Bulk:
+    def _bulk_of(self, item: Item) -> Bulk:
         assert isinstance(item, Update)
         return next(self._bulks[other.name] for other in self.others if item.worker in other.workers)
 
-    def _find(self, host: str, item: Named) -> memoryview | None:
+    def _find(self, host: str, item: Item) -> memoryview | None:
         return None if self._store is None else self._store.find(host, item)
 
-    def _served(self, host: str, item: Named) -> None:
+    def _served(self, host: str, item: Item) -> None:
         if self._store is not None:
             self._store.served(host, item)
 
