@@ -18,6 +18,14 @@ def test_what_training_begins_with_is_not_kept_for_a_host_that_is_lost() -> None
     assert [call.args[0] for call in news.gone.call_args_list] == [2, 3]
 
 
+def test_the_end_of_another_hosts_fetch_is_when_the_head_hears_of_it() -> None:
+    news = Mock()
+    hosts = SeveralHosts(Mock(), [Other("node-1", range(2, 4), lambda message: None)], news, lambda: 7.5)
+    hosts.delivered("node-1", between.Fetched("node-0", "version", None, 3, 40, 0.5))
+    (fetch,) = news.fetched.call_args.args
+    assert (fetch.host, fetch.source, fetch.number, fetch.began, fetch.ended) == ("node-1", "node-0", 3, 7.0, 7.5)
+
+
 def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
     """Its host may say so while it is told that the worker has left."""
     news = Mock()

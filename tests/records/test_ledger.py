@@ -21,7 +21,7 @@ from paceline.core.orders import ApplyUpdate, Hold, Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.protocols import registry
 from paceline.records.ledger import SCHEMA, Ledger, connect, read_facts
-from paceline.records.times import StepTimes
+from paceline.records.times import Fetch, StepTimes
 from records.histories import PROTOCOLS, History
 
 SEEDS = range(4)
@@ -75,6 +75,32 @@ def test_times_are_kept_to_the_last_bit(path: Path, ledger: Ledger) -> None:
     ledger.close()
     assert list(read_facts(path)) == [(fact, ())]
     assert rows(path, "SELECT at FROM facts") == [(0.1 + 0.2,)]
+
+
+def test_a_fetch_is_noted_with_the_last_fact_before_it(path: Path, ledger: Ledger) -> None:
+    fetch = Fetch(host="node-1", source="node-0", kind="version", number=3, bytes=40, began=0.1, ended=0.2)
+    update = Fetch(host="node-0", source="node-1", kind="update", worker=2, number=9, bytes=8, began=0.1, ended=0.3)
+    for number, one in enumerate((fetch, update)):
+        ledger.record(WorkerLeft(worker=number, reason="died", at=0.0), ())
+        ledger.fetched(one)
+    ledger.close()
+    assert rows(path, "SELECT * FROM fetches ORDER BY rowid") == [
+        (1, "node-1", "node-0", "version", None, 3, 40, 0.1, 0.2),
+        (2, "node-0", "node-1", "update", 2, 9, 8, 0.1, 0.3),
+    ]
+
+
+@pytest.mark.parametrize(("schema", "without"), [(7, ("segments", "marks", "fetches")), (8, ("fetches",))])
+def test_tables_that_an_earlier_schema_lacks_are_empty(
+    path: Path, ledger: Ledger, schema: int, without: tuple[str, ...]
+) -> None:
+    ledger.close()
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(
+            "; ".join([*(f"DROP TABLE {name}" for name in without), f"PRAGMA user_version = {schema}"])
+        )
+    for name in without:
+        assert rows(path, f"SELECT count(*) FROM {name}") == [(0,)]
 
 
 def test_columns_repeat_what_the_body_says_and_are_null_where_there_is_nothing(path: Path, ledger: Ledger) -> None:

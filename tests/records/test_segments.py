@@ -31,7 +31,7 @@ from paceline.records.check.times import _link
 from paceline.records.cut import cut
 from paceline.records.explain import numbers, past, sentences
 from paceline.records.fates import Fates, Undone
-from paceline.records.ledger import TABLES, Ledger, connect, read_facts
+from paceline.records.ledger import SCHEMA, TABLES, Ledger, connect, read_facts
 from paceline.records.picture import draw
 from paceline.records.reading import open_run, tally_of
 from paceline.records.report.contents import contents
@@ -389,9 +389,27 @@ def test_a_ledger_that_does_not_know_the_version_to_be_made_is_refused(point: tu
 def test_a_ledger_of_schema_7_is_refused(point: tuple[Path, int, int]) -> None:
     folder, fact, version = point
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as database:
-        database.executescript("DROP TABLE marks; DROP TABLE segments; PRAGMA user_version = 7")
+        database.executescript("DROP TABLE marks; DROP TABLE segments; DROP TABLE fetches; PRAGMA user_version = 7")
     with pytest.raises(ConfigError, match="only an earlier snapshot may do"):
         cut(folder, fact, version)
+
+
+def test_a_ledger_of_schema_8_gets_the_tables_that_it_lacks(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database:
+        database.executescript("DROP TABLE fetches; PRAGMA user_version = 8")
+    cut(folder, fact, version)
+    assert rows(folder / "ledger.sqlite", "PRAGMA user_version") == [(SCHEMA,)]
+    assert checked(folder).wrong is None
+
+
+def test_fetches_after_the_snapshot_are_undone(point: tuple[Path, int, int]) -> None:
+    folder, fact, version = point
+    made = "'node-1', 'node-0', 'version', NULL, 3, 40, 0.1, 0.2"
+    edited(folder, *(f"INSERT INTO fetches VALUES ({one}, {made})" for one in (fact - 1, fact, fact + 1)))
+    cut(folder, fact, version)
+    assert rows(folder / "ledger.sqlite", "SELECT fact FROM fetches") == [(fact - 1,), (fact,)]
+    assert rows(folder / "undone-2.sqlite", "SELECT fact FROM fetches") == [(fact + 1,)]
 
 
 def test_a_run_that_is_still_going_on_is_refused(point: tuple[Path, int, int]) -> None:

@@ -70,6 +70,9 @@ def test_a_run_on_two_hosts_is_checked_and_replayed_on_one_to_the_same_bits(prot
     assert agents[0] == agents[1] != agents[2] == agents[3]
     ((facts,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
     assert [host for _, host, _ in json.loads(facts)["members"]] == ["node-0", "node-0", "node-1", "node-1"]
+    pushed = "SELECT worker, step FROM facts WHERE kind = 'UpdateArrived' AND worker >= 2 ORDER BY id"
+    fetched = "SELECT worker, number FROM fetches WHERE host = 'node-0' AND kind = 'update' ORDER BY rowid"
+    assert run.rows(fetched) == run.rows(pushed)
     assert (found := checked(run.folder)).ok, found.wrong
     again = replayed(run)
     assert again.code == 0, again.out + again.err

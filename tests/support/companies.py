@@ -15,7 +15,7 @@ from paceline.host import messages
 from paceline.host.host import LocalHost
 from paceline.host.plan import plan
 from paceline.protocols import registry
-from paceline.records.times import TransferTimes
+from paceline.records.times import Fetch, TransferTimes
 from support.rooms import OFFER, Clockwork, Crew, Line
 
 
@@ -63,6 +63,9 @@ class Kept:
 
     def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
         self.calls.append(("transferred", worker, direction, number, size, times))
+
+    def fetched(self, fetch: Fetch) -> None:
+        self.calls.append(("fetched", fetch))
 
     def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
         self.calls.append(("averaged", tuple(workers), began, ended))

@@ -12,6 +12,7 @@ import msgspec
 from paceline.core.orders import Order
 from paceline.host import messages
 from paceline.host.messages import Message
+from paceline.records.times import Fetch
 
 _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
 
@@ -152,10 +153,40 @@ class Computes(Message):
     worker: int
 
 
+class Fetched(Message):
+    """This host has fetched an item. The fields are those of `records.times.Fetch`."""
+
+    source: str
+    kind: str
+    worker: int | None
+    number: int | None
+    bytes: int
+    seconds: float
+    """How long that took, by this host's clock."""
+
+    @classmethod
+    def of(cls, fetch: Fetch) -> Fetched:
+        """Return the message."""
+        return cls(fetch.source, fetch.kind, fetch.worker, fetch.number, fetch.bytes, fetch.ended - fetch.began)
+
+    def heard(self, host: str, at: float) -> Fetch:
+        """Return the fetch by that host, as the head hears of it at that moment."""
+        return Fetch(
+            host=host,
+            source=self.source,
+            kind=self.kind,
+            worker=self.worker,
+            number=self.number,
+            bytes=self.bytes,
+            began=at - self.seconds,
+            ended=at,
+        )
+
+
 class Printed(Message):
     """The user is to know this."""
 
     line: str
 
 
-ToHead = Heard | Gone | Begun | Taken | AwaitsVersion | AwaitsPlace | Computes | Printed
+ToHead = Heard | Gone | Begun | Taken | AwaitsVersion | AwaitsPlace | Computes | Fetched | Printed

@@ -13,7 +13,7 @@ from typing import Protocol
 from paceline.core.facts import Fact
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.host import messages
-from paceline.records.times import TransferTimes
+from paceline.records.times import Fetch, TransferTimes
 
 
 class NotHere(KeyError):
@@ -190,6 +190,9 @@ class News(WorkersNews, Protocol):
 
     def transferred(self, worker: int, direction: str, number: int, size: int, times: TransferTimes) -> None:
         """A network has moved so many bytes: of a push, a pull, or an average. `number`: step, version or group."""
+
+    def fetched(self, fetch: Fetch) -> None:
+        """A host has fetched an item from another one."""
 
     def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
         """A group of these workers has averaged in this time."""

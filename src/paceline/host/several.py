@@ -68,6 +68,8 @@ class SeveralHosts:
                 self._news.awaits_version(worker, version)
             case between.AwaitsPlace(worker=worker):
                 self._news.awaits_place(worker)
+            case between.Fetched():
+                self._news.fetched(message.heard(name, self._now()))
             case between.Computes(worker=worker):
                 self._news.computes(worker, self._now())
 

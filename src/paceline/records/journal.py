@@ -8,7 +8,7 @@ from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.records.ledger import Ledger
 from paceline.records.summary import Tally
-from paceline.records.times import StepTimes
+from paceline.records.times import Fetch, StepTimes
 
 
 class Journal:
@@ -38,6 +38,10 @@ class Journal:
         """Where a finished step's time went."""
         self.ledger.step_times(worker, step, times)
         self.tally.step_times(worker, times)
+
+    def fetched(self, fetch: Fetch) -> None:
+        """A host has fetched an item from another one."""
+        self.ledger.fetched(fetch)
 
     def recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
         """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""

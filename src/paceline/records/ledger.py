@@ -27,13 +27,15 @@ import msgspec
 from paceline.core.facts import Fact, TrainingBegan
 from paceline.core.orders import Order
 from paceline.errors import ConfigError, RunFailed
-from paceline.records.times import StepTimes, TransferTimes
+from paceline.records.times import Fetch, StepTimes, TransferTimes
 from paceline.records.whole import MODE
 
-SCHEMA = 8
+WITH_SEGMENTS, WITH_HOSTS = 8, 9
+"""The schemas that added tables: of segments, and of several hosts."""
+SCHEMA = WITH_HOSTS
 """The schema's number, in `PRAGMA user_version`."""
-READ = (7, SCHEMA)
-"""The schemas that can be read. Schema 7 lacks the tables of segments."""
+READ = range(7, SCHEMA + 1)
+"""The schemas that can be read."""
 
 OF_SEGMENTS = """
 CREATE TABLE segments (      -- a run that was resumed has several; each one begins with a fact TrainingBegan
@@ -58,6 +60,23 @@ CREATE TABLE marks (         -- of each snapshot: the last rows of these tables 
 """
 MARKED = ("leases", "looks", "epochs", "transfers")
 """The tables whose rows a mark counts, in the order of its columns."""
+
+OF_HOSTS = """
+CREATE TABLE fetches (       -- of a run on several hosts: each item that one host has fetched from another, once whole
+    fact INTEGER,            -- the last fact that the machine had been told by then
+    host TEXT, source TEXT,  -- the host that has the item now, and the one that had it
+    kind TEXT,               -- version, update, or other: what else training begins with, and what is told to workers
+    worker INTEGER,          -- whose update it is; NULL otherwise
+    number INTEGER,          -- the version, or the update's step; NULL otherwise
+    bytes INTEGER,
+    began REAL, ended REAL
+    -- The head says when a fetch ended: as it hears of that. `began` is as much earlier as the fetch took by the clock
+    -- of the host that fetched. So both moments of a fetch by another host are late by as long as that message took,
+    -- and never early. Compare them with no moment of another host more closely than that.
+);
+"""
+ADDED = {WITH_SEGMENTS: OF_SEGMENTS, WITH_HOSTS: OF_HOSTS}
+"""By schema: the tables that earlier ones lack."""
 
 TABLES = f"""
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT);  -- value: JSON
@@ -134,6 +153,7 @@ CREATE TABLE consensus (     -- where every worker has a replica: how far they a
 );
 CREATE TABLE scalars (worker INTEGER, step INTEGER, at REAL, name TEXT, value REAL);
 {OF_SEGMENTS.strip()}
+{OF_HOSTS.strip()}
 
 -- One row for each update in each version. Where every worker has a replica: for each step in its own, without those
 -- that were lost with it or left undone, and for each gradient in a mean that replicas were stepped with; `version` is
@@ -371,6 +391,12 @@ class Ledger:
         """
         self._queue.put(("transfers", worker, direction, number, size, times.began, times.ended, times.delivered))
 
+    def fetched(self, fetch: Fetch) -> None:
+        """A host has fetched an item from another one."""
+        f = fetch
+        columns = (f.host, f.source, f.kind, f.worker, f.number, f.bytes, f.began, f.ended)
+        self._queue.put(("fetches", self._facts, *columns))
+
     def version_recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
         """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""
         self._queue.put(("versions", version, at, samples, sha256, file))
@@ -526,8 +552,9 @@ def connect(path: Path) -> sqlite3.Connection:
     if schema not in READ:
         database.close()
         raise ConfigError(f"{path}: its schema is {schema}; this version of Paceline reads {READ[0]} to {READ[-1]}")
-    if schema < SCHEMA:  # so that whoever reads it finds these tables empty
-        database.executescript(OF_SEGMENTS.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+    for since, tables in ADDED.items():
+        if schema < since:  # so that whoever reads it finds these tables empty
+            database.executescript(tables.replace("CREATE TABLE", "CREATE TEMP TABLE"))
     return database
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from paceline.core.items import Item, Update, Version
+
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
@@ -25,6 +27,49 @@ class TransferTimes:
     began: float
     ended: float
     delivered: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """An item that one host has fetched from another. The ledger's table `fetches` says what its moments are."""
+
+    host: str
+    """The host that has the item now."""
+    source: str
+    """The host that had it."""
+    kind: str
+    """`version`, `update` or `other`."""
+    worker: int | None = None
+    """Whose update it is."""
+    number: int | None = None
+    """The version, or the update's step."""
+    bytes: int
+    began: float
+    ended: float
+
+    @classmethod
+    def of(cls, item: Item, *, host: str, source: str, size: int, began: float, ended: float) -> Fetch:
+        """Return the fetch of that item."""
+        kind, worker, number = _named(item)
+        return cls(
+            host=host,
+            source=source,
+            kind=kind,
+            worker=worker,
+            number=number,
+            bytes=size,
+            began=began,
+            ended=ended,
+        )
+
+
+def _named(item: Item) -> tuple[str, int | None, int | None]:
+    match item:
+        case Version(version=version):
+            return "version", None, version
+        case Update(worker=worker, step=step):
+            return "update", worker, step
+    return "other", None, None
 
 
 def exposed(transfers: Iterable[tuple[str, float, float]], since: float, until: float) -> tuple[float, float]:

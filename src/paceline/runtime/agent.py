@@ -23,12 +23,14 @@ from paceline.host.branch import Branch
 from paceline.host.bulk import Bulk, Dialler
 from paceline.host.control_link import HostLink
 from paceline.host.loop import Alarm, Loop
+from paceline.host.noted import Noted
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.processes import NoProcess, adopt_orphans, children, end_adopted
 from paceline.host.tcp import Address
 from paceline.host.workers import Workers
 from paceline.host.zygote import AT_ONCE
+from paceline.records.times import Fetch
 from paceline.runtime.folders import notes
 from paceline.runtime.forking import fork_workers, zygote_of
 from paceline.runtime.settings import Settings
@@ -107,7 +109,8 @@ class _Agent:
         self._bulk = Bulk(loop, head, HEAD, self._find, _nothing)
         self._name, self._address, self._token = name, addresses[1], token
         self._timeout = settings.host_timeout
-        self._branch = Branch(places, spec, workers, self._bulk, self, now=self._now)
+        carrier = Noted(self._bulk, name, lambda item: head, loop.now, self._fetched)
+        self._branch = Branch(places, spec, workers, carrier, self, now=self._now)
 
     def close(self) -> None:
         """Leave no socket."""
@@ -203,6 +206,9 @@ class _Agent:
     def computes(self, worker: int, at: float) -> None:
         """See `WorkersNews`."""
         self._link.send(between.Computes(worker))
+
+    def _fetched(self, fetch: Fetch) -> None:
+        self._link.send(between.Fetched.of(fetch))
 
     def _find(self, item: Item) -> memoryview | None:
         return self._branch.find(item)

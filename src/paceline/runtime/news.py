@@ -9,7 +9,7 @@ from paceline.core.facts import Fact
 from paceline.core.listed import listed
 from paceline.core.orders import ApplyUpdate
 from paceline.host import messages
-from paceline.records.times import TransferTimes
+from paceline.records.times import Fetch, TransferTimes
 from paceline.runtime.versions import Means, StoredVersions
 
 if TYPE_CHECKING:
@@ -71,6 +71,10 @@ class News:
         if direction != "average":  # a share that is made later ends an average later: see `averaged`
             self._rooms.members[worker].transfers.append((direction, times.began, times.ended))
         self._rooms.journal.ledger.transferred(worker, direction, number, size, times)
+
+    def fetched(self, fetch: Fetch) -> None:
+        """See `contract.News`."""
+        self._rooms.journal.fetched(fetch)
 
     def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
         """See `contract.News`."""

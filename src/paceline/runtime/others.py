@@ -17,7 +17,9 @@ from paceline.host.contract import News
 from paceline.host.control_link import HeadLink
 from paceline.host.host import LocalHost
 from paceline.host.loop import Alarm, Loop
+from paceline.host.noted import Noted
 from paceline.host.several import Other, SeveralHosts
+from paceline.host.wire import Carrier
 from paceline.runtime.agent import HEAD
 from paceline.runtime.emulated import Emulated
 from paceline.runtime.settings import Settings
@@ -31,6 +33,7 @@ class Others:
 
     def __init__(self, settings: Settings, hosts: Emulated, loop: Loop, *, say: Callable[[str], None]) -> None:
         names = settings.scenario.hosts(settings.workers)
+        self._head = names[0]
         workers = [settings.workers_of(host) for host in range(1, settings.hosts)]
         self.others = [Other(names[there[0]], there, self._teller(names[there[0]])) for there in workers]
         self.lost: Callable[[str, str], None] = lambda host, why: None
@@ -64,6 +67,10 @@ class Others:
     def workers(self) -> list[int]:
         """Those of these hosts."""
         return [worker for other in self.others for worker in other.workers]
+
+    def carrier(self, news: News, now: Callable[[], float]) -> Carrier:
+        """Return what brings updates from these hosts to the head, and tells of each."""
+        return Noted(self, self._head, lambda item: self._bulk_of(item).host, now, news.fetched)
 
     def together(self, head: LocalHost, news: News, now: Callable[[], float]) -> SeveralHosts:
         """Return these hosts and the head's, as one."""

@@ -223,7 +223,7 @@ class Rooms:
             self.loop,
             self.news,
             elsewhere=[] if others is None else others.workers,
-            carrier=others,
+            carrier=None if others is None else others.carrier(self.news, self.clock.at),
             threads=settings.threads,
             rate_scale=settings.learning_rate_scale,
             network=settings.scenario.network,

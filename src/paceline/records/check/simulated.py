@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 from paceline.core.facts import Fact
@@ -13,7 +14,7 @@ from paceline.records.broken import SIMULATED_AGAIN, Broken, brief, count
 from paceline.records.check.checking import Checking
 from paceline.records.ledger import FACTS, Ledger, NoLedger
 from paceline.records.reading import RecordedRun
-from paceline.records.times import StepTimes, TransferTimes
+from paceline.records.times import Fetch, StepTimes, TransferTimes
 
 Again = Callable[[RecordedRun, Ledger, Callable[[], bool]], str]
 """Makes that simulation once more and tells the ledger, until it says so. Returns why it can't be made here, if so."""
@@ -23,6 +24,7 @@ _TABLES = {
     "step_times": "SELECT rowid, worker, step, began, compute, push, wait, pull, other FROM step_times ORDER BY rowid",
     "transfers": "SELECT rowid, worker, direction, number, bytes, began, ended, delivered "
     "FROM transfers ORDER BY rowid",
+    "fetches": "SELECT rowid, host, source, kind, worker, number, bytes, began, ended FROM fetches ORDER BY rowid",
     "commits": "SELECT rowid, version, at FROM commits ORDER BY rowid",
 }
 
@@ -94,6 +96,10 @@ class _Recorded(NoLedger):
         """See `Ledger`."""
         moments = (times.began, times.ended, times.delivered)
         self._compare("transfers", (worker, direction, number, size, *moments))
+
+    def fetched(self, fetch: Fetch) -> None:
+        """See `Ledger`."""
+        self._compare("fetches", astuple(fetch))
 
     def committed(self, version: int, at: float) -> None:
         """See `Ledger`."""

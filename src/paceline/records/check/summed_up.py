@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.records.broken import STALENESS, SUMMED_UP, Broken
 from paceline.records.check.checking import Checking
-from paceline.records.ledger import SCHEMA
+from paceline.records.ledger import WITH_SEGMENTS
 from paceline.records.reading import SUMMARY, measure
 from paceline.records.summary import Summary, Target
 
@@ -39,7 +39,7 @@ def summary(checking: Checking, summary: Summary) -> None:
     )
     again["paceline"] = checking.run.config.get("paceline")
     (schema,) = checking.run.ledger.execute("PRAGMA user_version").fetchone()
-    if schema < SCHEMA:  # no run could be resumed
+    if schema < WITH_SEGMENTS:  # no run could be resumed
         del again["segments"], again["undone"]
     for key, value in again.items():
         if difference := _difference(key, value, summary.get(key)):
