@@ -65,6 +65,56 @@ def test_the_simulator_may_ask_for_steps_shorter_than_the_measured_and_a_real_ru
     assert paced.checked_for_real_run() is paced
 
 
+def test_a_speed_of_a_host_counts_as_its_workers_own_for_a_real_run(written):
+    fast = load(
+        written("[[host]]\nworkers = 1\n[[host]]\nworkers = 2\nspeed = 2.0\n[[worker]]\nindex = 1\nspeed = 0.5")
+    )
+    assert "worker 2: speed is 2.0; a real step can't be made shorter" in refusal(fast.checked_for_real_run)
+    assert [fast.speed(worker) for worker in range(3)] == [1.0, 1.0, 2.0]
+
+
+def test_tables_of_hosts_say_how_many_workers_there_are(written):
+    path = written("[[host]]\nworkers = 1\n[[host]]\nworkers = 2")
+    assert refusal(load(path).checked_for, 4) == (
+        f"{path}: its [[host]] tables have 3 workers, and 4 are asked for; change the tables, or ask for as many"
+    )
+    assert load(path).checked_for(3) == load(path)
+
+
+def test_a_key_of_hosts_that_would_make_no_difference_is_refused(written):
+    alone = load(written('[[host]]\nworkers = 2\nbandwidth = "1GB/s"'))
+    assert "host table 1 has a link, and there is no other host" in refusal(alone.checked_to_count)
+    wide = load(written('[network]\nmessage = "1MB"\n[[host]]\nworkers = 2\n[[host]]\nworkers = 1\nlatency = "1ms"'))
+    assert "set bandwidth in each [[host]]" in refusal(wide.checked_to_count)
+
+
+@pytest.mark.parametrize(("nodes", "workers"), [(1, 3), (2, 3), (3, 8), (4, 4), (5, 12)])
+def test_without_tables_workers_are_dealt_to_nodes_as_evenly_as_can_be(nodes, workers):
+    dealt = Scenario(nodes=nodes).dealt(workers)
+    assert [worker for there in dealt for worker in there] == list(range(workers))
+    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    named = [f"node-{node}" for node, there in enumerate(dealt) for _ in there]
+    assert Scenario(nodes=nodes).hosts(workers) == named
+
+
+@pytest.mark.parametrize(
+    ("kills", "told"),
+    [
+        ((Kill(worker=0, at=1.0), Kill(worker=0, at=2.0)), "event 2: worker 0 is killed, which event 1 has done"),
+        ((Kill(worker=0, at_step=5), Kill(worker=0, at_step=3)), "event 1: worker 0 is killed, which event 2 has done"),
+        ((Kill(worker=0, at=1.0, rejoin_after=0.5), Kill(worker=0, at=2.0)), ""),
+        ((Kill(worker=0, at=1.0), Kill(worker=1, at=2.0)), ""),
+        ((Kill(worker=0, at=1.0), Kill(worker=0, at_step=2)), ""),
+    ],
+)
+def test_a_worker_that_is_killed_for_good_is_killed_once(kills, told):
+    scenario = Scenario(events=kills)
+    if told:
+        assert told in refusal(scenario.checked_to_die_once)
+    else:
+        assert scenario.checked_to_die_once() is scenario
+
+
 # The plan
 
 

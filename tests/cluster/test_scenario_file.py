@@ -7,9 +7,9 @@ import os
 import pytest
 import tomli_w
 
-from paceline.cluster.scenario import Kill, Network, Scenario, Slowdown
+from paceline.cluster.scenario import HostTable, Kill, Network, Scenario, Slowdown
 from paceline.cluster.scenario_file import load, to_plain
-from support.scenarios import EXAMPLE, FULL, refusal
+from support.scenarios import EXAMPLE, FULL, HOSTS, refusal
 
 # What a file says
 
@@ -34,7 +34,28 @@ def test_a_file_that_says_nothing_is_the_empty_scenario(written, text):
     assert load(written(text)) == Scenario()
 
 
+def test_workers_are_dealt_to_hosts_in_the_order_of_their_tables(written):
+    text = '[[host]]\nworkers = 1\nbandwidth = "1GB/s"\n[[host]]\nname = "big"\nworkers = 3\nspeed = 2\nlatency = "1ms"'
+    scenario = load(written(text))
+    assert scenario.host_tables == (
+        HostTable(name="node-0", workers=range(1), bandwidth=1e9),
+        HostTable(name="big", workers=range(1, 4), speed=2.0, latency=1e-3),
+    )
+    assert (scenario.workers, scenario.nodes) == (4, 2)
+    assert scenario.hosts(4) == ["node-0", "big", "big", "big"]
+
+
+def test_other_tables_may_say_the_same_as_those_of_hosts(written):
+    text = "[cluster]\nworkers = 4\nnodes = 2\n[network]\nservers = 1\n[[host]]\nworkers = 1\n[[host]]\nworkers = 3"
+    assert load(written(text)).hosts(4) == ["node-0", "node-1", "node-1", "node-1"]
+
+
 # Mistakes
+
+
+def hosts(*lines: str) -> str:
+    """A file whose second host is the one of interest."""
+    return "\n".join(["[[host]]", "workers = 2", "[[host]]", *lines])
 
 
 def event(*lines: str) -> str:
@@ -83,6 +104,39 @@ MISTAKES = [
     ("incast of 0", "[network]\nincast = 0", ["network.incast is 0", "above 0"]),
     ("one worker in single brackets", "[worker]\nindex = 0", ["worker is a table", "[[worker]]"]),
     ("events that are no tables", "event = [1]", ["event 1: it is 1", "[[event]]"]),
+    ("one host in single brackets", "[host]\nworkers = 2", ["host is a table", "[[host]]"]),
+    ("unknown key of a host", hosts("wrokers = 1"), ["host table 2", 'did you mean "workers"']),
+    ("a host's key elsewhere", "name = 'a'", ['unknown key "name"', "it belongs in [[host]]"]),
+    ("a host without workers", hosts("speed = 1.0"), ["host table 2: workers is missing", "workers = 2"]),
+    ("no worker", hosts("workers = 0"), ["host table 2: workers is 0", "at least 1"]),
+    ("a number for a name", hosts("workers = 1", "name = 1"), ["host table 2: name is 1", "1 to 64"]),
+    ("an empty name", hosts("workers = 1", 'name = ""'), ['host table 2: name is ""', "1 to 64"]),
+    ("a name of two lines", hosts("workers = 1", 'name = "a\\nb"'), [r'host table 2: name is "a\nb"', "printable"]),
+    ("a name too long", hosts("workers = 1", f'name = "{"x" * 65}"'), ["host table 2: name is", "1 to 64"]),
+    (
+        "one name, two hosts",
+        hosts("workers = 1", 'name = "node-0"'),
+        ['host table 2: name is "node-0"', "host table 1 has already"],
+    ),
+    ("a host that stands still", hosts("workers = 1", "speed = 0"), ["host table 2: speed is 0", "above 0"]),
+    ("a host's link in no unit", hosts("workers = 1", "bandwidth = 1"), ["host table 2: bandwidth is 1", "Gbit/s"]),
+    ("a host's latency in no unit", hosts("workers = 1", "latency = 1"), ["host table 2: latency is 1", "ms"]),
+    ("other workers than hosts have", "[cluster]\nworkers = 4\n" + hosts("workers = 1"), ["workers is 4", "make it 3"]),
+    ("other nodes than hosts", "[cluster]\nnodes = 3\n" + hosts("workers = 1"), ["cluster.nodes is 3", "make it 2"]),
+    *(
+        (
+            f"{key} beside hosts",
+            f"[network]\n{key} = {value}\n" + hosts("workers = 1"),
+            [f"network.{key} is {value}", "links belong to hosts"],
+        )
+        for key, value in (
+            ("bandwidth", '"1GB/s"'),
+            ("latency", '"1ms"'),
+            ("incast", "0.5"),
+            ("servers", "2"),
+            ("worker_bandwidth", '"1GB/s"'),
+        )
+    ),
     ("speed 0", "[[worker]]\nindex = 3\nspeed = 0", ["worker table 1: speed is 0", "above 0"]),
     ("negative speed", "[[worker]]\nindex = 3\nspeed = -1.5", ["worker table 1: speed is -1.5", "above 0"]),
     ("speed as text", '[[worker]]\nindex = 3\nspeed = "x"', ['worker table 1: speed is "x"', "number"]),
@@ -201,7 +255,11 @@ def test_a_file_that_cannot_be_read_is_told_with_the_reason(tmp_path):
 # Written out again
 
 
-@pytest.mark.parametrize("scenario", [Scenario(), Scenario(network=Network()), FULL], ids=["empty", "network", "full"])
+@pytest.mark.parametrize(
+    "scenario",
+    [Scenario(), Scenario(network=Network()), FULL, HOSTS],
+    ids=["empty", "network", "full", "hosts"],
+)
 def test_what_is_written_out_is_read_back_the_same(written, scenario):
     assert load(written(tomli_w.dumps(to_plain(scenario)))) == scenario
 

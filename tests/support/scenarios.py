@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cluster.scenario import Kill, Network, Scenario, Slowdown
+from paceline.cluster.scenario import HostTable, Kill, Network, Scenario, Slowdown
 from paceline.errors import ConfigError
 
 EXAMPLE = """
@@ -57,6 +57,17 @@ FULL = Scenario(
         Slowdown(worker=2, at=1e-9, factor=1.0),
         Kill(worker=1, at_step=50),
         Kill(worker=1, at=1e15 / 3, rejoin_after=2.5),
+    ),
+)
+
+HOSTS = Scenario(
+    workers=7,
+    nodes=3,
+    network=Network(message=25_000_001, commit=0.0125),
+    host_tables=(
+        HostTable(name="node-0", workers=range(4), speed=1e-7, bandwidth=1e9 / 7, latency=5e-7),
+        HostTable(name="node-1", workers=range(4, 5)),
+        HostTable(name="ümlaut und mehr", workers=range(5, 7), speed=2.0),
     ),
 )
 

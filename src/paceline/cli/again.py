@@ -111,7 +111,9 @@ def scenario(path: Path, flag: str) -> Scenario:
 
 def _flags(config: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
     limits, hosts = config.get("limits", {}), config.get("hosts", 1)
-    if hosts != 1:
+    if config.get("scenario", {}).get("host"):  # its tables say how many hosts and workers there are
+        config = {**config, "workers": None}
+    elif hosts != 1:
         config = {**config, "workers": config["workers"] // hosts}
         yield f"--emulate-hosts={hosts}"
     yield f"--protocol={choice_of(config, registry())}"

@@ -108,8 +108,11 @@ def add_to(commands: Any) -> None:
     add("--checkpoint", type=whole("--checkpoint", 0), default=1, metavar="K", help=often)
     drain = "seconds that workers have, after SIGTERM, to end their step and write a snapshot (default: 10)"
     add("--drain", type=seconds("--drain"), default=10.0, metavar="S", help=drain)
-    many = "hosts to emulate on this machine, each with -n workers and a process that speaks for it (default: 1)"
-    add("--emulate-hosts", type=whole("--emulate-hosts", 1, 64), default=1, metavar="H", help=many)
+    many = (
+        "hosts to emulate on this machine, each with -n workers and a process that speaks for it "
+        "(default: the scenario's, or 1)"
+    )
+    add("--emulate-hosts", type=whole("--emulate-hosts", 1, 64), metavar="H", help=many)
     silent = "seconds after which a host that is silent is lost (default: 15)"
     add("--host-timeout", type=seconds("--host-timeout", *TIMEOUTS), default=15.0, metavar="T", help=silent)
     command.meant = _meant
@@ -208,9 +211,11 @@ def call(options: argparse.Namespace) -> int:
     named = source(options)
     if named is not None and options.scenario is None:
         scenario = recorded_scenario(*named)
-    scenario, workers = settled(scenario, options.workers, options.emulate_hosts)
+    scenario, workers, hosts = settled(scenario, options.workers, options.emulate_hosts)
+    if not options.restart:
+        scenario.checked_to_die_once()
     check_fits(choice, scenario, workers, vars(options))
-    if options.emulate_hosts > 1:
+    if hosts > 1:
         check_hosts(choice, scenario, resumes=options.resume is not None, restart=options.restart)
     targets = tuple(Target.parse(text) for text in options.target)
     if options.stop_at_target and not targets:
@@ -263,10 +268,10 @@ def call(options: argparse.Namespace) -> int:
         start=options.start or STARTS[0],
         stop_at_target=options.stop_at_target,
         evaluation_threads=EVALUATION_THREADS if options.stop_at_target else None,
-        checkpoint=options.checkpoint if options.emulate_hosts == 1 else 0,  # none is taken of several hosts yet
+        checkpoint=options.checkpoint if hosts == 1 else 0,  # none is taken of several hosts yet
         drain=options.drain,
         restart=options.restart,
-        hosts=options.emulate_hosts,
+        hosts=hosts,
         host_timeout=options.host_timeout,
         resumed=resumed,
     )

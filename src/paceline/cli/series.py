@@ -16,7 +16,7 @@ def job_of(options: argparse.Namespace) -> Job:
     """What every run of a series trains, as the flags say."""
     scenario = Scenario() if options.scenario is None else load(options.scenario)
     say_whose(options.script, options.arguments)
-    scenario, workers = settled(scenario, options.workers)
+    scenario, workers, _ = settled(scenario, options.workers)
     return Job(
         script=options.script,
         arguments=options.arguments,

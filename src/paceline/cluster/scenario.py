@@ -7,11 +7,13 @@ scenario, the seed, and the worker, step and moment of the question.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import NormalDist
 
 from paceline.cluster.quantities import as_duration
-from paceline.core.listed import printable
+from paceline.core.listed import count, printable
 from paceline.core.lots import Lots
 from paceline.errors import ConfigError
 
@@ -52,6 +54,20 @@ class Network:
         """Whether any link has a bandwidth, so that the number of bytes matters."""
         links = (self.bandwidth, self.worker_bandwidth, self.within_nodes, self.between_nodes, self.mixed)
         return any(bandwidth is not None for bandwidth in links)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTable:
+    """One host: its workers, how fast they are, and its link to the other hosts."""
+
+    name: str
+    workers: range
+    speed: float = 1.0
+    """Times each of its workers' own speed."""
+    bandwidth: float | None = None
+    """Bytes a second, each way; None is unlimited."""
+    latency: float = 0.0
+    """Seconds, in addition to the other host's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +130,8 @@ class Scenario:
     """By worker; 1 for workers that are not named."""
     events: tuple[Slowdown | Kill, ...] = ()
     """In the file's order: `events[0]` is the one that messages call `event 1`."""
+    host_tables: tuple[HostTable, ...] = ()
+    """The first one is the head. Where there are some, `nodes` is their number. See `cluster.host_links`."""
 
     def checked_for(self, workers: int) -> Scenario:
         """Return this scenario for a run of so many workers. Raises ConfigError if it names one beyond them."""
@@ -125,6 +143,12 @@ class Scenario:
                 if workers == 1:
                     allowed = "with 1 worker it must be 0"
                 raise ConfigError(f"{self.name}: {key} is {worker}; {allowed}: change it, or ask for more workers")
+        if self.host_tables and workers != self.host_tables[-1].workers.stop:
+            have = count(self.host_tables[-1].workers.stop, "worker")
+            raise ConfigError(
+                f"{self.name}: its [[host]] tables have {have}, and {workers} are asked for; change the tables, or ask "
+                "for as many"
+            )
         if self.nodes > workers:
             raise ConfigError(
                 f"{self.name}: cluster.nodes is {self.nodes}, and there are {workers} workers; write at most so "
@@ -132,9 +156,40 @@ class Scenario:
             )
         return replace(self, workers=workers)
 
+    def dealt(self, workers: int) -> list[range]:
+        """The workers of each host, or node. They are dealt in the order of their numbers."""
+        if self.host_tables:
+            return [table.workers for table in self.host_tables]
+        bounds = [-(-node * workers // self.nodes) for node in range(self.nodes + 1)]
+        return [range(first, after) for first, after in pairwise(bounds)]
+
     def hosts(self, workers: int) -> list[str]:
-        """Each worker's node. Workers are dealt to the nodes in the order of their ranks."""
-        return [f"node-{worker * self.nodes // workers}" for worker in range(workers)]
+        """The host, or node, of each worker."""
+        names = [table.name for table in self.host_tables] or [f"node-{node}" for node in range(self.nodes)]
+        return [name for name, there in zip(names, self.dealt(workers), strict=True) for _ in there]
+
+    def only_dealt(self) -> Scenario:
+        """The same hosts, with the same workers. Nobody is slow, no link takes any time, and no worker dies."""
+        tables = tuple(HostTable(name=table.name, workers=table.workers) for table in self.host_tables)
+        return Scenario(nodes=self.nodes, host_tables=tables)
+
+    @property
+    def links_hosts(self) -> bool:
+        """Whether what moves between its hosts takes time."""
+        return any(table.bandwidth is not None or table.latency for table in self.host_tables)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether any link has a bandwidth, so that the number of bytes matters."""
+        own = self.network is not None and self.network.narrow
+        return own or any(table.bandwidth is not None for table in self.host_tables)
+
+    def speed(self, worker: int) -> float:
+        """How fast the worker is."""
+        own = self.speeds.get(worker, 1.0)
+        if not self.host_tables:
+            return own
+        return own * self.host_tables[bisect_right(self.host_tables, worker, key=lambda one: one.workers.stop)].speed
 
     def checked_for_real_run(self) -> Scenario:
         """Return this scenario. Raises ConfigError if it asks for what no real run can do.
@@ -150,8 +205,8 @@ class Scenario:
         self.checked_to_count()
         if self.compute is None:
             remedy = "a real step can't be made shorter: set cluster.compute, so that a step can be padded"
-            for worker, speed in self.speeds.items():
-                if speed > 1:
+            for worker in [*self.speeds, *(worker for table in self.host_tables for worker in table.workers)]:
+                if (speed := self.speed(worker)) > 1:
                     raise ConfigError(
                         f"{self.name}: worker {worker}: speed is {speed}; {remedy}, or write at most 1 here"
                     )
@@ -163,23 +218,28 @@ class Scenario:
         """Return this scenario. Raises ConfigError if a key of its network would make no difference to anything."""
         link = self.network
         if link is not None:
-            given = [f"message is {link.message} B"] if link.message is not None and not link.narrow else []
+            given = [f"message is {link.message} B"] if link.message is not None and not self.narrow else []
             if link.bandwidth is None:
                 given += [f"incast is {link.incast}"] if link.incast != 1 else []
                 given += [f"servers is {link.servers}"] if link.servers != 1 else []
             if given:
+                key = "bandwidth in each [[host]]" if self.host_tables else "network.bandwidth"
                 raise ConfigError(
-                    f"{self.name}: network: {given[0]}, and there is no bandwidth for it to count on; set "
-                    'network.bandwidth, such as "1Gbit/s", or leave it out'
+                    f"{self.name}: network: {given[0]}, and there is no bandwidth for it to count on; set {key}, such "
+                    'as "1Gbit/s", or leave it out'
                 )
+        if self.links_hosts and len(self.host_tables) == 1:
+            raise ConfigError(
+                f"{self.name}: host table 1 has a link, and there is no other host; leave bandwidth and latency out, "
+                "or write another [[host]]"
+            )
         return self
 
     def checked_to_happen(self, seconds: float, steps: float) -> Scenario:
         """Return this scenario, for a run of so many seconds and steps. Raises ConfigError for an event beyond them.
 
-        Such an event is known to come after the end. An event that kills a worker twice is refused, too.
+        Such an event is known to come after the end.
         """
-        deaths: dict[int, list[tuple[int, Kill]]] = {}
         for number, event in enumerate(self.events, 1):
             earliest = event.at
             if event.at_step is not None:
@@ -206,29 +266,32 @@ class Scenario:
                         f"{self.name}: event {number}: rejoin_after is {as_duration(back)}, and all ends after "
                         f"{as_duration(seconds)}, before the worker is back: make it shorter, or the run longer"
                     )
-                self._check_second_death(deaths.setdefault(event.worker, []), number, event)
         return self
 
     def _fastest_step(self, worker: int) -> float:
         """The least seconds that one of the worker's steps can take; 0 if that is not known."""
         if self.compute is None or self.jitter > 0:
             return 0.0
-        return self.compute / self.speeds.get(worker, 1.0)
+        return self.compute / self.speed(worker)
 
-    def _check_second_death(self, before: list[tuple[int, Kill]], number: int, event: Kill) -> None:
-        """Refuse a second final death of a worker, by time or by step. `before` has its deaths earlier in the file."""
-        for first, other in before:
-            for key in ("at", "at_step"):
-                one, two = getattr(other, key), getattr(event, key)
-                if one is None or two is None:
-                    continue
-                earlier, later = (first, number) if one <= two else (number, first)
-                if (other if earlier == first else event).rejoin_after is None:
-                    raise ConfigError(
-                        f"{self.name}: event {later}: worker {event.worker} is killed, which event {earlier} has "
-                        "done by then: leave it out, or let the worker come back with rejoin_after"
-                    )
-        before.append((number, event))
+    def checked_to_die_once(self) -> Scenario:
+        """Return this one. Raises ConfigError if it kills a worker that it has killed for good, by time or steps."""
+        deaths: dict[int, list[tuple[int, Kill]]] = {}
+        kills = [(number, event) for number, event in enumerate(self.events, 1) if isinstance(event, Kill)]
+        for number, event in kills:
+            for first, other in deaths.setdefault(event.worker, []):
+                for key in ("at", "at_step"):
+                    one, two = getattr(other, key), getattr(event, key)
+                    if one is None or two is None:
+                        continue
+                    earlier, later = (first, number) if one <= two else (number, first)
+                    if (other if earlier == first else event).rejoin_after is None:
+                        raise ConfigError(
+                            f"{self.name}: event {later}: worker {event.worker} is killed, which event {earlier} has "
+                            "done by then: leave it out, or let the worker come back with rejoin_after"
+                        )
+            deaths[event.worker].append((number, event))
+        return self
 
     def step_seconds(self, worker: int, step: int, at: float, measured: float, seed: int) -> float:
         """Return how many seconds this step, which starts at second `at` of the run, is to take.
@@ -241,7 +304,7 @@ class Scenario:
             if isinstance(event, Slowdown) and event.worker == worker and event.active(step, at)
         )
         base = measured if self.compute is None else self.compute
-        return base * self.jitter_factor(worker, step, seed) * slow / self.speeds.get(worker, 1.0)
+        return base * self.jitter_factor(worker, step, seed) * slow / self.speed(worker)
 
     def jitter_factor(self, worker: int, step: int, seed: int) -> float:
         """Log-normal with mean 1 and relative standard deviation `jitter`; a function of its arguments alone."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.cluster.quantities import MOST, as_duration, as_rate, as_size, duration, rate, shown, size
-from paceline.cluster.scenario import MOST_WORKERS, Kill, Network, Scenario, Slowdown
+from paceline.cluster.scenario import MOST_WORKERS, HostTable, Kill, Network, Scenario, Slowdown
 from paceline.core.choice import nearest
 from paceline.core.listed import printable
 from paceline.errors import ConfigError
@@ -26,10 +26,20 @@ KEYS = {
         *("bandwidth", "latency", "message", "incast", "servers", "worker_bandwidth"),
         *("commit", "within_nodes", "between_nodes", "mixed"),
     ),
+    "host": ("name", "workers", "speed", "bandwidth", "latency"),
     "worker": ("index", "speed"),
     "event": ("worker", "at", "at_step", "for", "for_steps", "every", "slow", "kill", "rejoin_after"),
 }
-HEADERS = {"cluster": "[cluster]", "network": "[network]", "worker": "[[worker]]", "event": "[[event]]"}
+HEADERS = {
+    "cluster": "[cluster]",
+    "network": "[network]",
+    "host": "[[host]]",
+    "worker": "[[worker]]",
+    "event": "[[event]]",
+}
+NOT_BESIDE_HOSTS = ("bandwidth", "latency", "incast", "servers", "worker_bandwidth")
+"""Keys of a network that say of the store's link, or of a worker's, what `[[host]]` says of hosts' links."""
+LONGEST_NAME = 64
 
 
 def load(path: str | os.PathLike[str]) -> Scenario:
@@ -53,16 +63,22 @@ def from_plain(top: Mapping[str, Any], name: str = "scenario") -> Scenario:
                 f"{file}: unknown {'table' if isinstance(value, dict | list) else 'key'} {shown(key)}"
                 f"{hint}; known: {', '.join(HEADERS.values())}"
             )
-    cluster = _single(file, top, "cluster")
+    cluster, given = _single(file, top, "cluster"), _single(file, top, "network")
+    network = _network(given) if "network" in top else None
+    workers, nodes = cluster.whole("workers", least=1, most=MOST_WORKERS), cluster.whole("nodes", least=1) or 1
+    if hosts := _hosts(_several(file, top, "host", "host table")):
+        _check_beside(hosts, cluster, given, network)
+        workers, nodes = hosts[-1].workers.stop, len(hosts)
     return Scenario(
         path=name,
-        workers=cluster.whole("workers", least=1, most=MOST_WORKERS),
-        nodes=cluster.whole("nodes", least=1) or 1,
+        workers=workers,
+        nodes=nodes,
         compute=cluster.duration("compute", above_zero=True),
         jitter=cluster.number("jitter", "from 0 to 10 (0.05 is 5 %)", least=0, most=10) or 0.0,
-        network=_network(_single(file, top, "network")) if "network" in top else None,
+        network=network,
         speeds=_speeds(_several(file, top, "worker", "worker table")),
         events=tuple(_event(table) for table in _several(file, top, "event", "event")),
+        host_tables=hosts,
     )
 
 
@@ -90,6 +106,8 @@ def to_plain(scenario: Scenario) -> dict[str, Any]:
             between_nodes=as_rate(link.between_nodes),
             mixed=as_rate(link.mixed),
         )
+    if scenario.host_tables:
+        plain["host"] = [_plain_host(table) for table in scenario.host_tables]
     if scenario.speeds:
         plain["worker"] = [{"index": worker, "speed": speed} for worker, speed in scenario.speeds.items()]
     if scenario.events:
@@ -170,6 +188,43 @@ def _network(table: _Table) -> Network:
         message=size(table.values["message"], table.where + "message") if "message" in table else None,
         incast=table.number("incast", "above 0, at most 1 (1 is lossless)", least=0, most=1, above=True) or 1.0,
     )
+
+
+def _hosts(tables: list[_Table]) -> tuple[HostTable, ...]:
+    hosts: list[HostTable] = []
+    for number, table in enumerate(tables):
+        first = hosts[-1].workers.stop if hosts else 0
+        workers = table.whole("workers", least=1, most=max(1, MOST_WORKERS - first))
+        if workers is None:
+            raise table.missing("workers", "write how many it has, such as workers = 2")
+        name = table.values.get("name", f"node-{number}")
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+            raise table.wrong("name", f'write 1 to {LONGEST_NAME} printable characters, such as "big"')
+        if name in (names := [host.name for host in hosts]):
+            raise ConfigError(
+                f'{table.where}name is "{name}", which host table {names.index(name) + 1} has already; give each host '
+                "a name of its own"
+            )
+        hosts.append(
+            HostTable(
+                name=name,
+                workers=range(first, first + workers),
+                speed=table.number("speed", "above 0 (0.25 is four times slower)", least=0, above=True) or 1.0,
+                bandwidth=table.rate("bandwidth"),
+                latency=table.duration("latency") or 0.0,
+            )
+        )
+    return tuple(hosts)
+
+
+def _check_beside(hosts: tuple[HostTable, ...], cluster: _Table, given: _Table, network: Network | None) -> None:
+    """Raise ConfigError for a key of another table that contradicts those of the hosts."""
+    for key, there in (("workers", hosts[-1].workers.stop), ("nodes", len(hosts))):
+        if key in cluster and cluster.values[key] != there:
+            raise cluster.wrong(key, f"the [[host]] tables make it {there}; leave it out")
+    for key in NOT_BESIDE_HOSTS:
+        if network is not None and getattr(network, key) != getattr(Network(), key):
+            raise given.wrong(key, "beside [[host]] tables links belong to hosts; write bandwidth and latency there")
 
 
 def _speeds(tables: list[_Table]) -> dict[int, float]:
@@ -300,6 +355,11 @@ def _home(key: str) -> str:
     """The table that a misplaced key belongs in, if there is one."""
     homes = [HEADERS[name] for name, keys in KEYS.items() if key in keys]
     return f"; it belongs in {homes[0]}" if homes else ""
+
+
+def _plain_host(table: HostTable) -> dict[str, Any]:
+    link = _present(bandwidth=as_rate(table.bandwidth), latency=as_duration(table.latency) if table.latency else None)
+    return {"name": table.name, "workers": len(table.workers), "speed": table.speed, **link}
 
 
 def _plain_event(event: Slowdown | Kill) -> dict[str, Any]:

@@ -19,6 +19,10 @@ def check(options: Mapping[str, object], scenario: Scenario) -> None:
         if options.get(name) not in (None, False):
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is given, and -p {NAME}, which can't follow it: leave one of them out")
+    if scenario.host_tables:
+        raise ConfigError(
+            f"{scenario.name}: -p {NAME} runs on one host, whose workers are all as fast; leave [[host]] out, or {NAME}"
+        )
     if scenario.network is not None:
         raise ConfigError(
             f"{scenario.name}: -p {NAME} sends gradients by gloo, which a scenario's network does not pace; leave "

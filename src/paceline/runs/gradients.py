@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.drive import drive
 from paceline.core.facts import GradientReady, ReduceFailed, ReduceFinished, ReplicaCopied, WorkerJoined
 from paceline.core.orders import Order
@@ -94,7 +93,7 @@ def train(simulation: Simulation, script: Script, folder: Path, interrupts: Inte
         arguments=script.arguments,
         choice=simulation.choice,
         workers=simulation.workers,
-        scenario=Scenario(nodes=simulation.scenario.nodes),  # nobody is slow in real time
+        scenario=simulation.scenario.only_dealt(),  # nobody is slow in real time
         simulated=simulation.scenario.checked_for(simulation.workers),
         seed=simulation.seed,
         threads=script.threads,

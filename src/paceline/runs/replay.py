@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cluster.scenario import Scenario
 from paceline.core.facts import (
     Fact,
     GradientReady,
@@ -126,7 +125,7 @@ def _settings(part: Part, script: Path, folder: Path, *, json: bool) -> Settings
         arguments=tuple(config["arguments"]),
         choice=part.segment.choice,
         workers=part.segment.workers,
-        scenario=Scenario(nodes=recorded.scenario.nodes),  # who was slow, and who died, is in the ledger
+        scenario=recorded.scenario.only_dealt(),  # who was slow, and who died, is in the ledger
         simulated=recorded.scenario,
         seed=recorded.seed,
         threads=config["threads"],

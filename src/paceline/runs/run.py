@@ -9,6 +9,7 @@ from typing import Final
 
 from paceline.cluster.scenario import Kill, Scenario
 from paceline.core.choice import Choice, check_fit, choose
+from paceline.core.listed import count, listed
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.summary import Summary
@@ -30,17 +31,35 @@ def chosen(protocol: str) -> Choice | None:
     return None if protocol == baseline.NAME else choose(protocol, registry())
 
 
-def settled(scenario: Scenario, workers: int | None, hosts: int = 1) -> tuple[Scenario, int]:
-    """Return the scenario, checked for a real run, and its workers: as many as asked for, or as it says, or 2.
+def settled(scenario: Scenario, workers: int | None, hosts: int | None = None) -> tuple[Scenario, int, int]:
+    """Return the scenario, checked for a real run, its workers and its hosts: as asked for, or as it says, or 2 and 1.
 
-    `workers` are those of each host, the scenario's those of all.
+    `workers` asked for are those of each host, the scenario's those of all.
     """
-    if hosts > 1:
-        scenario = replace(scenario, nodes=hosts)
-    workers = hosts * workers if workers else scenario.workers or 2 * hosts
-    if workers % hosts:
+    if scenario.host_tables:
+        _check_agrees(scenario, workers, hosts)
+        hosts, workers = scenario.nodes, scenario.workers
+    else:
+        hosts = hosts or 1
+        scenario = replace(scenario, nodes=hosts) if hosts > 1 else scenario
+        workers = hosts * workers if workers else scenario.workers
+    workers = workers or 2 * hosts
+    if workers % hosts and not scenario.host_tables:
         raise ConfigError(f"the scenario's {workers} workers can't be shared out evenly to {hosts} hosts: say -n")
-    return scenario.checked_for(workers).checked_for_real_run(), workers
+    return scenario.checked_for(workers).checked_for_real_run(), workers, hosts
+
+
+def _check_agrees(scenario: Scenario, workers: int | None, hosts: int | None) -> None:
+    """Raises ConfigError, in one line, if so many workers on each of so many hosts contradict the scenario's tables."""
+    there = [len(table.workers) for table in scenario.host_tables]
+    if hosts is not None and hosts != len(there):
+        has = f"{scenario.name} has {count(len(there), '[[host]] table')}"
+        raise ConfigError(f"--emulate-hosts is {hosts}, and {has}: leave it out")
+    if workers is not None and any(workers != one for one in there):
+        has = listed([str(one) for one in there])
+        raise ConfigError(
+            f"-n is {workers}, and the [[host]] tables of {scenario.name} have {has} workers: leave -n out"
+        )
 
 
 def check_fits(choice: Choice | None, scenario: Scenario, workers: int, flags: Mapping[str, object]) -> None:
@@ -53,15 +72,19 @@ def check_fits(choice: Choice | None, scenario: Scenario, workers: int, flags: M
 
 def check_hosts(choice: Choice | None, scenario: Scenario, *, resumes: bool, restart: int) -> None:
     """Raises ConfigError, in one line, for what several hosts can't do yet."""
+    named = f"{scenario.name}: [[host]]" if scenario.host_tables else "--emulate-hosts"
     if choice is None or choice.spec.versions != "stored":
         name = baseline.NAME if choice is None else choice.spec.name
-        raise ConfigError(f"--emulate-hosts: {name} runs on one host only so far; name a protocol with a store")
+        raise ConfigError(f"{named}: {name} runs on one host only so far; name a protocol with a store")
     if resumes:
-        raise ConfigError("--emulate-hosts: a run on several hosts can't be resumed yet")
+        raise ConfigError(f"{named}: a run on several hosts can't be resumed yet")
     if restart or any(event.rejoin_after is not None for event in scenario.events if isinstance(event, Kill)):
-        raise ConfigError("--emulate-hosts: workers don't come back on several hosts yet")
-    if scenario.network is not None:
-        raise ConfigError(f"--emulate-hosts: {scenario.name} has a network, which is modelled on one host only so far")
+        raise ConfigError(f"{named}: workers don't come back on several hosts yet")
+    if scenario.network is not None and not scenario.host_tables:
+        raise ConfigError(
+            f"{named}: {scenario.name} has a [network], which is modelled on one host; write [[host]] tables, with "
+            "bandwidth and latency, in its place"
+        )
 
 
 def cores() -> int:

@@ -108,7 +108,7 @@ class Job:
         A flag that is None or False is left out; one that is True has no value.
         """
         common = {
-            "-n": self.workers,
+            "-n": None if self.scenario.host_tables else self.workers,  # which say how many
             "-p": protocol,
             "--seed": seed,
             "--scenario": self.scenario_file,

@@ -65,7 +65,7 @@ class Settings:
     restart: int = 0
     """How often each worker begins again that has died, if the run bears its death."""
     hosts: int = 1
-    """Hosts, of which each has as many workers. Those besides the first are further processes of this machine."""
+    """Hosts, to which the scenario deals workers. Those besides the first are further processes of this machine."""
     host_timeout: float = 15.0
     """Seconds after which a host that is silent is lost. See `core.hosts`."""
     resumed: Snapshot | None = None
@@ -79,5 +79,4 @@ class Settings:
 
     def workers_of(self, host: int) -> range:
         """The workers of that host, of which the head's is 0."""
-        each = self.workers // self.hosts
-        return range(host * each, (host + 1) * each)
+        return range(self.workers) if self.hosts == 1 else self.scenario.dealt(self.workers)[host]

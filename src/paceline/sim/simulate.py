@@ -92,16 +92,11 @@ class Simulation:
                 f"{scenario.name}: it does not say how long a step takes; set cluster.compute, such as "
                 'compute = "400ms", or take it from a run, with --from'
             )
-        network = scenario.network
-        if (
-            self.costs is None
-            and network is not None
-            and network.narrow
-            and network.message is None
-            and not (self.message or trains)
-        ):
+        message = None if scenario.network is None else scenario.network.message
+        if self.costs is None and scenario.narrow and message is None and not (self.message or trains):
+            whose = "[[host]]" if scenario.host_tables else "network"
             raise ConfigError(
-                f"{scenario.name}: network has a bandwidth, and nothing says how many bytes a transfer has; set "
+                f"{scenario.name}: {whose} has a bandwidth, and nothing says how many bytes a transfer has; set "
                 'network.message, such as message = "25MB"'
             )
         steps = min(limit.steps, math.inf if self.data is None else self.data)
@@ -114,7 +109,7 @@ class Simulation:
         if limit.versions < math.inf and self.choice.spec.family == "decentralized":
             raise ConfigError(f"{name} has no store that makes versions: give --steps or --seconds")
         if self.costs is None:  # `calibration.Run` tells what a prediction from a run takes for granted
-            scenario.checked_to_count().checked_to_happen(limit.seconds, steps)
+            scenario.checked_to_count().checked_to_happen(limit.seconds, steps).checked_to_die_once()
 
     def remarks(self) -> list[str]:
         """What the simulation takes for granted, a sentence each."""
