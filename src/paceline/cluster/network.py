@@ -117,6 +117,11 @@ class Way:
             self.marks.clear()
             self.served = 0.0  # an idle way starts afresh, so that no rounding is carried on
 
+    def goes_at(self, goodput: float) -> None:
+        """All flows together get so much from now on. They were served until now."""
+        self.alone = self.together = goodput
+        self.due = None
+
     def _goodput(self) -> float:
         return self.alone if len(self.flows) == 1 else self.together
 
