@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.core.items import Blob, Named, Update, Version
+from paceline.core.items import Blob, Item, Update, Version
 from paceline.host import between
 from paceline.host.noted import Noted
 from paceline.records.times import Fetch
@@ -14,12 +14,12 @@ class Carries:
     """A carrier whose fetches end when a test says so."""
 
     def __init__(self) -> None:
-        self.under_way: dict[Named, tuple[Callable[[], None], Callable[[str], None]]] = {}
+        self.under_way: dict[Item, tuple[Callable[[], None], Callable[[str], None]]] = {}
 
-    def fetch(self, item: Named, into: memoryview, done: Callable[[], None], lost: Callable[[str], None]) -> None:
+    def fetch(self, item: Item, into: memoryview, done: Callable[[], None], lost: Callable[[str], None]) -> None:
         self.under_way[item] = done, lost
 
-    def cancel(self, item: Named) -> None:
+    def cancel(self, item: Item) -> None:
         del self.under_way[item]
 
 
@@ -32,7 +32,7 @@ class Host:
         self.happened: list[object] = []
         self.noted = Noted(self.carries, "node-1", lambda item: "node-0", lambda: self.at, self.happened.append)
 
-    def fetch(self, item: Named, size: int) -> None:
+    def fetch(self, item: Item, size: int) -> None:
         self.noted.fetch(item, memoryview(bytearray(size)), lambda: self.happened.append("there"), self.happened.append)
 
 
