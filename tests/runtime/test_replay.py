@@ -293,3 +293,17 @@ def test_a_run_whose_work_only_its_limit_of_steps_said_is_made_again(tmp_path: P
     assert recorded.summary["outcome"] == "completed"
     again = replayed(recorded)
     assert again.code == 0, again.out + again.err
+
+
+@pytest.mark.parametrize(("protocol", "dies"), [("bsp", "0"), ("ad-psgd", "1")])
+def test_a_run_is_made_again_without_a_worker_that_died_before_training_began(
+    protocol: str, dies: str, tmp_path: Path
+) -> None:
+    """What killed it may not befall the replay."""
+    kills = 'if os.environ.get("DIES") == str(paceline.worker()): os.kill(os.getpid(), signal.SIGKILL)'
+    script = SCRIPT.replace("torch.manual_seed(3)\n", f"torch.manual_seed(3)\n{kills}\n", 1)
+    recorded = run(script, "-n", "3", "-p", protocol, tmp_path=tmp_path, env={"DIES": dies}).completed()
+    assert f"worker {dies} died" in recorded.err
+    again = replayed(recorded)
+    assert again.code == 0, again.out + again.err
+    assert "the same bits" in again.out

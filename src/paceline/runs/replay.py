@@ -169,7 +169,7 @@ def _direct(
     workers.prescribe_leaving(part.leaving())
     workers.recordings.prescribed = part.recordings()
     workers.leave_undone(recorded.ledger.execute("SELECT worker, step FROM undone"))
-    began = workers.begin()
+    began = workers.begin(notes.get("absent", ()))
     for fact, orders in islice(history, part.facts):
         if workers.interrupted:
             return

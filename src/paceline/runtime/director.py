@@ -7,7 +7,7 @@ what a run comes to depends only on the sequence of the orders, and not on how f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from paceline.core.facts import (
     GradientReady,
@@ -98,13 +98,19 @@ class Director:
         """Do not make these (worker, step) when replicas are ordered to."""
         self._course.undone = frozenset(steps)
 
-    def begin(self) -> TrainingBegan:
-        """Wait until training begins. Raises RunFailed if it doesn't, or not with all workers."""
+    def begin(self, absent: Sequence[int] = ()) -> TrainingBegan:
+        """Wait until training begins, with all workers but those that are absent. Raises RunFailed if it doesn't.
+
+        In the recorded run these had ended before. They are ended here, too.
+        """
         self._coordinator.open()
+        for worker in absent:
+            self._course.lost[worker] = None
+            self._rooms.workers.end(worker)
         self._await(lambda: self._began is not None or not self._rooms.membership.here())
         if self._began is None:
             raise RunFailed(self._rooms.ending.error or "all workers ended before training began")
-        missing = self._rooms.members.keys() - {worker for worker, _, _ in self._began.members}
+        missing = self._rooms.members.keys() - {worker for worker, _, _ in self._began.members} - set(absent)
         if missing:
             raise RunFailed(f"worker {min(missing)} ended before training began")
         self._rooms.tell(self._began)
