@@ -145,6 +145,12 @@ def broken_promises(schedule: Schedule, run: Run) -> list[str]:
         said.append(f"our frames are shown: {frames[0].strip()}")
     if not (run.folder / "summary.json").exists():
         return [*said, f"no summary, exit code {run.code}"]
+    return [*said, *broken_books(run)]
+
+
+def broken_books(run: Run) -> list[str]:
+    """What is wrong with how the run ended and with what it wrote, a line each. It has a summary."""
+    said = []
     if run.code != CODES.get(run.summary["outcome"]):
         said.append(f"exit code {run.code} of a run that was {run.summary['outcome']}")
     recorded = open_run(Path(run.folder), registry())

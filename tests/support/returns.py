@@ -11,13 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from paceline.protocols import registry
 from paceline.records.snapshots import whole
-from support import nursery
 from support.launch import Launch
 from support.recorded import checked
+from support.replays import broken_replay
 from support.runs import Run, ended
 
 EPOCHS, SAMPLES = 3, 96
@@ -260,30 +258,8 @@ def broken_promises(schedule: Schedule, run: Run, lives: Path) -> list[str]:
         if left:
             said.append(f"left in {folder}: {left}")
     if run.summary["outcome"] in ("completed", "interrupted", "failed") and run.rows("SELECT 1 FROM facts LIMIT 1"):
-        said += _replayed(run)
+        said += broken_replay(run)
     return said
-
-
-def _replayed(run: Run) -> list[str]:
-    folder = run.folder.parent / f"{run.folder.name}-again"
-    process = nursery.Process(["replay", str(run.folder), "--out", str(folder)])
-    try:
-        out, err = process.communicate(timeout=60)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        return [f"the replay is not over after a minute: {out}{err}"]
-    if "there are no bits to compare" in err + out:
-        return []  # it failed before any
-    if process.returncode:
-        return [f"the replay ends with {process.returncode}: {out}{err}"]
-    again = Run(process.returncode, out, err, folder)
-    if not (run.folder / "versions" / "final.safetensors").exists():
-        return []  # it failed, and what it recorded before is the same
-    one, other = run.final(), again.final()
-    if differs := [name for name in one if not torch.equal(one[name], other[name])]:
-        return [f"{differs} differ in the replay"]
-    return []
 
 
 def _ended(process: object, launch: Launch) -> Run:

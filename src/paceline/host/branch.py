@@ -223,8 +223,7 @@ class Branch:
             os.close(descriptor)
         seat = self._seats[worker]
         match message:
-            case messages.StepFinished(step=step):
-                self.releases.computed(worker)
+            case messages.StepFinished(step=step):  # its version stays: it may be released on that once more
                 if seat.trains:
                     self.pushes.ready(worker, step)
                 seat.step = None

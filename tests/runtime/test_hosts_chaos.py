@@ -1,0 +1,26 @@
+"""Seeded schedules of deaths, stops, cut connections and signals on two to four hosts, checked and replayed.
+
+`python -m pytest -m "long or not long" tests/runtime/test_hosts_chaos.py -k "[17]"` makes that of seed 17 again.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from support.host_faults import Schedule, broken_promises, carry_out
+from support.launch import Launch
+
+SCHEDULES, SHORT = 150, (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=[] if seed in SHORT else pytest.mark.long, id=str(seed)) for seed in range(SCHEDULES)],
+)
+def test_whatever_befalls_hosts_a_run_ends_is_checked_replayed_and_leaves_nothing(seed: int, launch: Launch) -> None:
+    schedule = Schedule.of(seed)
+    print(schedule)
+    run, befell = carry_out(schedule, launch)
+    launch.assert_nothing_left()
+    broken = broken_promises(schedule, run, befell)
+    assert not broken, "\n".join([str(schedule), *befell, *broken, "--- standard error", run.err[-3000:]])

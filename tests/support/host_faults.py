@@ -1,0 +1,344 @@
+"""Runs on several hosts, and all that befalls them, drawn from a seed: the same seed, the same schedule."""
+
+from __future__ import annotations
+
+import random
+import signal
+from dataclasses import dataclass, field
+
+from paceline.protocols import registry
+from support.chaos import CODES, OURS, broken_books
+from support.launch import Launch
+from support.recorded import checked
+from support.replays import broken_replay
+from support.runs import Run, ended
+
+EPOCHS, SAMPLES = 2, 96
+STEPS = EPOCHS * SAMPLES // 4
+IN_TIME = 120.0
+"""Seconds. An idle machine takes three, and scripts have 30 for their end after Ctrl-C."""
+WAITS = 20
+"""Seconds that nobody may wait for anything."""
+LENIENT, STRICT = 15.0, 2.0
+"""Timeouts of hosts: the usual one, and one that a stopped host outlasts."""
+
+SCRIPT = """
+import time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+comes_to = getattr(paceline, "comes_to", lambda place: None)
+comes_to("begin")
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
+optimizer = {optimizer}
+x, y = torch.randn({samples}, 6), torch.randint(0, 3, ({samples},))
+loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True, num_workers={loaders})
+
+def evaluate(model):
+    comes_to("evaluate")
+    model.eval()
+    return {{"loss": nn.functional.cross_entropy(model(x), y).item()}}
+
+comes_to("prepare")
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs={epochs}, evaluate={evaluate})
+for epoch in range({epochs}):
+    for x_, y_ in loader:
+        comes_to("batch")
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x_), y_)
+        loss.backward()
+        comes_to("step")
+        optimizer.step()
+        comes_to("stepped")
+        {each_step}
+        time.sleep({pause} * (1 + paceline.worker()))
+    comes_to("epoch")
+    {each_epoch}
+{end}
+comes_to("end")
+"""
+
+FIRST = """
+import os, signal, socket, subprocess, sys
+import paceline
+from paceline.host import bulk, tcp, zygote
+from paceline.runtime import agent, emulated, others, settings, worker
+from paceline.training import store
+
+launcher, forks, who, seen, streams = os.getpid(), None, "head", {}, []
+settings.Settings.__init__.__kwdefaults__["host_timeout"] = TIMEOUT
+
+def is_now(name):
+    # this process is that from now on: a fork has the counts of the process before
+    global who
+    who = name
+    seen.clear()
+    streams.clear()
+
+def comes_to(place):
+    seen[place] = seen.get(place, 0) + 1
+    for process, where, nth, what, seconds in FAULTS:
+        if (process, where, nth) == (who, place, seen[place]):
+            with open(BEFELL, "a") as file:
+                file.write(f"{what}, in {who} at {place} {nth}\\n")
+            befall(what, seconds)
+
+def befall(what, seconds):
+    whom = {"launcher": launcher, "agent": os.getppid(), "zygote": forks, "itself": os.getpid()}.get(what.split()[-1])
+    if what.startswith("kill"):
+        os.kill(whom, signal.SIGKILL)
+    elif what.startswith("stop"):
+        wakes = f"sleep {seconds}; while kill -CONT {whom}; do sleep 0.1; done"
+        nothing = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        subprocess.Popen(["sh", "-c", wakes], start_new_session=True, **nothing)
+        os.kill(whom, signal.SIGSTOP)
+    elif what.startswith("terminate"):
+        for _ in what.split():
+            os.kill(launcher, signal.SIGTERM)
+    elif what.startswith("interrupt"):
+        for _ in what.split():
+            os.killpg(launcher, signal.SIGINT)
+    elif what.startswith("cut"):
+        for stream in streams:
+            if not stream.closed and (stream._drained is None) == (what == "cut control"):
+                stream._end.shutdown(socket.SHUT_RDWR)
+    elif what == "raise":
+        raise RuntimeError("by the schedule")
+    elif what == "exit":
+        sys.exit(0)
+    elif what == "exit with a code":
+        sys.exit(5)
+    elif what == "end at once":
+        os._exit(7)
+
+def around(owner, name, place):
+    real = getattr(owner, name)
+    def call(*arguments, **keys):
+        comes_to(place(*arguments))
+        return real(*arguments, **keys)
+    setattr(owner, name, call)
+
+def work(number, *arguments, real=worker.work):
+    is_now(f"worker {number}")
+    return real(number, *arguments)
+
+def serve(*arguments, real=zygote._serve):
+    global forks
+    forks = os.getpid()
+    return real(*arguments)
+
+def begin(self, *arguments, real=zygote.Zygote.__init__):
+    global forks
+    real(self, *arguments)
+    forks = self.process
+
+def take_part(settings, name, *arguments, real=agent.agent):
+    is_now(name)
+    return real(settings, name, *arguments)
+
+def open_stream(self, *arguments, real=tcp.Stream.__init__, **keys):
+    real(self, *arguments, **keys)
+    streams.append(self)
+
+def commit(self, *arguments, real=store.Store.commit, **keys):
+    global who
+    who = "store"
+    comes_to("commit")
+    return real(self, *arguments, **keys)
+
+paceline.comes_to = comes_to
+worker.work, zygote._serve, zygote.Zygote.__init__, emulated.agent = work, serve, begin, take_part
+tcp.Stream.__init__, store.Store.commit = open_stream, commit
+around(agent._Agent, "delivered", lambda self, message: type(message).__name__)
+around(others.Others, "delivered", lambda self, host, incarnation, message: type(message).__name__)
+around(bulk.Bulk, "fetch", lambda self, *arguments: "fetch")
+"""
+"""What the run's first process executes before anything else. So it is in all processes, and not in the script."""
+
+HARMLESS = ("cut control", "cut data", "kill zygote", "stop itself", "stop agent", "stop launcher")
+"""What changes nothing of what a run comes to, if nobody is stopped for long."""
+IN_SCRIPT = ("kill itself", "kill itself", "kill itself", "stop itself", "raise", "exit", "exit with a code")
+ON_AGENT = ("kill agent", "kill agent", "stop agent", "stop agent")
+ON_RUN = ("kill zygote", "kill launcher", "stop launcher", "interrupt", "interrupt twice", "terminate again")
+CUTS = ("cut control", "cut control", "cut data", "cut data")
+IN_AGENT = (*CUTS, "kill itself", "kill itself", "stop itself", "kill zygote")
+IN_HEAD = (*CUTS, "kill itself", "stop itself", "interrupt", "terminate")
+IN_STORE = ("kill itself", "stop itself", "kill launcher", "interrupt", "terminate")
+
+SCRIPTS = {"begin": 1, "prepare": 1, "batch": 12, "step": 12, "stepped": 12, "epoch": 2, "evaluate": 2, "end": 1}
+AGENTS = {"Open": 1, "Train": 1, "CarryOut": 60, "Made": 30, "Say": 20, "Left": 2, "SeenOff": 2, "Close": 1}
+HEADS = {"Heard": 100, "Begun": 2, "Taken": 30, "Computes": 30, "Gone": 2}
+FETCHES = {"fetch": 20}
+COMMITS = {"commit": 24}
+"""By process: where something befalls it, and about how often it comes there."""
+
+Fault = tuple[str, str, int, str, float]
+"""Which process, where, the how manieth time, what, and for how many seconds if it is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A run, and all that befalls it."""
+
+    seed: int
+    flags: tuple[str, ...]
+    timeout: float
+    """Of hosts, in seconds."""
+    script: str = field(repr=False)
+    faults: tuple[Fault, ...]
+
+    @classmethod
+    def of(cls, seed: int) -> Schedule:
+        """The seed's."""
+        chance = random.Random(seed)
+        stored = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+        protocol = stored[seed % len(stored)]
+        hosts, each = chance.choice([(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)])
+        flags = ["--emulate-hosts", str(hosts), "-n", str(each), "--threads", "1", "--report-waits", str(WAITS)]
+        flags += ["-p", chance.choice([protocol, protocol + _parameters(chance, protocol)]), "--drain", "2"]
+        flags += ["--record", str(chance.choice([0, 1, 4]))]
+        flags += ["--shards", "static"] if chance.random() < 0.3 else []
+        flags += ["--start", "together"] if chance.random() < 0.2 else []
+        flags += ["--on-loss", chance.choice(["continue", "stop"])] if chance.random() < 0.6 else []
+        flags += ["--tee", chance.choice(["all", "none"])] if chance.random() < 0.4 else []
+        flags += ["--saves", "all"] if chance.random() < 0.2 else []
+        if chance.random() < 0.15:
+            flags += ["--max-steps", str(chance.randint(1, STEPS))]
+        elif chance.random() < 0.1:
+            flags += ["--max-seconds", str(round(chance.uniform(0.1, 1.0), 2))]
+        evaluates = chance.random() < 0.4
+        if evaluates and chance.random() < 0.5:
+            flags += ["--target", "loss<=1.0", "--stop-at-target"]
+        faults = [_fault(chance, hosts, each) for _ in range(chance.choice([0, 1, 1, 1, 2, 2, 3]))]
+        timeout = STRICT if any(seconds > 1.0 for *_, seconds in faults) else LENIENT
+        return cls(seed, tuple(flags), timeout, _script(chance, evaluates), tuple(faults))
+
+    @property
+    def harmless(self) -> bool:
+        """Whether the run has to come to its end as if nothing befell it."""
+        lenient = all(what in HARMLESS for *_, what, _ in self.faults) and self.timeout == LENIENT
+        return lenient and "--max-seconds" not in self.flags  # which may be over before training begins
+
+
+def _parameters(chance: random.Random, protocol: str) -> str:
+    upper = chance.randint(1, 4)
+    values: dict[str, dict[str, object]] = {
+        "ssp": {"bound": chance.choice([0, 1, 4])},
+        "dssp": {"lower": upper - 1, "upper": upper},
+        "hsp": {
+            "idle": chance.choice(["guarded", "always"]),
+            "stale": chance.choice(["next", "accumulate", "discard"]),
+        },
+        "ps-plus": {
+            "modulation": chance.choice(["off", "sqrt", "progress"]),
+            "pull": chance.choice(["free", "after-push"]),
+        },
+        "sync-switch": {
+            "switch_at": chance.choice([0.3, 0.6]),
+            "stragglers": chance.choice(["none", "greedy", "elastic"]),
+        },
+    }
+    given = ",".join(f"{name}={value}" for name, value in values.get(protocol, {}).items())
+    return f":{given}" if given else ""
+
+
+def _fault(chance: random.Random, hosts: int, each: int) -> Fault:
+    worker = chance.randrange(hosts * each)
+    process, places, whats = chance.choice(
+        [
+            *[(f"worker {worker}", SCRIPTS, IN_SCRIPT + (ON_AGENT if worker >= each else ()))] * 4,
+            (f"worker {worker}", SCRIPTS, ON_RUN),
+            *[(f"node-{chance.randrange(1, hosts)}", AGENTS | FETCHES, IN_AGENT)] * 4,
+            *[("head", HEADS | FETCHES, IN_HEAD)] * 2,
+            ("store", COMMITS, IN_STORE),
+        ]
+    )
+    place = chance.choice(list(places))
+    seconds = chance.choice([0.1, 0.4, STRICT + 1.0])
+    what = chance.choice(whats)
+    return process, place, chance.randint(1, places[place]), what, seconds if what.startswith("stop") else 0.0
+
+
+def _script(chance: random.Random, evaluates: bool) -> str:
+    saves = "torch.save(model.state_dict(), __file__ + '.pt')"
+    looks = ("pass", "pass", "model.state_dict()", "optimizer.state_dict()", saves)
+    return SCRIPT.format(
+        optimizer=chance.choice(
+            [
+                "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
+                "torch.optim.AdamW(model.parameters(), lr=0.01)",
+            ]
+        ),
+        samples=SAMPLES,
+        epochs=EPOCHS,
+        loaders=int(chance.random() < 0.15),
+        evaluate="evaluate" if evaluates else "None",
+        each_step=chance.choice(["pass", "paceline.log(loss=loss.item())", "model.state_dict()"]),
+        each_epoch=chance.choice(looks),
+        end=chance.choice(["", "paceline.finish()", "optimizer.state_dict()", "print('the end')"]),
+        pause=chance.choice([0, 0.002, 0.01]),
+    )
+
+
+def carry_out(schedule: Schedule, launch: Launch) -> tuple[Run, list[str]]:
+    """Make the run, to its end. Return it, and what has befallen it."""
+    befell = launch.tmp_path / "befell"
+    befell.touch()
+    names = {"TIMEOUT": schedule.timeout, "FAULTS": schedule.faults, "BEFELL": str(befell)}
+    first = "".join(f"{name} = {value!r}\n" for name, value in names.items()) + FIRST
+    run = ended(launch.start(schedule.script, *schedule.flags, first=first), IN_TIME)
+    return run, befell.read_text().splitlines()
+
+
+def broken_promises(schedule: Schedule, run: Run, befell: list[str]) -> list[str]:
+    """What the run did that no run may do, a line each."""
+    said, asked_to_end = [], any("interrupt" in line or "terminate" in line for line in befell)
+    if frames := OURS.findall(run.err):
+        said.append(f"our frames are shown: {frames[0].strip()}")
+    if "paceline bug" in run.err or "has waited" in run.err:
+        said.append("a bug, or a wait")
+    killed = run.code == -signal.SIGKILL
+    if killed and not any("kill" in line and ("launcher" in line or "in head" in line) for line in befell):
+        said.append("the launcher was killed by nobody that we know of")
+    if not killed and run.code not in CODES.values():
+        said.append(f"exit code {run.code}")
+    if not (run.folder / "summary.json").exists():
+        if not killed and not (asked_to_end and run.code == 130):
+            said.append(f"no summary, exit code {run.code}")
+        if _has_begun(run) and (wrong := checked(run.folder).wrong) is not None:
+            said.append(f"check: {wrong}")
+        return said
+    said += [line for line in broken_books(run) if not (killed and line.startswith("exit code"))]
+    outcome, error = run.summary["outcome"], run.summary["error"]
+    if outcome == "failed" and not error:
+        said.append("it failed for no reason")
+    if outcome == "interrupted" and not asked_to_end:
+        said.append("it was interrupted by nobody")
+    if schedule.harmless or not befell:
+        said += _unharmed(schedule, run)
+    scripts_end = any(line.startswith("exit, ") for line in befell)  # which they don't in the replay
+    if run.rows("SELECT 1 FROM facts LIMIT 1") and not killed and not scripts_end:
+        said += broken_replay(run)
+    return said
+
+
+def _has_begun(run: Run) -> bool:
+    """Whether the launcher came so far that its ledger says what the run is."""
+    return (run.folder / "ledger.sqlite").exists() and bool(run.rows("SELECT 1 FROM run LIMIT 1"))
+
+
+def _unharmed(schedule: Schedule, run: Run) -> list[str]:
+    said = []
+    outcome, error = run.summary["outcome"], run.summary["error"]
+    too_soon = error is not None and "before training began" in error  # --max-seconds
+    if outcome != "completed" and not too_soon:
+        said.append(f"nothing that does harm befell it, and it was {outcome}: {error}")
+    if left := run.rows("SELECT body FROM facts WHERE kind = 'WorkerLeft' AND json_extract(body, '$.reason') = 'died'"):
+        said.append(f"nothing that does harm befell it, and these died: {left}")
+    ends_early = {"--max-steps", "--max-seconds", "--stop-at-target"} & set(schedule.flags)
+    if outcome == "completed" and not ends_early and run.summary["samples"] != EPOCHS * SAMPLES:
+        said.append(f"{run.summary['samples']} samples are applied, of {EPOCHS * SAMPLES}")
+    return said
