@@ -24,26 +24,34 @@ from paceline.core.orders import (
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.host import messages
 from paceline.host.contract import NotHere
-from support.companies import PROCESS, STORE, Averagers, Company, averager, company, idle_company
+from paceline.protocols import registry
+from support.companies import PROCESS, STORE, Averagers, Company, averager, company, elsewhere, idle_company
 from support.rooms import OFFER
 
-HOSTS: dict[str, tuple[Callable[..., Company], Callable[..., Company]]] = {"local": (idle_company, company)}
-"""By name: makes a host that nothing was asked of so far, and one whose workers train."""
+HOSTS: dict[str, Callable[..., Company]] = {"local": company, "several": elsewhere}
+"""By name: makes a host whose workers train."""
 
 
 @pytest.fixture(params=HOSTS)
-def hosts(request: pytest.FixtureRequest) -> tuple[Callable[..., Company], Callable[..., Company]]:
-    return HOSTS[request.param]
+def hosts(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture
-def idle(hosts: tuple[Callable[..., Company], Callable[..., Company]]) -> Callable[..., Company]:
-    return hosts[0]
+def training(hosts: str) -> Callable[..., Company]:
+    def made(workers: int = 3, protocol: str = "asp", **given: Any) -> Company:
+        if hosts == "several" and registry()[protocol].versions != "stored":
+            pytest.skip("only protocols with a store run on several hosts")
+        return HOSTS[hosts](workers, protocol, **given)
+
+    return made
 
 
 @pytest.fixture
-def training(hosts: tuple[Callable[..., Company], Callable[..., Company]]) -> Callable[..., Company]:
-    return hosts[1]
+def here() -> Callable[..., Company]:
+    """For what only workers of the coordinator's own host do. `TestSeveral` has what the others are told."""
+    return company
 
 
 Action = Callable[[Company], object]
@@ -111,7 +119,7 @@ class TestOrders:
     def test_a_step_s_orders_end_in_facts_and_a_version(self, training: Callable[..., Company]) -> None:
         one = training(1)
         one.carry_out(Release(worker=0, step=0, version=0))
-        assert one.news.calls == [
+        assert [call for call in one.news.calls if call[0] != "fetched"] == [
             ("computes", 0, 0.0),
             ("happened", ParametersTaken(worker=0, version=0, at=0.0)),
         ]
@@ -150,8 +158,9 @@ class TestOrders:
     ) -> None:
         one = training(1)
         one.crew.hear(0, messages.StateWanted())
-        one.said_by_store(messages.StateReady(0, None))
+        one.said_by_store(messages.StateReady(0, None), "the state")
         assert [said for _, said in one.told] == [messages.OptimizerState()]
+        assert one.crew.handed == [(0, "the state")]
         one.said_by_store(messages.StateReady(0, "it can't be packed"))
         assert one.news.told("refused") == [("it can't be packed",)]
 
@@ -208,6 +217,22 @@ class TestOrders:
             one.crew.hear(0, messages.Declined())
         assert len(one.told) == 2
 
+    def test_a_worker_may_be_released_once_more_on_the_version_that_it_holds(
+        self, training: Callable[..., Company]
+    ) -> None:
+        two = training(2, unapplied=3)
+        two.carry_out(Release(worker=0, step=0, version=0))
+        two.computed(0, 0)
+        two.carry_out(StartPush(worker=0, step=0))
+        two.apply(1, (0, 0))
+        for step, parameters in ((1, "pull"), (2, "held"), (3, "held")):
+            two.carry_out(Release(worker=0, step=step, version=1, parameters=parameters))  # type: ignore[arg-type]
+            two.computed(0, step)
+            two.carry_out(DropUpdate(worker=0, step=step, samples="return"))
+        computes = [said for _, said in two.told if isinstance(said, messages.Compute)]
+        assert [(said.step, said.version) for said in computes] == [(0, 0), (1, 1), (2, 1), (3, 1)]
+        assert len({said.slot for said in computes[1:]}) == 1
+
 
 class TestLeaving:
     """Whenever a worker goes, nothing is kept for it once the machine has been told."""
@@ -240,10 +265,10 @@ class TestLeaving:
 
     @pytest.mark.parametrize("point", range(len(REPLICATED) + 1))
     def test_a_worker_with_a_replica_that_goes_at_any_point_leaves_its_replica_only(
-        self, point: int, training: Callable[..., Company]
+        self, point: int, here: Callable[..., Company]
     ) -> None:
         """A mean that is recorded later may have it."""
-        three = training(3, "ad-psgd")
+        three = here(3, "ad-psgd")
         for action in REPLICATED[:point]:
             action(three)
         three.leave(1)
@@ -259,8 +284,8 @@ class TestLeaving:
         assert three.host.progress.settled
         assert not three.host.progress.averaging
 
-    def test_what_a_worker_was_to_write_for_all_is_void_when_it_goes(self, training: Callable[..., Company]) -> None:
-        two = training(2)
+    def test_what_a_worker_was_to_write_for_all_is_void_when_it_goes(self, here: Callable[..., Company]) -> None:
+        two = here(2)
         two.host.adopt(1)
         two.leave(1)
         assert two.claims_of(1) == []
@@ -318,10 +343,10 @@ class TestArithmetic:
 
     @pytest.mark.parametrize("steps_first", [True, False])
     def test_a_mean_has_no_replica_whose_process_ended_in_a_step(
-        self, steps_first: bool, training: Callable[..., Company]
+        self, steps_first: bool, here: Callable[..., Company]
     ) -> None:
         """The step may have left half of it behind."""
-        two = training(2, "ad-psgd")
+        two = here(2, "ad-psgd")
         for worker in (0, 1):
             two.carry_out(Release(worker=worker, step=0, version=0, parameters="own"))
             two.computed(worker, 0)
@@ -344,8 +369,8 @@ class TestArithmetic:
             two.host.record(1, [0], "file", "mean")
             assert isinstance(two.store.sent[-1], messages.RecordMean)
 
-    def test_a_mean_has_no_replica_that_a_joiner_has_yet_to_put_there(self, training: Callable[..., Company]) -> None:
-        one = training(1, "ad-psgd")
+    def test_a_mean_has_no_replica_that_a_joiner_has_yet_to_put_there(self, here: Callable[..., Company]) -> None:
+        one = here(1, "ad-psgd")
         one.leave(0)
         one.host.returns(0)
         one.crew.hear(0, OFFER)
@@ -359,8 +384,8 @@ class TestArithmetic:
         one.host.record(2, [0], "file", "mean")
         assert isinstance(one.store.sent[-1], messages.RecordMean)
 
-    def test_a_worker_that_can_t_fork_it_is_ended_and_another_one_may(self, idle: Callable[..., Company]) -> None:
-        two = idle(2)
+    def test_a_worker_that_can_t_fork_it_is_ended_and_another_one_may(self) -> None:
+        two = idle_company(2)
         two.host.open()
         for worker in (0, 1):
             two.crew.hear(worker, OFFER)
@@ -375,8 +400,8 @@ class TestArithmetic:
         assert two.news.told("prepared") == [("beginning",)]
         assert [(worker, type(said).__name__) for worker, said in two.told] == [(0, "ForkStore"), (1, "ForkStore")]
 
-    def test_one_that_speaks_before_it_is_there_is_lost(self, idle: Callable[..., Company]) -> None:
-        one = idle(1)
+    def test_one_that_speaks_before_it_is_there_is_lost(self) -> None:
+        one = idle_company(1)
         one.host.open()
         one.crew.hear(0, OFFER)
         one.host.prepare(0)
@@ -396,7 +421,7 @@ class TestArithmetic:
             two.carry_out(given)
         two.host.record(0, [0, 1], "file", "mean")
         two.host.adopt(0)
-        two.host.prepare(0)
+        two.host.prepare(two.forker)
         assert (two.host.next(1.0), two.host.due()) == (None, None)
         two.leave(0)
         two.leave(1)
@@ -425,10 +450,10 @@ class TestAverages:
     @pytest.mark.parametrize("shares", [[], [0], [1], [0, 1], [0, 1, 2]])
     @pytest.mark.parametrize("before", [True, False])
     def test_a_member_that_dies_fails_its_group_once_unless_all_shares_were_made(
-        self, shares: list[int], before: bool, training: Callable[..., Company]
+        self, shares: list[int], before: bool, here: Callable[..., Company]
     ) -> None:
         """`before`: it dies before the group is told to average, as a member still has a step to make."""
-        three = training(3, "ad-psgd")
+        three = here(3, "ad-psgd")
         averagers = gathered(three)
         if before:
             three.carry_out(StepReplica(worker=0, step=1, version=2))
@@ -452,9 +477,9 @@ class TestAverages:
         assert not three.host.progress.averaging
 
     def test_disjoint_groups_average_at_once_and_one_s_failure_is_not_the_other_s(
-        self, training: Callable[..., Company]
+        self, here: Callable[..., Company]
     ) -> None:
-        four = training(4, "ad-psgd")
+        four = here(4, "ad-psgd")
         averagers = gathered(four)
         for group, members in ((0, (0, 1)), (1, (2, 3))):
             four.carry_out(Reduce(group=group, members=members, what="parameters"))
@@ -468,10 +493,10 @@ class TestAverages:
         assert (means(four), four.host.progress.averages) == ([], 1)
 
     def test_an_average_of_what_is_replaced_meanwhile_ends_and_changes_nothing(
-        self, training: Callable[..., Company]
+        self, here: Callable[..., Company]
     ) -> None:
         """A script's changes before the first step are adopted."""
-        two = training(2, "ad-psgd")
+        two = here(2, "ad-psgd")
         averagers = Averagers(two)
         two.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
         averagers.average(0)
@@ -490,9 +515,9 @@ class TestAverages:
         assert step.source == told.slot
 
     def test_a_mean_of_gradients_is_kept_until_every_member_was_told_to_step_with_it_or_has_left(
-        self, training: Callable[..., Company]
+        self, here: Callable[..., Company]
     ) -> None:
-        three = training(3, "all-reduce")
+        three = here(3, "all-reduce")
         averagers = Averagers(three)
         for worker in range(3):
             three.carry_out(Release(worker=worker, step=0, version=0, parameters="own"))
@@ -510,9 +535,9 @@ class TestAverages:
         assert means(three) == []
 
     def test_a_share_that_can_t_be_read_ends_its_worker_and_an_unasked_one_counts_for_nothing(
-        self, training: Callable[..., Company]
+        self, here: Callable[..., Company]
     ) -> None:
-        two = training(2, "ad-psgd")
+        two = here(2, "ad-psgd")
         averagers = Averagers(two)
         averagers.says(0, messages.Averaged(5))
         averagers.says(1, MessageUnreadable("no message"))
@@ -658,9 +683,9 @@ class TestJoins:
     @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
     @pytest.mark.parametrize("point", range(len(COMES) + 1))
     def test_one_that_goes_before_it_joins_leaves_no_claim_and_nothing_open_and_may_come_again(
-        self, point: int, protocol: str, training: Callable[..., Company]
+        self, point: int, protocol: str, here: Callable[..., Company]
     ) -> None:
-        three = without_worker_1(training, protocol)
+        three = without_worker_1(here, protocol)
         before, claims = descriptors(), sorted(three.claims())
         for _ in range(2):
             make(three, COMES[:point])
@@ -673,9 +698,9 @@ class TestJoins:
     @pytest.mark.parametrize("who", GOES)
     @pytest.mark.parametrize("point", range(len(SERVED_JOIN) + 1))
     def test_whoever_goes_at_any_point_leaves_no_claim_and_nothing_open_and_a_joiner_takes_up_once(
-        self, point: int, who: str, training: Callable[..., Company]
+        self, point: int, who: str, here: Callable[..., Company]
     ) -> None:
-        three, gone = without_worker_1(training, "asp"), GOES[who]
+        three, gone = without_worker_1(here, "asp"), GOES[who]
         before = descriptors()
         make(three, [*COMES, *SERVED_JOIN[:point]])
         for worker in gone:
@@ -696,10 +721,10 @@ class TestJoins:
     @pytest.mark.parametrize("who", GOES)
     @pytest.mark.parametrize("point", range(len(REPLICATED_JOIN) + 1))
     def test_whoever_goes_as_a_replica_is_copied_leaves_its_replica_only_and_a_joiner_takes_up_once(
-        self, point: int, who: str, training: Callable[..., Company]
+        self, point: int, who: str, here: Callable[..., Company]
     ) -> None:
         """If the source dies before it has all made, there is no copy. The machine orders another one."""
-        three, gone = without_worker_1(training, "ad-psgd"), GOES[who]
+        three, gone = without_worker_1(here, "ad-psgd"), GOES[who]
         before = descriptors()
         make(three, [*COMES, *REPLICATED_JOIN[:point]])
         for worker in gone:
@@ -724,9 +749,9 @@ class TestJoins:
     @pytest.mark.parametrize("goes", [True, False])
     @pytest.mark.parametrize("packs_first", [True, False])
     def test_a_replica_is_copied_once_its_steps_are_made_and_the_rest_is_packed_and_for_one_that_has_gone_it_is_not(
-        self, packs_first: bool, goes: bool, training: Callable[..., Company]
+        self, packs_first: bool, goes: bool, here: Callable[..., Company]
     ) -> None:
-        three = without_worker_1(training, "ad-psgd")
+        three = without_worker_1(here, "ad-psgd")
         make(three, [*COMES, *REPLICATED_JOIN[:3]])
         steps = (0, lambda company: company.stepped(0, 1))
         first, second = (hands(0), steps) if packs_first else (steps, hands(0))
@@ -738,10 +763,10 @@ class TestJoins:
         assert three.facts == ([] if goes else [COPIED])
 
     def test_the_next_process_of_another_that_died_is_not_asked_to_hand_over(
-        self, training: Callable[..., Company]
+        self, here: Callable[..., Company]
     ) -> None:
         """It is on its way, and has nothing, though the machine was not told of that death yet."""
-        three = without_worker_1(training, "asp")
+        three = without_worker_1(here, "asp")
         three.leave(0)
         three.host.returns(0)
         make(three, [*COMES, joins(0, 2), hands(2)])
@@ -749,10 +774,10 @@ class TestJoins:
         assert three.crew.handed == [(1, "worker 2's")]
 
     def test_a_version_has_the_hyperparameters_of_the_contributor_that_has_served_longest(
-        self, training: Callable[..., Company]
+        self, here: Callable[..., Company]
     ) -> None:
         """Who has served is counted as workers join: updates of a worker that left may be applied after its return."""
-        two = training(2)
+        two = here(2)
 
         def steps(step: int, *rates: float) -> None:
             for worker, rate in enumerate(rates):
@@ -772,10 +797,10 @@ class TestJoins:
 
     @pytest.mark.parametrize("alone", [True, False])
     def test_a_copy_of_which_the_machine_is_not_told_has_no_effect(
-        self, alone: bool, training: Callable[..., Company]
+        self, alone: bool, here: Callable[..., Company]
     ) -> None:
         """In a replay the source dies when it is said to, and may have given its replica before."""
-        three = without_worker_1(training, "ad-psgd")
+        three = without_worker_1(here, "ad-psgd")
         before = descriptors()
         make(three, [*COMES, joins(0, 2), ordered(CopyReplica(source=0, worker=1)), hands(0)])
         three.leave(0)
@@ -790,9 +815,9 @@ class TestJoins:
 
     @pytest.mark.parametrize("packs", [True, False])
     def test_a_source_that_has_finished_gives_its_replica_and_what_its_script_keeps_if_that_comes_before_its_end(
-        self, packs: bool, training: Callable[..., Company]
+        self, packs: bool, here: Callable[..., Company]
     ) -> None:
-        three = without_worker_1(training, "ad-psgd")
+        three = without_worker_1(here, "ad-psgd")
         three.host.left(0, died=False)
         make(three, [*COMES, joins(0, 2), ordered(CopyReplica(source=0, worker=1))])
         make(three, [hands(0)] * packs)
@@ -802,10 +827,10 @@ class TestJoins:
 
     @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
     def test_what_is_packed_for_a_joiner_that_died_since_is_not_for_its_next_process(
-        self, protocol: str, training: Callable[..., Company]
+        self, protocol: str, here: Callable[..., Company]
     ) -> None:
         """Nor does it count twice, as a worker packs for both once it waits for a release."""
-        three = without_worker_1(training, protocol)
+        three = without_worker_1(here, protocol)
         before = descriptors()
         joining = [*COMES, joins(0, 2)] + [ordered(CopyReplica(source=0, worker=1))] * (protocol == "ad-psgd")
         make(three, joining)
@@ -818,10 +843,10 @@ class TestJoins:
         assert descriptors() == before
 
     def test_what_joins_or_is_copied_may_be_told_when_the_joiner_has_gone_again(
-        self, training: Callable[..., Company]
+        self, here: Callable[..., Company]
     ) -> None:
         """The machine is told what happened, in order, though other things have happened since."""
-        three = without_worker_1(training, "ad-psgd")
+        three = without_worker_1(here, "ad-psgd")
         before = descriptors()
         make(three, COMES)
         three.leave(1)
@@ -832,10 +857,8 @@ class TestJoins:
         assert three.claims_of(1) == [("replica", 1)]
         assert [worker for worker, message in three.told if isinstance(message, messages.HandOver)] == []
 
-    def test_a_worker_hands_over_after_the_release_that_was_ordered_before(
-        self, training: Callable[..., Company]
-    ) -> None:
-        two = training(2)
+    def test_a_worker_hands_over_after_the_release_that_was_ordered_before(self, here: Callable[..., Company]) -> None:
+        two = here(2)
         two.carry_out(Release(worker=0, step=0, version=0))
         two.computed(0, 0)
         two.carry_out(StartPush(worker=0, step=0))
@@ -848,9 +871,9 @@ class TestJoins:
         assert [type(said).__name__ for _, said in two.told] == ["Compute", "HandOver"]
 
     def test_all_others_are_asked_to_hand_over_and_if_they_all_go_nobody_does(
-        self, training: Callable[..., Company]
+        self, here: Callable[..., Company]
     ) -> None:
-        three = training(3)
+        three = here(3)
         three.host.join(1, [0, 2])
         three.leave(0)
         three.leave(2)
@@ -862,9 +885,9 @@ class TestJoins:
         assert three.news.told("handed_over") == [(1, None)]
 
     def test_whose_replica_is_gone_a_joiner_begins_as_training_began_until_a_mean_is_recorded(
-        self, training: Callable[..., Company]
+        self, here: Callable[..., Company]
     ) -> None:
-        one = training(1, "ad-psgd")
+        one = here(1, "ad-psgd")
         one.leave(0)
         for _ in range(2):
             make(one, alone_comes())
@@ -879,9 +902,9 @@ class TestJoins:
 
     @pytest.mark.parametrize("returns", [True, False])
     def test_a_joiner_that_is_to_begin_with_a_mean_which_is_being_written_waits_for_that_unless_it_dies(
-        self, returns: bool, training: Callable[..., Company]
+        self, returns: bool, here: Callable[..., Company]
     ) -> None:
-        one = training(1, "ad-psgd")
+        one = here(1, "ad-psgd")
         one.host.record(3, [0], "file", "mean")
         one.leave(0)
         make(one, alone_comes())
@@ -897,3 +920,37 @@ class TestJoins:
         ((_, told),) = [(worker, said) for worker, said in one.told if isinstance(said, messages.TakeUp)]
         assert told.file == "file"
         assert ("what training began with",) not in one.claims()
+
+
+REFUSED: dict[str, Action] = {
+    "returns": lambda company: company.host.returns(1),
+    "admit": lambda company: company.host.admit(1, 0, 0.0),
+    "join": lambda company: company.host.join(1, [0]),
+    "begin_anew": lambda company: company.host.begin_anew(1, None, ""),
+}
+"""What a worker of another host does not do yet."""
+
+
+class TestSeveral:
+    """What is refused where the workers are on another host than the store."""
+
+    @pytest.mark.parametrize("what", REFUSED)
+    def test_a_worker_of_another_host_does_not_come_back(self, what: str) -> None:
+        two = elsewhere(2)
+        claims = two.claims()
+        with pytest.raises(NotHere, match="worker 1 is on host node-1, where none joins yet"):
+            REFUSED[what](two)
+        assert (two.news.calls, two.told, two.claims()) == ([], [], claims)
+
+    def test_what_a_script_changes_before_its_first_step_is_refused(self) -> None:
+        two = elsewhere(2)
+        two.host.adopt(1)
+        ((why,),) = two.news.told("refused")
+        assert "is not taken up on several hosts yet" in why
+
+    def test_a_worker_of_another_host_forks_no_store(self) -> None:
+        two = elsewhere(2)
+        two.host.prepare(1)
+        assert two.news.told("lost") == [
+            ("no worker of the head's host has come to prepare(), which makes the store there",)
+        ]

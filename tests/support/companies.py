@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.scenario import Network, Scenario
+from paceline.core.choice import choose
 from paceline.core.facts import Fact
+from paceline.core.items import Item
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
+from paceline.fabric.endpoint import Coding
+from paceline.fabric.token import Token
 from paceline.host import messages
+from paceline.host.between import FromHead, ToHead
+from paceline.host.branch import BEGINNING
 from paceline.host.host import LocalHost
 from paceline.host.plan import plan
+from paceline.host.several import Other, SeveralHosts
+from paceline.host.shelf import Shelf
 from paceline.protocols import registry
 from paceline.records.times import Fetch, TransferTimes
-from support.rooms import OFFER, Clockwork, Crew, Line
+from paceline.runtime import agent as agents
+from paceline.runtime.agent import _Agent as Agent
+from support.rooms import OFFER, SETTINGS, Clockwork, Crew, Line
 
 
 @dataclass
@@ -110,6 +122,8 @@ class Company:
     loop: Clockwork
     news: Kept
     now: float = 0.0
+    forker: int = 0
+    """The worker that forks the arithmetic process."""
 
     @property
     def facts(self) -> list[Fact]:
@@ -125,9 +139,9 @@ class Company:
         """The arithmetic process."""
         return self.loop.lines[STORE]
 
-    def said_by_store(self, message: messages.Message | Exception) -> None:
-        """The arithmetic process says this, or receiving from it raises this."""
-        self.loop.hear(STORE, message)
+    def said_by_store(self, message: messages.Message | Exception, packed: str | None = None) -> None:
+        """The arithmetic process says this, or receiving from it raises this. `packed` comes along."""
+        self.loop.hear(STORE, message, packed)
 
     def commits(self) -> list[messages.Commit]:
         """Versions that the arithmetic process was told to make."""
@@ -164,12 +178,22 @@ class Company:
 
     def end(self) -> None:
         """The host is to close."""
-        self.host.arithmetic.process = None  # no such process runs here
+        self.with_store.arithmetic.process = None  # no such process runs here
         self.host.close()
+
+    @property
+    def with_store(self) -> LocalHost:
+        """The host that has the arithmetic process."""
+        return self.host
+
+    @property
+    def shelves(self) -> list[Shelf]:
+        """All there are."""
+        return [self.host.shelf]
 
     def claims(self) -> list[tuple[Any, ...]]:
         """Who claims something: what for, and numbers, of which the first is the worker, the version or the group."""
-        return [owner for owner, _, _ in self.host.shelf.claims()]
+        return [owner for shelf in self.shelves for owner, _, _ in shelf.claims()]
 
     def claims_of(self, worker: int) -> list[tuple[Any, ...]]:
         """What is claimed for that worker."""
@@ -221,6 +245,156 @@ def company(workers: int = 3, protocol: str = "asp", **given: Any) -> Company:
     made.crew.told.clear()
     made.news.calls.clear()
     return made
+
+
+class Elsewhere(Company):
+    """The workers are on another host than the store. What the two say arrives at once, as bytes and in order."""
+
+    head: LocalHost
+    agent: Agent
+
+    @property
+    def with_store(self) -> LocalHost:
+        """See `Company`."""
+        return self.head
+
+    @property
+    def shelves(self) -> list[Shelf]:
+        """See `Company`."""
+        return [self.head.shelf, self.agent._branch.shelf]
+
+    def claims(self) -> list[tuple[Any, ...]]:
+        """See `Company`. What training begins with is kept until another version is made, as the newest is."""
+        return [owner for owner in super().claims() if owner != BEGINNING]
+
+
+class Between:
+    """Stands in for what connects the two hosts. What happens because of a message happens after that message."""
+
+    def __init__(self) -> None:
+        self._next: deque[Callable[[], object]] = deque()
+        self._busy = False
+
+    def carries(self, message: messages.Message, kinds: Any, to: Callable[[Any], object]) -> None:
+        """Deliver that message there, which is one of these kinds."""
+        coding = Coding(kinds)
+        body = coding.encode(message)
+        self._then(lambda: to(coding.decode(body, ())))
+
+    def brings(self, item: Item, into: memoryview, find: Callable[[Item], memoryview | None], done: Any) -> None:
+        """Copy the item's bytes, which lie where `find` says, and call `done`."""
+
+        def copy() -> None:
+            there = find(item)
+            assert there is not None, f"{item} is not there"
+            into[:] = there
+            done()
+
+        self._then(copy)
+
+    def _then(self, call: Callable[[], object]) -> None:
+        self._next.append(call)
+        if not self._busy:
+            self._busy = True
+            while self._next:
+                self._next.popleft()()
+            self._busy = False
+
+
+class AgentsEnd:
+    """Stands in for what an agent has of the head: the link, and the carrier."""
+
+    def __init__(self, between: Between, head: Callable[[], SeveralHosts]) -> None:
+        self._between = between
+        self._head = head
+
+    def send(self, message: messages.Message) -> None:
+        self._between.carries(message, ToHead, lambda said: self._head().delivered(OTHER, said))
+
+    def fetch(self, item: Item, into: memoryview, done: Callable[[], None], lost: Callable[[str], None]) -> None:
+        def copied() -> None:
+            self._head().served(OTHER, item)
+            done()
+
+        self._between.brings(item, into, lambda item: self._head().find(OTHER, item), copied)
+
+    def cancel(self, item: Item) -> None:
+        pass  # nothing is on the way for any time
+
+
+class HeadsEnd:
+    """Stands in for what the head has of the other host."""
+
+    def __init__(self, between: Between, agent: Callable[[], Agent]) -> None:
+        self._between = between
+        self._agent = agent
+
+    def tell(self, message: messages.Message) -> None:
+        self._between.carries(message, FromHead, lambda said: self._agent().delivered(said))
+
+    def fetch(self, item: Item, into: memoryview, done: Callable[[], None], lost: Callable[[str], None]) -> None:
+        self._between.brings(item, into, lambda item: self._agent()._find(item), done)
+
+    def cancel(self, item: Item) -> None:
+        pass
+
+
+OTHER = "node-1"
+"""The host of the workers that are not on the head's."""
+
+
+def elsewhere(workers: int = 3, protocol: str = "asp", *, unapplied: int = 2, **given: Any) -> Elsewhere:
+    """A company that trains by that protocol, all of whose workers are on another host than the store.
+
+    A further worker, which takes no part, is on the store's host and forks it.
+    """
+    spec, forker, between = registry()[protocol], workers, Between()
+    crew, here, loop, news = Crew(workers), Crew(0), Clockwork(), Kept()
+    here.numbers = range(forker, forker + 1)
+    places = plan(spec, unapplied, workers + 1)
+    made: Elsewhere
+    heads_end, agents_end = HeadsEnd(between, lambda: made.agent), AgentsEnd(between, lambda: several)
+    head = LocalHost(
+        places,
+        spec,
+        *_any(here, loop),
+        news,
+        elsewhere=range(workers),
+        carrier=heads_end,
+        threads=1,
+        rate_scale=1.0,
+        network=None,
+        groups=None,
+        evaluator=None,
+        now=lambda: made.now,
+        leaves_undone=lambda worker, step: False,
+        deaths_are_told=False,
+        **given,
+    )
+    several: Any = SeveralHosts(head, [Other(OTHER, range(workers), heads_end.tell)], news, lambda: made.now)
+    settings = replace(SETTINGS, choice=choose(protocol, registry()), workers=2 * (workers + 1), hosts=2)
+    with (
+        patch.object(agents, "HostLink", lambda *_: agents_end),
+        patch.object(agents, "Bulk", lambda *_: agents_end),
+        patch.object(agents, "plan", lambda *_: places),
+    ):
+        agent = Agent(settings, OTHER, (("", 0), ("", 0)), Token.drawn(), *_any(crew, loop))
+    made = Elsewhere(several, crew, loop, news, forker=forker)
+    made.head, made.agent = head, agent
+    several.open()
+    here.hear(forker, OFFER)
+    for worker in range(workers):
+        crew.hear(worker, OFFER)
+    several.prepare(forker)
+    made.said_by_store(messages.StoreReady(PROCESS, "beginning"))
+    several.begin(range(workers))
+    crew.told.clear()
+    news.calls.clear()
+    return made
+
+
+def _any(*stand_ins: Any) -> tuple[Any, ...]:
+    return stand_ins
 
 
 class Averagers:

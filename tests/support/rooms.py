@@ -27,7 +27,7 @@ class Line:
 
     def __init__(self) -> None:
         self.sent: list[messages.Message] = []
-        self.coming: deque[messages.Message | Exception] = deque()
+        self.coming: deque[tuple[messages.Message | Exception, list[int]]] = deque()
         self.full = self.closed = False
 
     def try_to_send(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> bool:
@@ -37,10 +37,10 @@ class Line:
         return not self.full
 
     def receive(self) -> tuple[messages.Message, list[int]]:
-        message = self.coming.popleft()
+        message, descriptors = self.coming.popleft()
         if isinstance(message, Exception):
             raise message
-        return message, []
+        return message, descriptors
 
     def fileno(self) -> int:
         return -1
@@ -88,9 +88,9 @@ class Clockwork:
     def await_end(self, process: int, call: Callable[[], object]) -> None:
         self.ends[process] = call
 
-    def hear(self, peer: str, message: messages.Message | Exception) -> None:
-        """That process says this, or receiving from it raises this."""
-        self.lines[peer].coming.append(message)
+    def hear(self, peer: str, message: messages.Message | Exception, packed: str | None = None) -> None:
+        """That process says this, or receiving from it raises this. `packed` comes along, as a file that is open."""
+        self.lines[peer].coming.append((message, [] if packed is None else [attachment(packed.encode())]))
         self.watched[self.lines[peer]]()
 
     def pass_time(self, seconds: float = 3600.0) -> None:
@@ -111,7 +111,7 @@ class Crew:
         self.numbers = range(workers)
         self.told: list[tuple[int, messages.Message]] = []
         self.handed: list[tuple[int, str | None]] = []
-        """Workers that were told to take up, and what was packed that came along."""
+        """Workers that were told to take up, or the optimizer's state, and what was packed that came along."""
         self.killed: list[int] = []
         self.started: list[int] = []
         self.died_of: list[tuple[int, str, str]] = []
@@ -126,7 +126,7 @@ class Crew:
 
     def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         self.told.append((worker, message))
-        if isinstance(message, messages.TakeUp):
+        if isinstance(message, messages.TakeUp | messages.OptimizerState):
             packed = [os.pread(descriptor, 100, 0).decode() for descriptor in descriptors]
             self.handed.append((worker, packed[0] if packed else None))
 

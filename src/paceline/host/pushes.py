@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.core.facts import UpdateArrived
 from paceline.core.items import Update
 from paceline.core.orders import ApplyUpdate, StartPush
-from paceline.host.contract import Updates
+from paceline.host.contract import NotHere, Updates
 from paceline.host.fetch import Fetcher
 from paceline.host.plan import Plan
 from paceline.host.seat import Seat
@@ -64,10 +64,12 @@ class Pushes:
         """Bring the worker's update to the store."""
         if not self._seats[order.worker].trains:  # the machine is about to hear that the worker has left
             return
-        if self._seats[order.worker].elsewhere:
+        if not self._seats[order.worker].elsewhere:
+            self.begin(order)
+        elif order.step in self._on_the_way.get(order.worker, {}):
             self.lay(order.worker, order.step)
         else:
-            self.begin(order)
+            raise NotHere(f"{Update(order.worker, order.step)} is not here")
         self.bring(order)
 
     def begin(self, order: StartPush) -> None:

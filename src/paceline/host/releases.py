@@ -60,7 +60,7 @@ class Releases:
         seat = self._seats[worker]
         if not seat.trains:  # the machine is about to hear that the worker has left
             return
-        if seat.elsewhere:
+        if seat.elsewhere and order.parameters != "own":  # no replica is elsewhere
             self._keep(order)
             return
         seat.step = order.step
