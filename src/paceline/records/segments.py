@@ -18,7 +18,7 @@ from paceline.core.machine import Spec
 
 OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed")
 """Keys of the table `run` that tell of one segment: of the newest one. The others' are in the table `segments`."""
-ASKED = ("arguments", "threads", "shards", "record", "limits", "learning_rate_scale", "start")
+ASKED = ("arguments", "threads", "shards", "record", "limits", "learning_rate_scale", "start", "hosts")
 """Keys of the table `run` that a resumed run may have otherwise. Those of earlier segments are in that table, too."""
 
 SEGMENT_OF_FACT = "(SELECT count(*) FROM segments WHERE segments.fact <= facts.id)"
@@ -83,6 +83,8 @@ class Segment:
     """The fact whose snapshot it goes on from; None in the first one."""
     undone: Stretch = field(default_factory=Stretch)
     """What was undone before it."""
+    hosts: int = 1
+    """How many hosts there were to be."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Of the keys in `OF_ONE`, what the run noted in this segment; of earlier ones also of those in `ASKED`."""
 
@@ -97,10 +99,10 @@ def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Ma
         "WHERE at IS NOT NULL ORDER BY segment"
     ).fetchall()
     undone = dict(undone_before(ledger))
-    now = {key: config[key] for key in OF_ONE if key in config}
+    now, hosts = {key: config[key] for key in OF_ONE if key in config}, int(config.get("hosts", 1))
     if not rows:
         workers, choice = int(config["workers"]), choice_of(config, known)
-        return [Segment(number=0, fact=1, at=0.0, version=0, workers=workers, choice=choice, notes=now)]
+        return [Segment(number=0, fact=1, at=0.0, version=0, workers=workers, choice=choice, hosts=hosts, notes=now)]
     return [
         Segment(
             number=number,
@@ -111,6 +113,7 @@ def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Ma
             choice=choice_of({"protocol": json.loads(protocol)}, known),
             snapshot=snapshot,
             undone=undone[number],
+            hosts=hosts if notes is None else int(json.loads(notes).get("hosts", 1)),
             notes=now if notes is None else dict(json.loads(notes)),
         )
         for number, fact, at, version, workers, protocol, snapshot, notes in rows

@@ -13,6 +13,7 @@ from paceline.records.check.averages import averages
 from paceline.records.check.checking import Checking
 from paceline.records.check.configuration import configuration
 from paceline.records.check.data import data
+from paceline.records.check.fetches import fetches
 from paceline.records.check.files import files
 from paceline.records.check.history import history
 from paceline.records.check.replays import for_replay
@@ -77,6 +78,7 @@ def _everything(checking: Checking, again: Again | None) -> None:
     for_replay(checking)
     times(checking)
     averages(checking)
+    fetches(checking)
     simulated(checking, again)
     versions(checking)
     files(checking)

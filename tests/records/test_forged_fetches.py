@@ -1,0 +1,291 @@
+"""Rows of `fetches` that somebody has changed by hand: each is caught, and its rule named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.facts import Fact, GradientReady, ParametersTaken, TrainingBegan, UpdateArrived, WorkerLeft
+from paceline.core.orders import ApplyUpdate, Order, Release
+from paceline.protocols import registry
+from paceline.records import broken
+from paceline.records.broken import Broken
+from paceline.records.check.checking import Checking
+from paceline.records.check.fetches import fetches
+from paceline.records.ledger import Ledger
+from paceline.records.reading import open_run
+from paceline.records.times import Fetch
+from support import runs
+from support.recorded import AS_REAL, checked, edited, noted, said, wrong
+from support.scripts import training
+
+Rows = list[list[Any]]
+FACT, HOST, SOURCE, KIND, WORKER, NUMBER, BYTES, BEGAN, ENDED = range(9)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run in rounds, on two hosts with two workers each."""
+    flags = ("--emulate-hosts", "2", "-n", "2", "--threads", "1", "-p", "bsp")
+    folder = tmp_path_factory.mktemp("made")
+    run = runs.run(training(epochs=1), *flags, tmp_path=folder).completed()
+    found = checked(run.folder)
+    assert found.wrong is None
+    assert any("fetches between hosts" in line for line in found.proved)
+    return run.folder
+
+
+@pytest.fixture
+def real(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def forged(folder: Path, change: Callable[[Rows], object]) -> Path:
+    """The same run with other rows, which are numbered from 1 again."""
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        rows = [list(row) for row in database.execute("SELECT * FROM fetches ORDER BY rowid")]
+        change(rows)
+        database.execute("DELETE FROM fetches")
+        database.executemany(f"INSERT INTO fetches VALUES ({', '.join('?' * 9)})", rows)
+    return folder
+
+
+def place(rows: Rows, kind: str, number: int, worker: int | None = None) -> int:
+    """Where the row of that item is."""
+    return next(at for at, row in enumerate(rows) if [row[KIND], row[WORKER], row[NUMBER]] == [kind, worker, number])
+
+
+def test_a_version_that_no_row_says_was_fetched_is_caught(real: Path) -> None:
+    found = wrong(forged(real, lambda rows: rows.pop(place(rows, "version", 2))))
+    assert (found.table, found.rule) == ("facts", broken.FETCHED)
+    assert found.expected.startswith("version 2 for worker ")
+    assert found.found == "it never was"
+
+
+def test_an_update_that_no_row_says_was_fetched_is_caught(real: Path) -> None:
+    found = wrong(forged(real, lambda rows: rows.pop(place(rows, "update", 1, worker=3))))
+    assert (found.table, found.rule) == ("facts", broken.FETCHED)
+    assert found.expected.startswith("the update of step 1 of worker 3 is fetched by node-0")
+
+
+def test_an_update_that_was_fetched_twice_is_caught(real: Path) -> None:
+    def twice(rows: Rows) -> None:
+        at = place(rows, "update", 1, worker=3)
+        rows.insert(at, list(rows[at]))
+
+    found = wrong(forged(real, twice))
+    assert (found.table, found.rule) == ("fetches", broken.FETCHED_ONCE)
+
+
+def test_a_version_that_is_fetched_while_a_worker_there_has_it_is_caught(real: Path) -> None:
+    with closing(sqlite3.connect(real / "ledger.sqlite")) as database:
+        query = "SELECT id, at FROM facts WHERE kind = 'ParametersTaken' AND version = 2 AND worker = 2"
+        fact, at = database.execute(query).fetchone()
+
+    def again(rows: Rows) -> None:
+        row = list(rows[place(rows, "version", 2)])
+        row[FACT], row[BEGAN], row[ENDED] = fact, at, at
+        rows.insert(next((number for number, one in enumerate(rows) if one[FACT] > fact), len(rows)), row)
+
+    found = wrong(forged(real, again))
+    assert (found.table, found.rule) == ("fetches", broken.FETCHED_ONCE)
+    assert found.expected == "version 2 once to host node-1"
+
+
+def changed(kind: str, column: int, value: Any) -> Callable[[Rows], None]:
+    """With another value in that column of a row in the middle, of that kind."""
+
+    def change(rows: Rows) -> None:
+        its = [row for row in rows if row[KIND] == kind]
+        row = its[len(its) // 2]
+        row[column] = value(row[column]) if callable(value) else value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "value", "rule"),
+    [
+        ("version", FACT, None, broken.READABLE),
+        ("version", FACT, 10**9, broken.FETCHES),
+        ("version", FACT, 1, broken.FETCHES),
+        ("version", HOST, "node-0", broken.FETCHES),
+        ("version", HOST, 7, broken.READABLE),
+        ("version", SOURCE, "node-1", broken.FETCHES),
+        ("version", KIND, "trophy", broken.READABLE),
+        ("version", NUMBER, 3000, broken.FETCHES),
+        ("version", NUMBER, None, broken.READABLE),
+        ("version", BYTES, 7, broken.FETCHES),
+        ("version", BYTES, -7, broken.READABLE),
+        ("version", BEGAN, 0.0, broken.FETCHES),
+        ("version", BEGAN, 1e6, broken.FETCHES),
+        ("version", ENDED, lambda ended: ended + 100, broken.FETCHES),
+        ("version", ENDED, "soon", broken.READABLE),
+        ("update", HOST, "node-1", broken.FETCHES),
+        ("update", SOURCE, "node-0", broken.FETCHES),
+        ("update", WORKER, 0, broken.FETCHES),
+        ("update", WORKER, 17, broken.FETCHES),
+        ("update", WORKER, None, broken.READABLE),
+        ("update", NUMBER, 3000, broken.FETCHES),
+        ("update", BYTES, 7, broken.FETCHES),
+        ("update", BEGAN, 0.0, broken.FETCHES),
+    ],
+)
+def test_a_changed_row_is_caught(real: Path, kind: str, column: int, value: Any, rule: str) -> None:
+    found = wrong(forged(real, changed(kind, column, value)))
+    assert (found.table, found.rule) in (("fetches", rule), ("facts", broken.FETCHED))
+
+
+def test_fetches_of_a_run_that_says_it_was_on_one_host_are_caught(real: Path) -> None:
+    found = wrong(said(real, hosts=None))
+    assert (found.table, found.row, found.rule) == ("fetches", 1, broken.FETCHES)
+
+
+def test_a_ledger_of_an_earlier_version_proves_nothing_of_fetches(real: Path) -> None:
+    edited(real, "DROP TABLE fetches", "PRAGMA user_version = 8")
+    found = checked(real)
+    assert found.wrong is None
+    assert any("what hosts fetched was not looked at" in line for line in found.unproved)
+
+
+# --- histories by hand --------------------------------------------------------------------------------
+
+MEMBERS = ((0, "node-0", 0), (1, "node-1", 0), (2, "node-1", 0))
+BEGAN_AT_0 = TrainingBegan(members=MEMBERS, version=0, at=0.0)
+
+
+def version(number: int, ended: float, host: str = "node-1") -> Fetch:
+    return Fetch(host=host, source="node-0", kind="version", number=number, bytes=40, began=ended, ended=ended)
+
+
+def update(worker: int, step: int, ended: float) -> Fetch:
+    return Fetch(
+        host="node-0", source="node-1", kind="update", worker=worker, number=step, bytes=48, began=ended, ended=ended
+    )
+
+
+def taken(worker: int, number: int, at: float) -> Fact:
+    return ParametersTaken(worker=worker, version=number, at=at)
+
+
+def ready(worker: int, step: int, number: int, at: float) -> Fact:
+    return GradientReady(worker=worker, step=step, version=number, samples=1, at=at)
+
+
+def broken_rule(folder: Path, told: Iterable[Fact | Fetch | tuple[Fact, Order]]) -> str | None:
+    """The rule of fetches that this history breaks; None: it breaks none."""
+    folder.mkdir()
+    with closing(Ledger(folder / "ledger.sqlite")) as ledger:
+        choice = {"name": "asp", "config": {}}
+        noted(folder, ledger, {**AS_REAL, "protocol": choice, "workers": 3, "hosts": 2, "seed": 0})
+        for one in told:
+            if isinstance(one, Fetch):
+                ledger.fetched(one)
+            else:
+                fact, *orders = one if isinstance(one, tuple) else (one,)
+                ledger.record(fact, tuple(orders))  # type: ignore[arg-type]
+        for number in range(1, 10):
+            ledger.committed(number, 0.01 * number)
+        facts = ledger.facts
+    with closing((opened := open_run(folder, registry())).ledger):
+        checking = Checking(opened)
+        checking.counts["facts"], checking.rules.first = facts, 0
+        try:
+            fetches(checking)
+        except Broken as found:
+            return found.wrong(checking.table, checking.row).rule
+    return None
+
+
+HELD = [BEGAN_AT_0, version(0, 0.1), version(5, 0.2), taken(1, 5, 0.3)]
+"""Worker 1 has version 5."""
+
+
+@pytest.mark.parametrize(
+    ("then", "rule"),
+    [
+        ([version(5, 0.4), ready(1, 0, 5, 0.5)], broken.FETCHED_ONCE),
+        ([ready(1, 0, 5, 0.4), version(5, 0.5), taken(2, 5, 0.6)], None),
+        ([version(5, 0.5), ready(1, 0, 5, 0.4)], None),
+        ([version(5, 0.5), (ready(2, 0, 0, 0.4), Release(worker=1, step=1, version=6))], None),
+        ([version(5, 0.4), WorkerLeft(worker=1, reason="died", at=0.5)], broken.FETCHED_ONCE),
+        ([version(5, 0.5), WorkerLeft(worker=1, reason="died", at=0.4)], None),
+        ([version(6, 0.4), taken(2, 6, 0.5)], None),
+        ([taken(2, 5, 0.4)], None),
+        ([taken(2, 6, 0.4)], broken.FETCHED),
+        ([version(6, 0.5), taken(2, 6, 0.4)], broken.FETCHED),
+    ],
+)
+def test_a_host_fetches_a_version_again_only_if_no_worker_there_has_it(
+    tmp_path: Path, then: list[Any], rule: str | None
+) -> None:
+    """A row is written as the head hears of it. Facts that it has heard before may still wait to be told."""
+    assert broken_rule(tmp_path / "run", [*HELD, *then]) == rule
+
+
+@pytest.mark.parametrize(
+    ("then", "rule"),
+    [
+        ([update(1, 0, 0.5), UpdateArrived(worker=1, step=0, at=0.5)], None),
+        ([update(1, 0, 0.5), WorkerLeft(worker=1, reason="died", at=0.6)], None),
+        ([WorkerLeft(worker=1, reason="died", at=0.6), update(1, 0, 0.7)], broken.FETCHES),
+        ([update(1, 0, 0.7), UpdateArrived(worker=1, step=0, at=0.6)], broken.FETCHED),
+        ([update(2, 0, 0.5)], broken.FETCHES),
+        ([update(1, 0, 0.3)], broken.FETCHES),
+    ],
+)
+def test_an_update_is_fetched_once_it_is_ready_and_before_it_arrives(
+    tmp_path: Path, then: list[Any], rule: str | None
+) -> None:
+    assert broken_rule(tmp_path / "run", [*HELD, ready(1, 0, 5, 0.4), *then]) == rule
+
+
+def test_what_an_earlier_segment_fetched_is_fetched_anew(tmp_path: Path) -> None:
+    resumed = TrainingBegan(members=MEMBERS, version=5, at=1.0)
+    before = [*HELD, ready(1, 0, 5, 0.4), update(1, 0, 0.5), resumed]
+    assert broken_rule(tmp_path / "once", [*before, taken(1, 5, 1.2)]) == broken.FETCHED
+    assert broken_rule(tmp_path / "twice", [*before, version(5, 1.1), taken(1, 5, 1.2)]) is None
+    assert broken_rule(tmp_path / "older", [*before, version(4, 1.1)]) == broken.FETCHES
+    arrives = UpdateArrived(worker=1, step=0, at=1.2)
+    assert broken_rule(tmp_path / "update", [*before, version(5, 1.1), arrives]) == broken.FETCHED
+    assert broken_rule(tmp_path / "held", [*HELD, resumed, version(5, 1.1), taken(1, 5, 1.2)]) is None
+    assert broken_rule(tmp_path / "coming", [*HELD, version(6, 0.4), resumed, taken(1, 6, 1.2)]) == broken.FETCHED
+    assert broken_rule(tmp_path / "late", [*HELD, ready(1, 0, 5, 0.4), resumed, update(1, 0, 1.1)]) == broken.FETCHES
+
+
+def test_what_training_begins_with_may_be_fetched_again(tmp_path: Path) -> None:
+    """A script may change it before its first step."""
+    then = [BEGAN_AT_0, version(0, 0.1), taken(1, 0, 0.2), version(0, 0.3), ready(1, 0, 0, 0.4)]
+    assert broken_rule(tmp_path / "run", then) is None
+
+
+def test_a_version_is_fetched_once_it_is_made(tmp_path: Path) -> None:
+    made = ApplyUpdate(version=5, contributions=((0, 0, 1.0),))
+    then = [BEGAN_AT_0, (ready(0, 0, 0, 0.01), made)]
+    assert broken_rule(tmp_path / "after", [*then, version(5, 0.051)]) is None
+    assert broken_rule(tmp_path / "before", [*then, version(5, 0.049)]) == broken.FETCHES
+    assert broken_rule(tmp_path / "never", [*then, version(50, 0.5)]) == broken.FETCHES
+
+
+def test_another_hosts_clock_may_measure_a_little_too_long(tmp_path: Path) -> None:
+    """A thousandth of what it has measured: that host's clock is not the one by which versions are made."""
+
+    def fetch(began: float) -> Fetch:
+        return Fetch(host="node-1", source="node-0", kind="version", number=5, bytes=40, began=began, ended=10.0)
+
+    assert broken_rule(tmp_path / "little", [BEGAN_AT_0, fetch(0.045)]) is None
+    assert broken_rule(tmp_path / "much", [BEGAN_AT_0, fetch(0.035)]) == broken.FETCHES
+
+
+def test_a_replay_fetches_nothing(real: Path) -> None:
+    with closing(sqlite3.connect(real / "ledger.sqlite")) as database, database:
+        database.execute("INSERT INTO run VALUES ('replay_of', ?)", (json.dumps("before"),))
+    with closing((opened := open_run(real, registry())).ledger), pytest.raises(Broken, match="a fetch brings"):
+        fetches(Checking(opened))
