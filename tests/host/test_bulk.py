@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,110 +14,24 @@ import pytest
 
 from paceline.core.items import Beginning, Blob, Former, Item, Mean, Replica, Update, Version
 from paceline.fabric.control import LONGEST_HELLO, MOST_STRANGERS, PROTOCOL, Hello, Refused
-from paceline.fabric.endpoint import LENGTH, framed
+from paceline.fabric.endpoint import LENGTH, Frames, framed
 from paceline.fabric.numbered import written
-from paceline.host import bulk, tcp
-from paceline.host.bulk import PART, Bulk, Dialler, Fetch, Never, Part, Port
-from paceline.host.loop import Loop
+from paceline.host import bulk, fetches, tcp
+from paceline.host.bulk import PART, Fetch, Never, Part, Port
+from paceline.host.carrier import Carrier
+from paceline.host.fetches import Peer
+from support.carriers import Got, Side, Two, check, contents, hello
 
-PATIENCE = 30.0
-"""Seconds after which a test that waits has failed."""
 LARGE = 5 * PART + 12_345
-
-
-def hello(host: str, incarnation: int, proof: bytes = b"token") -> Hello:
-    return Hello(PROTOCOL, host, b"nonce", incarnation, 0, proof)
-
-
-def check(hello: Hello) -> str | None:
-    return None if hello.proof == b"token" else "it does not have this run's token"
-
-
-class Shelf:
-    """What one host has, and what was asked of it."""
-
-    def __init__(self) -> None:
-        self.items: dict[Item, bytearray] = {}
-        self.asked: list[Item] = []
-        self.held: list[Item] = []
-        """What is being sent."""
-
-    def find(self, item: Item) -> memoryview | None:
-        self.asked.append(item)
-        if item not in self.items:
-            return None
-        self.held.append(item)
-        return memoryview(self.items[item])
-
-    def served(self, item: Item) -> None:
-        self.held.remove(item)
-
-
-class Got:
-    """A fetch: its memory, and what was told of it."""
-
-    def __init__(self, size: int) -> None:
-        self.memory = bytearray(size)
-        self.done = 0
-        self.lost: list[str] = []
-
-    def is_done(self) -> None:
-        self.done += 1
-
-
-class Two:
-    """The head `a`, which listens, and host `b`, which dials it, in one loop."""
-
-    def __init__(self) -> None:
-        self.loop = Loop()
-        self.at_a, self.at_b = Shelf(), Shelf()
-        self.lines: list[str] = []
-        self.a = Bulk(self.loop, "b", 3, self.at_a.find, self.at_a.served)
-        self.b = Bulk(self.loop, "a", 1, self.at_b.find, self.at_b.served)
-        self.port = Port(tcp.listen(), self.loop, hello("a", 1), check, self.lines.append)
-        self.port.expect(self.a)
-        self.dialler: Dialler | None = None
-
-    def dial(self, said: Hello | None = None, checks: Callable[[Hello], str | None] = check) -> None:
-        self.dialler = Dialler(self.b, self.port.address, self.loop, said or hello("b", 3), checks, self.lines.append)
-
-    def fetch(self, item: Item, size: int, side: Bulk | None = None) -> Got:
-        got = Got(size)
-        (side or self.b).fetch(item, memoryview(got.memory), got.is_done, got.lost.append)
-        return got
-
-    def until(self, there: Callable[[], object]) -> None:
-        """Let the loop go round until that is so."""
-        end = time.monotonic() + PATIENCE
-        while not there():
-            assert time.monotonic() < end, "it never came to that"
-            self.loop.wait(0.02)  # what it waits for may be at a socket that the loop does not watch
-
-    def cut(self) -> None:
-        """The connection breaks, as far as both ends can tell."""
-        connection = self.b._connection
-        assert connection is not None
-        connection.stream._end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.port.close()
-        if self.dialler is not None:
-            self.dialler.close()
-        self.a.end("over")
-        self.b.end("over")
-        self.loop.close()
 
 
 @pytest.fixture
 def two() -> Iterator[Two]:
     """Two hosts that are connected."""
     two = Two()
-    two.dial()
-    two.until(lambda: two.a.connected and two.b.connected)
+    two.connect()
     yield two
     two.close()
-    assert not two.at_a.held
-    assert not two.at_b.held
 
 
 @pytest.fixture
@@ -127,103 +42,97 @@ def apart() -> Iterator[Two]:
     two.close()
 
 
-def contents(size: int, seed: int = 0) -> bytearray:
-    return bytearray((bytes(range(seed, 251)) * (size // (251 - seed) + 1))[:size])
-
-
 # --- fetches
 
 
-@pytest.mark.parametrize("size", [0, 1, 4096, PART - 1, PART, PART + 1, LARGE])
+@pytest.mark.parametrize("size", [1, 4096, PART - 1, PART, PART + 1, LARGE])
 def test_an_item_of_any_size_arrives_in_the_memory_that_is_there_for_it(two: Two, size: int) -> None:
-    two.at_a.items[Version(7)] = contents(size)
-    got = two.fetch(Version(7), size)
+    two.a.has[Version(7)] = contents(size)
+    got = two.b.fetch(Version(7), size)
     two.until(lambda: got.done)
     assert got.memory == contents(size)
-    two.until(lambda: not two.at_a.held)
-    assert two.at_a.asked == [Version(7)]
+    two.until(lambda: not two.a.held)
+    assert two.a.asked == [Version(7)]
     assert got.done == 1
     assert not got.lost
     assert not two.lines
 
 
 def test_both_sides_fetch_over_the_one_connection_at_once(two: Two) -> None:
-    two.at_a.items = {Version(number): contents(LARGE, number) for number in range(4)}
-    two.at_b.items = {Update(number, 9): contents(LARGE, 100 + number) for number in range(4)}
-    versions = [two.fetch(Version(number), LARGE) for number in range(4)]
-    updates = [two.fetch(Update(number, 9), LARGE, two.a) for number in range(4)]
+    two.a.has = {Version(number): contents(LARGE, number) for number in range(4)}
+    two.b.has = {Update(number, 9): contents(LARGE, 100 + number) for number in range(4)}
+    versions = [two.b.fetch(Version(number), LARGE) for number in range(4)]
+    updates = [two.a.fetch(Update(number, 9), LARGE) for number in range(4)]
     two.until(lambda: all(got.done for got in versions + updates))
-    assert [got.memory for got in versions] == list(two.at_a.items.values())
-    assert [got.memory for got in updates] == list(two.at_b.items.values())
+    assert [got.memory for got in versions] == list(two.a.has.values())
+    assert [got.memory for got in updates] == list(two.b.has.values())
     assert not two.lines
 
 
 @pytest.mark.parametrize("item", [Version(1), Update(2, 3), Replica(4, 5), Mean(6), Beginning(7), Blob("fixed")])
 def test_items_of_every_kind_are_asked_for_by_name(two: Two, item: Item) -> None:
-    two.at_a.items[item] = contents(10)
-    got = two.fetch(item, 10)
+    two.a.has[item] = contents(10)
+    got = two.b.fetch(item, 10)
     two.until(lambda: got.done)
-    assert two.at_a.asked == [item]
-    assert type(two.at_a.asked[0]) is type(item)
+    assert two.a.asked == [item]
+    assert type(two.a.asked[0]) is type(item)
 
 
-def test_memory_of_another_shape_is_filled_by_its_bytes(two: Two) -> None:
-    two.at_a.items[Version(1)] = contents(4000)
-    memory = bytearray(4000)
-    done: list[int] = []
-    two.b.fetch(Version(1), memoryview(memory).cast("f"), lambda: done.append(1), done.append)
-    two.until(lambda: done)
-    assert memory == contents(4000)
+def test_memory_of_another_shape_is_filled_by_its_bytes(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay = two.b.lay
+    monkeypatch.setattr(two.b, "lay", lambda item: lay(item).cast("f"))
+    two.a.has[Version(1)] = contents(4000)
+    got = two.b.fetch(Version(1), 4000)
+    two.until(lambda: got.done)
+    assert got.memory == contents(4000)
 
 
 def test_an_item_that_is_not_there_yet_arrives_once_it_is(two: Two) -> None:
-    got = two.fetch(Version(8), LARGE)
-    other = two.fetch(Version(9), 10)
-    two.at_a.items[Version(9)] = contents(10)
-    two.until(lambda: len(two.at_a.asked) == 2)
-    two.a.there(Version(9))
+    got = two.b.fetch(Version(8), LARGE)
+    other = two.b.fetch(Version(9), 10)
+    two.until(lambda: two.a.asked == [Version(8), Version(9)])
+    two.a.make(Version(9), contents(10))
     two.until(lambda: other.done)
     assert not got.done
-    two.at_a.items[Version(8)] = contents(LARGE)
-    two.a.there(Version(8))
-    two.a.there(Version(8))
-    two.a.there(Version(10))
+    two.a.make(Version(8), contents(LARGE))
+    two.a.make(Version(8), two.a.has[Version(8)])
+    two.a.make(Version(10), contents(10))
     two.until(lambda: got.done)
     assert got.memory == contents(LARGE)
-    assert two.at_a.asked.count(Version(8)) == 2, "it is looked for as it is asked for, and as it is there"
+    assert two.a.asked == [Version(8), Version(9)], "each is claimed once"
 
 
 def test_what_is_served_stays_held_until_its_last_byte_is_sent(two: Two) -> None:
-    two.at_a.items[Version(1)] = contents(LARGE)
-    assert two.a._connection is not None
-    two.a._connection.stream._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    got = two.fetch(Version(1), LARGE)
-    two.until(lambda: two.at_a.held)
-    while two.at_a.held:
+    two.a.has[Version(1)] = contents(LARGE)
+    assert two.a.bulk._connection is not None
+    two.a.bulk._connection.stream._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    got = two.b.fetch(Version(1), LARGE)
+    two.until(lambda: two.a.held)
+    while two.a.held:
         two.loop.wait(1.0)
-    two.at_a.items[Version(1)][:] = bytes(LARGE)  # its place is another item's now
+    two.a.has[Version(1)][:] = bytes(LARGE)  # its place is another item's now
     two.until(lambda: got.done)
     assert got.memory == contents(LARGE)
 
 
 def test_what_is_cancelled_stays_held_until_nothing_of_it_waits_for_room(two: Two) -> None:
-    two.at_a.items = {Version(1): contents(LARGE), Version(2): contents(10)}
-    assert two.a._connection is not None
-    stream = two.a._connection.stream
+    two.a.has = {Version(1): contents(LARGE), Version(2): contents(10)}
+    assert two.a.bulk._connection is not None
+    stream = two.a.bulk._connection.stream
     stream._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    two.fetch(Version(1), LARGE)
+    cancelled = two.b.fetch(Version(1), LARGE)
     two.until(lambda: stream.waits)
-    two.b.cancel(Version(1))
-    while two.at_a.held:
+    two.b.cancel(cancelled)
+    while two.a.held:
         two.loop.wait(1.0)
     assert not stream.waits
-    got = two.fetch(Version(2), 10)
+    got = two.b.fetch(Version(2), 10)
     two.until(lambda: got.done)
 
 
 def test_one_connection_is_read_a_piece_at_a_time(apart: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "AT_ONCE", 10_000)
-    got = apart.fetch(Version(1), 100_000, apart.a)
+    got = apart.a.fetch(Version(1), 100_000)
     end = raw(apart, written(hello("b", 3)))
     apart.until(lambda: apart.a.connected)
     end.send(written(Part(1, 100_000)) + contents(100_000))
@@ -237,38 +146,111 @@ def test_one_connection_is_read_a_piece_at_a_time(apart: Two, monkeypatch: pytes
 
 
 def test_a_second_fetch_of_an_item_joins_the_one_under_way(two: Two) -> None:
-    first = two.fetch(Version(1), 10)
-    second = Got(10)
-    two.b.fetch(Version(1), memoryview(first.memory), second.is_done, second.lost.append)
-    two.until(lambda: two.at_a.asked)
-    two.at_a.items[Version(1)] = contents(10)
-    two.a.there(Version(1))
+    first, second = two.b.fetch(Version(1), 10), two.b.fetch(Version(1), 10)
+    two.until(lambda: two.a.asked)
+    two.a.make(Version(1), contents(10))
     two.until(lambda: first.done and second.done)
     assert (first.done, second.done) == (1, 1)
-    two.until(lambda: not two.at_a.held)
-    again = two.fetch(Version(1), 10)
+    assert two.a.asked == [Version(1)]
+    two.until(lambda: not two.a.held)
+    again = two.b.fetch(Version(1), 10)
     two.until(lambda: again.done)
 
 
+def test_what_has_come_is_told_once_before_whoever_waits_for_it(two: Two) -> None:
+    first, second = two.b.fetch(Version(1), 10), two.b.fetch(Version(1), 10)
+    other, cancelled, lost = (two.b.fetch(item, 8) for item in (Update(2, 9), Version(3), Version(4)))
+    fixed = two.b.fetch(Blob("fixed"), 16)
+    told: list[int] = []
+    first.then = second.then = other.then = lambda: told.append(len(two.b.fetches))
+    two.until(lambda: len(two.a.asked) == 5)
+    two.b.cancel(cancelled)
+    two.a.carrier.never(Version(4), "its worker has died")
+    for item, size in ((Version(1), 10), (Update(2, 9), 8), (Blob("fixed"), 16)):
+        two.a.make(item, contents(size))
+    two.until(lambda: fixed.done and lost.lost)
+    assert told == [1, 1, 2]
+    assert [(one.host, one.source) for one in two.b.fetches] == [("here", "a")] * 3
+    assert [(one.kind, one.worker, one.number, one.bytes) for one in two.b.fetches] == [
+        ("version", None, 1, 10),
+        ("update", 2, 9, 8),
+        ("other", None, None, 16),
+    ]
+    assert all(one.began < one.ended for one in two.b.fetches)
+
+
+def test_one_that_leaves_ends_its_own_fetch_only(two: Two) -> None:
+    first, second = two.b.fetch(Version(1), 10), two.b.fetch(Version(1), 10)
+    two.until(lambda: two.a.asked)
+    two.b.cancel(first)
+    two.a.make(Version(1), contents(10))
+    two.until(lambda: second.done)
+    assert (first.done, first.lost) == (0, [])
+
+
+def test_who_is_told_may_end_the_fetches_of_those_that_are_not_told_yet(two: Two) -> None:
+    first, second, other = two.b.fetch(Version(1), 10), two.b.fetch(Version(1), 10), two.b.fetch(Version(2), 10)
+    later: list[Got] = []
+
+    def then() -> None:
+        two.b.cancel(second)
+        two.b.cancel(other)
+        later.append(two.b.fetch(Version(2), 10))
+
+    first.then = then
+    two.a.make(Version(1), contents(10))
+    two.a.make(Version(2), contents(10))
+    two.until(lambda: later and later[0].done)
+    assert (first.done, second.done, other.done) == (1, 0, 0)
+    assert not two.b.places
+
+
+def test_items_are_asked_for_as_places_are_free() -> None:
+    two = Two(room=2)
+    two.connect()
+    gots = [two.b.fetch(Version(number), 10) for number in range(4)]
+    two.until(lambda: len(two.a.asked) == 2)
+    assert two.b.places == two.a.asked == [Version(0), Version(1)]
+    two.a.make(Version(1), contents(10))
+    two.until(lambda: len(two.a.asked) == 3)
+    assert two.b.places == [Version(0), Version(2)]
+    two.b.cancel(gots[0])
+    two.until(lambda: len(two.a.asked) == 4)
+    assert two.b.places == [Version(2), Version(3)]
+    two.close()
+
+
+def test_an_item_comes_in_ranges_from_several_hosts(two: Two) -> None:
+    third = Side("a", 1)
+    two.port.expect(two.a.carrier.meet("c", 7))
+    two.dial(hello("c", 7), bulk=third.bulk)
+    whole = contents(LARGE)
+    two.b.has[Version(1)] = third.has[Version(1)] = whole
+    two.a.hosts[Version(1)] = [("b", 0, PART + 7), ("c", PART + 7, LARGE)]
+    got = two.a.fetch(Version(1), LARGE)
+    two.until(lambda: got.done)
+    assert got.memory == whole
+    assert two.b.asked == third.asked == [Version(1)]
+    third.carrier.close()
+
+
 def test_a_fetch_may_begin_where_another_is_done(two: Two) -> None:
-    two.at_a.items = {Version(number): contents(100) for number in range(50)}
-    done: list[int] = []
+    two.a.has = {Version(number): contents(100) for number in range(50)}
+    gots: list[Got] = []
 
-    def fetch(number: int) -> None:
-        def is_done() -> None:
-            done.append(number)
-            if number < 49:
-                fetch(number + 1)
+    def fetch() -> None:
+        if len(gots) < 50:
+            gots.append(two.b.fetch(Version(len(gots)), 100))
+            gots[-1].then = fetch
 
-        two.b.fetch(Version(number), memoryview(bytearray(100)), is_done, lambda why: None)
-
-    fetch(0)
-    two.until(lambda: len(done) == 50)
+    fetch()
+    two.until(lambda: len(gots) == 50 and gots[-1].done)
+    assert not two.b.places
 
 
 def test_an_item_of_another_size_is_lost_and_nothing_is_written(two: Two) -> None:
-    two.at_a.items[Version(1)] = contents(12)
-    got = two.fetch(Version(1), 16)
+    two.a.has[Version(1)] = contents(12)
+    got = two.b.fetch(Version(1), 16)
     two.until(lambda: got.lost)
     assert got.lost == ["Version(version=1, kind='version') has 12 bytes here, and 16 were asked for"]
     assert got.memory == bytes(16)
@@ -279,157 +261,191 @@ def test_an_item_of_another_size_is_lost_and_nothing_is_written(two: Two) -> Non
 
 
 def test_an_item_that_can_never_come_is_lost_to_all_who_wait_for_it_once_each(two: Two) -> None:
-    first = two.fetch(Update(2, 9), 10)
-    second = Got(10)
-    two.b.fetch(Update(2, 9), memoryview(first.memory), second.is_done, second.lost.append)
-    other = two.fetch(Update(1, 9), 10)
-    two.until(lambda: len(two.at_a.asked) == 2)
-    two.a.never(Update(2, 9), "worker 2 has died\n")
-    two.a.never(Update(2, 9), "again")
+    first, second = two.b.fetch(Update(2, 9), 10), two.b.fetch(Update(2, 9), 10)
+    other = two.b.fetch(Update(1, 9), 10)
+    two.until(lambda: len(two.a.asked) == 2)
+    two.a.carrier.never(Update(2, 9), "worker 2 has died\n")
+    two.a.carrier.never(Update(2, 9), "again")
     two.until(lambda: first.lost)
     assert first.lost == second.lost == ["worker 2 has died "]
     assert not other.lost
     assert not first.done
 
 
-def test_an_item_may_become_impossible_while_it_is_sent(two: Two) -> None:
-    two.at_a.items[Version(1)] = contents(LARGE)
-    got = two.fetch(Version(1), LARGE)
-    two.until(lambda: two.at_a.held)
-    two.a.never(Version(1), "its segment has ended")
+def test_an_item_that_is_not_there_any_more_is_lost(two: Two) -> None:
+    two.a.gone.add(Version(1))
+    got = two.b.fetch(Version(1), 10)
     two.until(lambda: got.lost)
+    assert got.lost == [f"{Version(1)} is not here any more"]
+    assert not two.b.places
+
+
+def test_a_segment_may_end_while_an_item_of_it_is_sent(two: Two) -> None:
+    two.a.has[Version(1)] = contents(LARGE)
+    got = two.b.fetch(Version(1), LARGE)
+    two.until(lambda: two.a.held)
+    two.a.carrier.begins(1, two.a)
+    two.until(lambda: got.lost)
+    assert got.lost == ["its segment has ended"]
     assert not got.done
-    two.until(lambda: not two.at_a.held)
-    other = two.fetch(Version(1), LARGE)
+    two.until(lambda: not two.a.held)
+    two.b.carrier.begins(1, two.b)
+    other = two.b.fetch(Version(1), LARGE)
     two.until(lambda: other.done)
     assert other.memory == contents(LARGE)
 
 
 def test_a_cancelled_fetch_tells_nobody_and_writes_no_more(two: Two) -> None:
-    two.at_a.items = {Version(1): contents(LARGE), Version(2): contents(LARGE, 7)}
-    got = two.fetch(Version(1), LARGE)
+    two.a.has = {Version(1): contents(LARGE), Version(2): contents(LARGE, 7)}
+    got = two.b.fetch(Version(1), LARGE)
     two.until(lambda: any(got.memory))
-    two.b.cancel(Version(1))
-    two.b.cancel(Version(1))
+    two.b.cancel(got)
+    two.b.cancel(got)
     got.memory[:] = bytes(LARGE)
-    other = two.fetch(Version(2), LARGE)
+    other = two.b.fetch(Version(2), LARGE)
     two.until(lambda: other.done)
     assert other.memory == contents(LARGE, 7)
     assert got.memory == bytes(LARGE)
     assert (got.done, got.lost) == (0, [])
-    two.until(lambda: not two.at_a.held)
+    two.until(lambda: not two.a.held)
     assert not two.lines
 
 
 def test_what_was_cancelled_can_be_fetched_again_at_once(two: Two) -> None:
-    two.at_a.items[Version(1)] = contents(LARGE)
-    cancelled = two.fetch(Version(1), LARGE)
+    two.a.has[Version(1)] = contents(LARGE)
+    cancelled = two.b.fetch(Version(1), LARGE)
     two.until(lambda: any(cancelled.memory))
-    two.b.cancel(Version(1))
-    got = two.fetch(Version(1), LARGE)
+    two.b.cancel(cancelled)
+    got = two.b.fetch(Version(1), LARGE)
     two.until(lambda: got.done)
     assert got.memory == contents(LARGE)
     assert not cancelled.done
-    two.until(lambda: not two.at_a.held)
+    two.until(lambda: not two.a.held)
 
 
 def test_a_cancelled_item_that_was_not_there_is_not_sent_when_it_is(two: Two) -> None:
-    two.fetch(Version(1), 10)
-    two.until(lambda: two.at_a.asked)
-    two.b.cancel(Version(1))
-    got = two.fetch(Version(2), 10)
-    two.until(lambda: len(two.at_a.asked) == 2)
-    two.at_a.items[Version(1)] = contents(10)
-    two.a.there(Version(1))
-    assert not two.at_a.held
-    assert not got.done
+    cancelled = two.b.fetch(Version(1), 10)
+    two.until(lambda: two.a.held)
+    two.b.cancel(cancelled)
+    two.until(lambda: not two.a.held)
+    two.a.make(Version(1), contents(10))
+    assert not two.a.held
+    assert not cancelled.done
 
 
 # --- segments and incarnations
 
 
 def test_a_segment_that_ends_loses_what_is_under_way_in_it(two: Two) -> None:
-    got = two.fetch(Version(1), 10)
-    two.until(lambda: two.at_a.asked)
-    two.a.begins(1)
+    got = two.b.fetch(Version(1), 10)
+    two.until(lambda: two.a.asked)
+    two.a.carrier.begins(1, two.a)
     two.until(lambda: got.lost)
-    assert got.lost == ["segment 1 has begun"]
-    behind = two.fetch(Version(2), 10)
+    assert got.lost == ["its segment has ended"]
+    behind = two.b.fetch(Version(2), 10)
     two.until(lambda: behind.lost)
-    assert two.at_a.asked == [Version(1)]
+    assert behind.lost == ["segment 0 has ended"]
+    assert two.a.asked == [Version(1)]
 
 
 def test_a_host_that_is_ahead_by_a_segment_waits_for_the_other(two: Two) -> None:
-    two.at_a.items[Version(1)] = contents(10)
-    before = two.fetch(Version(5), 10)
-    two.b.begins(1)
-    assert before.lost == ["segment 1 has begun"]
-    got = two.fetch(Version(1), 10)
-    two.until(lambda: two.a._asked and two.a._asked_by[2].segment == 1)
-    assert Version(1) not in two.at_a.asked
-    two.a.there(Version(1))
-    assert Version(1) not in two.at_a.asked
-    two.a.begins(1)
+    two.a.has[Version(1)] = contents(10)
+    before = two.b.fetch(Version(5), 10)
+    two.b.carrier.begins(1, two.b)
+    assert before.lost == ["segment 0 has ended"]
+    got = two.b.fetch(Version(1), 10)
+    two.until(lambda: two.a.carrier._serves._requests.get(two.a.bulk.peer, {}).keys() == {2})
+    assert Version(1) not in two.a.asked
+    two.a.make(Version(1), two.a.has[Version(1)])
+    assert Version(1) not in two.a.asked
+    two.a.carrier.begins(1, two.a)
     two.until(lambda: got.done)
 
 
-def test_a_fetch_of_another_incarnation_is_lost(two: Two) -> None:
-    two.at_a.items[Version(1)] = contents(10)
-    two.b.incarnation = 2
-    got = two.fetch(Version(1), 10)
-    two.until(lambda: got.lost)
-    assert got.lost == ["incarnation 2 has ended"]
-    assert not two.at_a.asked
+def test_what_is_asked_before_a_host_takes_part_waits_for_that(two: Two) -> None:
+    early = Carrier("a", 5, two.loop.now)
+    two.port.expect(early.meet("c", 7))
+    third = Side("a", 1)
+    two.dial(hello("c", 7), bulk=third.bulk)
+    got = third.fetch(Version(1), 10)
+    two.until(lambda: early._serves._requests.get(Peer("c", 7)))
+    two.a.has[Version(1)] = contents(10)
+    early.begins(0, two.a)
+    two.until(lambda: got.done)
+    third.carrier.close()
+    early.close()
+
+
+def test_a_fetch_of_another_incarnation_is_refused(apart: Two) -> None:
+    apart.a.has[Version(1)] = contents(10)
+    end = raw(apart, written(hello("b", 3)) + written(Fetch(1, 0, 2, tuple(Version(1)), 0, 10)))
+    assert answers(apart, end, 2)[1:] == [Never(1, "incarnation 2 has ended")]
+    assert not apart.a.asked
+    end.close()
 
 
 def test_a_peer_that_ends_loses_all_its_fetches_once_each(two: Two) -> None:
-    two.at_a.items[Version(1)] = contents(LARGE)
-    gots = [two.fetch(Version(number), LARGE) for number in range(1, 4)]
+    two.a.has[Version(1)] = contents(LARGE)
+    gots = [two.b.fetch(Version(number), LARGE) for number in range(1, 4)]
     two.until(lambda: any(gots[0].memory))
-    two.b.end("silent for 15.0 s")
-    two.b.end("again")
+    two.b.carrier.ended("a", "silent for 15.0 s")
+    two.b.carrier.ended("a", "again")
     assert [got.lost for got in gots] == [["silent for 15.0 s"]] * 3
     two.until(lambda: not two.a.connected)
-    assert not two.at_a.held
-    late = two.fetch(Version(9), 10)
-    assert not late.lost, "nobody is told within the call"
-    two.until(lambda: late.lost)
-    assert late.lost == ["silent for 15.0 s"]
+    assert not two.a.held
+    late = two.b.fetch(Version(9), 10)
+    assert late.lost == ["incarnation 1 of host a has ended"]
     assert [got.done for got in gots] == [0] * 3
+    assert not two.b.places
 
 
 # --- connections that break
 
 
-def test_fetches_under_way_begin_again_after_a_reconnect(two: Two) -> None:
-    two.at_a.items = {Version(1): contents(LARGE), Version(3): contents(10, 5)}
-    two.at_b.items[Update(0, 1)] = contents(LARGE, 9)
-    got, waits, short = two.fetch(Version(1), LARGE), two.fetch(Version(2), 10), two.fetch(Version(3), 10)
-    update = two.fetch(Update(0, 1), LARGE, two.a)
+def test_fetches_under_way_go_on_after_a_reconnect(two: Two) -> None:
+    two.a.has = {Version(1): contents(LARGE), Version(3): contents(10, 5)}
+    two.b.has[Update(0, 1)] = contents(LARGE, 9)
+    got, waits, short = two.b.fetch(Version(1), LARGE), two.b.fetch(Version(2), 10), two.b.fetch(Version(3), 10)
+    update = two.a.fetch(Update(0, 1), LARGE)
     two.until(lambda: any(got.memory))
-    before = two.b._connection
+    before = two.b.bulk._connection
     two.cut()
-    two.until(lambda: two.b.connected and two.b._connection is not before)
+    two.until(lambda: two.b.connected and two.b.bulk._connection is not before)
     two.until(lambda: got.done and short.done and update.done)
     assert (got.memory, short.memory, update.memory) == (contents(LARGE), contents(10, 5), contents(LARGE, 9))
-    two.at_a.items[Version(2)] = contents(10)
-    two.a.there(Version(2))
+    two.a.make(Version(2), contents(10))
     two.until(lambda: waits.done)
     assert [one.done for one in (got, waits, short, update)] == [1] * 4
-    two.until(lambda: not two.at_a.held and not two.at_b.held)
+    two.until(lambda: not two.a.held and not two.b.held)
     assert not two.lines
+
+
+def test_after_a_reconnect_only_the_rest_is_asked_for(apart: Two) -> None:
+    got = apart.a.fetch(Version(1), 10)
+    first = raw(apart, written(hello("b", 3)) + written(Part(1, 7)) + contents(10)[:4])
+    assert answers(apart, first, 2)[1:] == [Fetch(1, 0, 3, tuple(Version(1)), 0, 10)]
+    apart.until(lambda: got.memory == contents(4) + bytes(6))
+    first.close()
+    apart.until(lambda: not apart.a.connected)
+    second = raw(apart, written(hello("b", 3)) + written(Part(2, 6)) + contents(10)[4:])
+    assert answers(apart, second, 2)[1:] == [Fetch(2, 0, 3, tuple(Version(1)), 4, 10)]
+    apart.until(lambda: got.done)
+    assert got.memory == contents(10)
+    second.close()
 
 
 def test_every_byte_may_be_the_last_before_the_connection_breaks(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "SHORTEST_PAUSE", 0.0)
     monkeypatch.setattr(bulk, "LONGEST_PAUSE", 0.0)
-    two.dialler._pause = 0.0  # type: ignore[union-attr]
-    two.at_a.items[Version(1)] = contents(1000)
+    two.diallers[0]._pause = 0.0
+    two.a.has[Version(1)] = contents(1000)
     for cut_after in range(60):
-        got = two.fetch(Version(1), 1000)
-        two.until(lambda: two.at_a.held)
-        stream = two.a._connection.stream  # type: ignore[union-attr]
-        all_of_it = b"".join((framed(msgspec.msgpack.encode(Part(two.b._number, 1000))), contents(1000)))
+        got = two.b.fetch(Version(1), 1000)
+        two.until(lambda: two.a.held)
+        stream = two.a.bulk._connection.stream  # type: ignore[union-attr]
+        all_of_it = b"".join(
+            (framed(msgspec.msgpack.encode(Part(two.b.carrier._fetches._asked, 1000))), contents(1000))
+        )
         stream._drained = None  # the item isn't sent in the usual way
         stream.write(all_of_it[:cut_after])
         stream._end.shutdown(socket.SHUT_RDWR)
@@ -443,42 +459,41 @@ def test_a_host_dials_until_somebody_listens(apart: Two) -> None:
     waiting = socket.socket()
     waiting.bind(tcp.LOOPBACK)
     address = waiting.getsockname()
-    got = apart.fetch(Version(1), 10)
-    apart.at_a.items[Version(1)] = contents(10)
-    apart.dialler = Dialler(apart.b, address, apart.loop, hello("b", 3), check, apart.lines.append)
+    got = apart.b.fetch(Version(1), 10)
+    apart.a.has[Version(1)] = contents(10)
+    apart.dial(address=address)
     began = time.monotonic()
     apart.until(lambda: time.monotonic() > began + 0.2)
     apart.port.close()
     apart.port = Port(waiting, apart.loop, hello("a", 1), check, apart.lines.append)
     waiting.listen()
-    apart.port.expect(apart.a)
+    apart.port.expect(apart.a.bulk)
     apart.until(lambda: got.done)
     assert not apart.lines
 
 
 def test_a_connection_that_a_newer_one_replaces_is_closed(two: Two) -> None:
-    first = two.a._connection
-    second = Dialler(two.b, two.port.address, two.loop, hello("b", 3), check, two.lines.append)
-    two.until(lambda: two.a._connection is not first and two.a.connected and two.b.connected)
+    first = two.a.bulk._connection
+    two.dial()
+    two.until(lambda: two.a.bulk._connection is not first and two.a.connected and two.b.connected)
     assert first is not None
     assert first.stream.closed
-    two.at_a.items[Version(1)] = contents(10)
-    got = two.fetch(Version(1), 10)
+    two.a.has[Version(1)] = contents(10)
+    got = two.b.fetch(Version(1), 10)
     two.until(lambda: got.done)
-    second.close()
 
 
 def test_closing_leaves_no_socket() -> None:
     before = len(os.listdir("/proc/self/fd"))
     two = Two()
-    two.dial()
-    two.until(lambda: two.a.connected and two.b.connected)
-    two.fetch(Version(1), 10)
+    two.connect()
+    got = two.b.fetch(Version(1), 10)
     stranger = socket.create_connection(two.port.address)
     two.until(lambda: two.port._strangers)
     stranger.close()
     two.close()
     assert len(os.listdir("/proc/self/fd")) == before
+    assert (got.done, got.lost) == (0, []), "nobody is told as all is over"
 
 
 # --- who may dial
@@ -490,6 +505,19 @@ def raw(two: Two, said: bytes) -> socket.socket:
     end.setblocking(False)
     end.send(said)
     return end
+
+
+def answers(two: Two, end: socket.socket, wanted: int) -> list[Any]:
+    """The next frames that somebody hears who has dialled the port: hello first."""
+    coding, heard, found = Frames(), bulk._FRAMES, []
+
+    def there() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            found.extend(heard.decode(body) for body in coding.receive(end.recv(1 << 16)))
+        return len(found) >= wanted
+
+    two.until(there)
+    return found
 
 
 def has_ended(end: socket.socket) -> bool:
@@ -507,7 +535,7 @@ GARBAGE = {
     "no frame": framed(b""),
     "no message": framed(b"rubbish"),
     "line breaks": framed(msgspec.msgpack.encode(["a\nb\x1b[2J"])),
-    "a fetch before hello": written(Fetch(1, 0, 1, ("version", 1), 10)),
+    "a fetch before hello": written(Fetch(1, 0, 1, ("version", 1), 0, 10)),
     "a refusal": written(Refused("I don't want to")),
     "no token": written(hello("b", 3, b"guessed")),
     "another incarnation": written(hello("b", 2)),
@@ -520,33 +548,35 @@ GARBAGE = {
 
 @pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
 def test_garbage_and_who_may_not_dial_are_closed_with_one_line(two: Two, said: bytes) -> None:
-    connection = two.a._connection
+    connection = two.a.bulk._connection
     end = raw(two, said)
     two.until(lambda: has_ended(end))
     (line,) = two.lines
     assert line.startswith("connection refused: ")
     assert line.isprintable()
-    two.at_a.items[Version(1)] = contents(10)
-    got = two.fetch(Version(1), 10)
+    two.a.has[Version(1)] = contents(10)
+    got = two.b.fetch(Version(1), 10)
     two.until(lambda: got.done)
-    assert two.a._connection is connection
+    assert two.a.bulk._connection is connection
     end.close()
 
 
+ONE, TWO = (1, "version"), (2, "version")
 PEER = {
     "garbage": framed(b"rubbish"),
     "hello again": written(hello("b", 3)),
-    "no item": written(Fetch(1, 0, 1, (), 10)),
-    "no kind of item": written(Fetch(1, 0, 1, (1, "nothing"), 10)),
-    "a name for a number": written(Fetch(1, 0, 1, ("one", "version"), 10)),
-    "a name too long": written(Fetch(1, 0, 1, ("x" * 300, "blob"), 10)),
-    "a former item": written(Fetch(1, 0, 1, tuple(Former("x")), 10)),  # type: ignore[arg-type]
-    "twice": written(Fetch(1, 0, 1, (1, "version"), 10)) + written(Fetch(2, 0, 1, (1, "version"), 10)),
-    "one number twice": written(Fetch(1, 0, 1, (1, "version"), 10)) + written(Fetch(1, 0, 1, (2, "version"), 10)),
+    "no item": written(Fetch(1, 0, 1, (), 0, 10)),
+    "no kind of item": written(Fetch(1, 0, 1, (1, "nothing"), 0, 10)),
+    "a name for a number": written(Fetch(1, 0, 1, ("one", "version"), 0, 10)),
+    "a name too long": written(Fetch(1, 0, 1, ("x" * 300, "blob"), 0, 10)),
+    "a former item": written(Fetch(1, 0, 1, tuple(Former("x")), 0, 10)),  # type: ignore[arg-type]
+    "one number twice": written(Fetch(1, 0, 1, ONE, 0, 10)) + written(Fetch(1, 0, 1, TWO, 0, 10)),
+    "no bytes": written(Fetch(1, 0, 1, ONE, 10, 10)),
+    "bytes before the first": framed(msgspec.msgpack.encode(("Fetch", 1, 0, 1, ONE, -1, 10))),
     "an answer to nothing": written(Part(1, 10)),
     "never to nothing": written(Never(1, "why")),
     "a part too long": written(Part(0, PART + 1)),
-    "too much": b"".join(written(Fetch(number, 0, 1, (number, "version"), 10)) for number in range(11)),
+    "too much": b"".join(written(Fetch(number, 0, 1, (number, "version"), 0, 10)) for number in range(11)),
 }
 
 
@@ -554,7 +584,7 @@ PEER = {
 def test_a_host_that_says_what_it_may_not_is_closed_with_one_line(
     apart: Two, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(bulk, "MOST_ASKED", 10)
+    monkeypatch.setattr(fetches, "MOST_ASKED", 10)
     end = raw(apart, written(hello("b", 3)) + said)
     apart.until(lambda: has_ended(end))
     (line,) = apart.lines
@@ -564,14 +594,11 @@ def test_a_host_that_says_what_it_may_not_is_closed_with_one_line(
 
 
 @pytest.mark.parametrize("length", [0, 11])
-def test_a_part_must_fit_into_what_is_left_of_its_item(apart: Two, length: int) -> None:
-    got = apart.fetch(Version(1), 10, apart.a)
+def test_a_part_must_fit_into_what_is_missing_of_its_item(apart: Two, length: int) -> None:
+    got = apart.a.fetch(Version(1), 10)
     end = raw(apart, written(hello("b", 3)) + written(Part(1, length)) + bytes(length))
     apart.until(lambda: has_ended(end))
-    assert apart.lines == [
-        f"data connection to host b closed: a part has {length} bytes, "
-        "and 10 are left of Version(version=1, kind='version')"
-    ]
+    assert apart.lines == [f"data connection to host b closed: a part has {length} bytes, and 10 are missing"]
     assert not got.done
     end.close()
 
@@ -586,11 +613,11 @@ def test_a_silent_stranger_is_closed_with_one_line(two: Two, monkeypatch: pytest
 
 
 def test_a_flood_of_strangers_disturbs_no_host_and_is_told_in_few_lines(two: Two) -> None:
-    two.at_a.items = {Version(number): contents(1000) for number in range(100)}
+    two.a.has = {Version(number): contents(1000) for number in range(100)}
     flood, gots = [], []
     for number in range(100):
         flood.append(raw(two, b""))
-        gots.append(two.fetch(Version(number), 1000))
+        gots.append(two.b.fetch(Version(number), 1000))
         two.loop.wait(0.0)
     two.until(lambda: all(got.done for got in gots))
     two.until(lambda: sum(has_ended(end) for end in flood) == 100 - MOST_STRANGERS)
@@ -606,13 +633,12 @@ def test_a_host_whose_hello_is_refused_shows_why_and_dials_again(apart: Two) -> 
         "connection refused: incarnation 2 of host b is not expected here",
         "no data connection to host a: incarnation 2 of host b is not expected here",
     }
-    apart.a.incarnation = 2
+    apart.port.expect(apart.a.carrier.meet("b", 2))
     apart.until(lambda: apart.b.connected)
 
 
 def test_a_host_speaks_with_no_one_but_the_host_that_it_wants(apart: Two) -> None:
-    apart.b.incarnation = 2
-    apart.dial()
+    apart.dial(bulk=apart.b.carrier.meet("a", 2))
     apart.until(lambda: apart.lines)
     assert apart.lines == ["no data connection to host a: incarnation 1 of host a answers for 2 of a"]
     assert not apart.b.connected
@@ -628,7 +654,7 @@ def test_a_host_does_not_take_just_anybody_for_the_other(apart: Two) -> None:
 def test_a_host_that_does_not_answer_is_dialled_again(apart: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "HANDSHAKE", 0.05)
     silent = socket.create_server(tcp.LOOPBACK)
-    apart.dialler = Dialler(apart.b, silent.getsockname(), apart.loop, hello("b", 3), check, apart.lines.append)
+    apart.dial(address=silent.getsockname())
     came: list[Any] = []
     apart.loop.watch(silent, lambda: came.append(silent.accept()))
     apart.until(lambda: len(came) >= 2)
@@ -639,21 +665,21 @@ def test_a_host_that_does_not_answer_is_dialled_again(apart: Two, monkeypatch: p
 
 
 def test_a_peer_that_does_not_read_holds_up_neither_the_loop_nor_others(apart: Two) -> None:
-    apart.at_a.items = {Version(number): contents(LARGE) for number in range(5)}
+    apart.a.has = {Version(number): contents(LARGE) for number in range(5)}
     apart.dial()
     end = socket.socket()
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     end.connect(apart.port.address)
-    deaf = Bulk(apart.loop, "deaf", 9, apart.at_a.find, apart.at_a.served)
+    deaf = apart.a.carrier.meet("deaf", 9)
     apart.port.expect(deaf)
-    asks = [written(Fetch(number, 0, 1, (number, "version"), LARGE)) for number in range(5)]
+    asks = [written(Fetch(number, 0, 1, (number, "version"), 0, LARGE)) for number in range(5)]
     end.sendall(written(hello("deaf", 9)) + b"".join(asks))
-    apart.until(lambda: len(apart.at_a.held) == 5)
-    got = apart.fetch(Version(0), LARGE)
+    apart.until(lambda: len(apart.a.held) == 5)
+    got = apart.b.fetch(Version(0), LARGE)
     apart.until(lambda: got.done)
     deaf_connection = deaf._connection
     assert deaf_connection is not None
     assert deaf_connection.stream._waiting_bytes <= PART + 100
-    deaf.end("silent")
-    apart.until(lambda: not apart.at_a.held)
+    apart.a.carrier.ended("deaf", "silent")
+    apart.until(lambda: not apart.a.held)
     end.close()

@@ -11,10 +11,14 @@ from random import Random
 import pytest
 
 from paceline.core.items import Item, Version
-from paceline.fabric.control import PROTOCOL, Hello
 from paceline.host import bulk, tcp
-from paceline.host.bulk import Bulk, Dialler, Port
+from paceline.host.bulk import Dialler, Port
+from paceline.host.carrier import Carrier
+from paceline.host.fetches import Where
 from paceline.host.loop import Loop
+from paceline.host.shelf import Owner
+from paceline.records.times import Fetch
+from support.carriers import check, hello
 from support.seeds import each_seed
 
 ITEMS = [Version(number) for number in range(8)]
@@ -22,7 +26,7 @@ PATIENCE = 60.0
 
 
 def size(item: Item) -> int:
-    return [0, 1, 100, 70_000, 1_000_000, (1 << 20) + 1, 3_000_000, 5][ITEMS.index(item)]  # type: ignore[arg-type]
+    return [3, 1, 100, 70_000, 1_000_000, (1 << 20) + 1, 3_000_000, 5][ITEMS.index(item)]  # type: ignore[arg-type]
 
 
 def contents(segment: int, item: Item, host: str) -> bytes:
@@ -35,7 +39,6 @@ class Fetched:
 
     segment: int
     item: Item
-    memory: bytearray
     told: list[str] = field(default_factory=list)
     cancelled: bool = False
 
@@ -43,71 +46,107 @@ class Fetched:
 class Side:
     """One host: what it has made, and what it fetches from the other."""
 
-    def __init__(self, name: str, loop: Loop, other: str) -> None:
-        self.name, self.other = name, other
+    def __init__(self, name: str, other: str, room: int) -> None:
+        self.name, self.other, self.room = name, other, room
+        self.segment = 0
         self.made: set[Item] = set()
         self.impossible: set[Item] = set()
-        self.fetched: list[Fetched] = []
-        self.bulk = Bulk(loop, other, 1, self.find, self.served)
-        self.holds = 0
-        """How much of it is being sent."""
+        self.gots: list[Fetched] = []
+        self.came: list[tuple[int, Item]] = []
+        self.places: dict[Item, bytearray] = {}
+        self.freed: list[bytearray] = []
+        """Memory of what came here once, which nothing may be written to any more."""
+        self.holds: dict[Owner, Item] = {}
+        """What is claimed for the other."""
+        self.carrier = Carrier(name, room, time.monotonic)
+        self.carrier.begins(0, self)
+        self.bulk = self.carrier.meet(other, 1)
 
-    def find(self, item: Item) -> memoryview | None:
-        if item in self.impossible:
-            self.bulk.never(item, "its worker has died")
-        if item not in self.made:
-            return None
-        self.holds += 1
-        return memoryview(contents(self.bulk.segment, item, self.name))
+    # --- its items
 
-    def served(self, item: Item) -> None:
-        self.holds -= 1
+    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
+        return [(self.other, 0, size(item))]
+
+    def lay(self, item: Item) -> memoryview:
+        assert item not in self.places
+        assert len(self.places) < self.room
+        self.places[item] = bytearray(size(item))
+        return memoryview(self.places[item])
+
+    def free(self, item: Item, whole: bool) -> None:
+        memory = self.places.pop(item)
+        memory[:] = bytes(len(memory))
+        self.freed.append(memory)
+
+    def fetched(self, fetch: Fetch) -> None:
+        assert fetch.number is not None
+        item = Version(fetch.number)
+        assert (fetch.host, fetch.source, fetch.bytes) == (self.name, self.other, size(item))
+        self.came.append((self.segment, item))
+
+    def look(self, item: Item) -> Where:
+        return "here" if item in self.made else "gone" if item in self.impossible else "coming"
+
+    def claim(self, item: Item, owner: Owner) -> None:
+        assert owner not in self.holds
+        self.holds[owner] = item
+
+    def release(self, item: Item, owner: Owner) -> None:
+        assert self.holds.pop(owner) == item
+
+    def view(self, item: Item) -> memoryview:
+        assert item in self.holds.values()
+        return memoryview(contents(self.segment, item, self.name))
+
+    # --- what happens
 
     def make(self, item: Item) -> None:
         if item not in self.impossible:
             self.made.add(item)
-            self.bulk.there(item)
+            self.carrier.made(item)
 
     def give_up(self, item: Item) -> None:
         if item not in self.made:
             self.impossible.add(item)
-            self.bulk.never(item, "its worker has died")
+            self.carrier.never(item, "its worker has died")
 
     def fetch(self, item: Item) -> None:
-        under_way = [one for one in self.fetched if one.item == item and not one.told and not one.cancelled]
-        memory = under_way[0].memory if under_way else bytearray(size(item))
-        one = Fetched(self.bulk.segment, item, memory)
-        self.fetched.append(one)
-        self.bulk.fetch(item, memoryview(memory), lambda: self.done(one), one.told.append)
+        one = Fetched(self.segment, item)
+        self.gots.append(one)
+        self.carrier.fetch(item, ("step", len(self.gots)), lambda: self.done(one), one.told.append)
 
     def done(self, one: Fetched) -> None:
-        assert one.memory == contents(one.segment, one.item, self.other)
+        assert self.places[one.item] == contents(one.segment, one.item, self.other)
+        assert (one.segment, one.item) in self.came
         one.told.append("done")
 
-    def cancel(self, item: Item) -> None:
-        self.bulk.cancel(item)
-        for one in self.fetched:
-            if one.item == item and not one.told and not one.cancelled:
+    def cancel(self, rng: Random, item: Item) -> None:
+        """All who wait for the item leave, or some."""
+        most = rng.choice((1, 100))
+        for number, one in enumerate(self.gots, 1):
+            if one.item == item and not one.told and not one.cancelled and most:
+                most -= 1
                 one.cancelled = True
-                one.memory[:] = bytes(len(one.memory))
+                self.carrier.cancel(("step", number))
 
     def begins(self, segment: int) -> None:
         self.made.clear()
         self.impossible.clear()
-        self.bulk.begins(segment)
+        self.segment = segment
+        self.carrier.begins(segment, self)
 
     def outstanding(self) -> list[Fetched]:
-        return [one for one in self.fetched if not one.told and not one.cancelled]
+        return [one for one in self.gots if not one.told and not one.cancelled]
 
 
 def walk(seed: int) -> None:
     rng = Random(seed)
     loop = Loop()
-    a, b = Side("a", loop, "b"), Side("b", loop, "a")
+    a, b = (Side(*names, room=rng.choice((1, 3, 8))) for names in ("ab", "ba"))
     lines: list[str] = []
-    port = Port(tcp.listen(), loop, hello("a"), lambda hello: None, lines.append)
+    port = Port(tcp.listen(), loop, hello("a", 1), check, lines.append)
     port.expect(a.bulk)
-    dialler = Dialler(b.bulk, port.address, loop, hello("b"), lambda hello: None, lines.append)
+    dialler = Dialler(b.bulk, port.address, loop, hello("b", 1), check, lines.append)
     for _ in range(rng.randrange(50, 300)):
         one, item = rng.choice((a, b)), rng.choice(ITEMS)
         match rng.randrange(20):
@@ -116,7 +155,7 @@ def walk(seed: int) -> None:
             case 5 | 6 | 7:
                 one.make(item)
             case 8:
-                one.cancel(item)
+                one.cancel(rng, item)
             case 9 if rng.random() < 0.3:
                 one.give_up(item)
             case 10 if rng.random() < 0.3 and one.bulk._connection is not None:
@@ -124,37 +163,33 @@ def walk(seed: int) -> None:
                     one.bulk._connection.stream._end.shutdown(rng.choice((socket.SHUT_RDWR, socket.SHUT_WR)))
             case 11 if rng.random() < 0.2:
                 other = a if one is b else b
-                one.begins(max(one.bulk.segment + 1, other.bulk.segment))
+                one.begins(max(one.segment + 1, other.segment))
             case 12 if rng.random() < 0.3 and one.bulk._connection is not None:
                 one.bulk._connection.stream._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             case _:
                 loop.wait(rng.choice((0.0, 0.0, 0.002)))
-    last = max(a.bulk.segment, b.bulk.segment)
+    last = max(a.segment, b.segment)
     for one in (a, b):
-        if one.bulk.segment < last:
+        if one.segment < last:
             one.begins(last)
         for item in ITEMS:
             one.make(item)
     end = time.monotonic() + PATIENCE
     while a.outstanding() or b.outstanding() or a.holds or b.holds:
-        assert time.monotonic() < end, f"{a.outstanding()}, {b.outstanding()} wait; held: {a.holds}, {b.holds}"
+        assert time.monotonic() < end, f"{a.carrier.pending()}, {b.carrier.pending()}"
         loop.wait(1.0)
     for one in (a, b):
-        for fetched in one.fetched:
+        for fetched in one.gots:
             assert len(fetched.told) == (0 if fetched.cancelled else 1), fetched.told
-            assert not fetched.cancelled or fetched.memory == bytes(len(fetched.memory))
-        assert not one.bulk._fetched
-        assert not one.bulk._asked
+        assert all(memory.count(0) == len(memory) for memory in one.freed)
+        assert not one.places
+        assert not one.carrier.pending()
     assert not lines
     dialler.close()
     port.close()
-    a.bulk.end("over")
-    b.bulk.end("over")
+    a.carrier.close()
+    b.carrier.close()
     loop.close()
-
-
-def hello(host: str) -> Hello:
-    return Hello(PROTOCOL, host, b"", 1, 0, b"")
 
 
 @pytest.fixture(autouse=True)

@@ -72,7 +72,7 @@ def test_the_last_to_leave_cancels_and_what_comes_then_is_dropped() -> None:
     found.claim(ONE, SECOND, of(B))
     assert found.release(ONE, FIRST) == []
     assert found.release(ONE, FIRST) == []
-    assert found.release(ONE, SECOND) == [Cancel(B, 1), FreePlace(ONE)]
+    assert found.release(ONE, SECOND) == [Cancel(B, 1), FreePlace(ONE, whole=False)]
     assert found.arrived(B, 1, 0, 100) == []
     assert found.refused(B, 1, "late") == []
     assert found.claim(ONE, FIRST, of(B)) == [TakePlace(ONE), Ask(B, 2, ONE, 0, 100)]
@@ -87,7 +87,7 @@ def test_what_has_come_stays_until_the_last_claim_ends() -> None:
     assert found.ended(B, "gone") == found.segment_began(2) == []
     assert found.claim(ONE, FIRST, of(B2)) == [Arrived(ONE, FIRST)], "an item is the same, whoever has it"
     assert found.release(ONE, FIRST) == []
-    assert found.release(ONE, SECOND) == [FreePlace(ONE)]
+    assert found.release(ONE, SECOND) == [FreePlace(ONE, whole=True)]
 
 
 def test_items_are_asked_for_as_places_become_free_in_the_order_of_their_claims() -> None:
@@ -97,7 +97,7 @@ def test_items_are_asked_for_as_places_become_free_in_the_order_of_their_claims(
     assert found.claim(THREE, FIRST, of(B)) == []
     assert list(found.pending())[-1] == (THREE, (FIRST,), "a place")
     found.arrived(B, 1, 0, 100)
-    assert found.release(ONE, FIRST) == [FreePlace(ONE), TakePlace(THREE), Ask(B, 3, THREE, 0, 100)]
+    assert found.release(ONE, FIRST) == [FreePlace(ONE, whole=True), TakePlace(THREE), Ask(B, 3, THREE, 0, 100)]
 
 
 def test_a_claim_that_ends_while_its_item_waits_for_a_place_leaves_nothing() -> None:
@@ -105,7 +105,7 @@ def test_a_claim_that_ends_while_its_item_waits_for_a_place_leaves_nothing() -> 
     found.claim(ONE, FIRST, of(B))
     found.claim(TWO, FIRST, of(B))
     assert found.release(TWO, FIRST) == []
-    assert found.release(ONE, FIRST) == [Cancel(B, 1), FreePlace(ONE)]
+    assert found.release(ONE, FIRST) == [Cancel(B, 1), FreePlace(ONE, whole=False)]
     assert list(found.pending()) == []
 
 
@@ -147,7 +147,7 @@ def test_what_cannot_come_any_more_is_told_to_all_that_wait_and_frees_its_place(
     found.claim(Named(2, Version(1)), FIRST, of(C))
     orders: list[Any] = happen(found)
     assert [one for one in orders if not isinstance(one, Cancel)] == [
-        *(FreePlace(ONE), Lost(ONE, FIRST, why), Lost(ONE, SECOND, why)),
+        *(FreePlace(ONE, whole=False), Lost(ONE, FIRST, why), Lost(ONE, SECOND, why)),
         *(TakePlace(Named(2, Version(1))), Ask(C, 2, Named(2, Version(1)), 0, 100)),
     ]
     assert found.release(ONE, FIRST) == [], "its claim has ended"
@@ -166,7 +166,7 @@ def test_what_waits_for_a_place_is_lost_as_well() -> None:
 def test_one_range_that_is_lost_cancels_the_others() -> None:
     found = fetches()
     found.claim(ONE, FIRST, of(B, C))
-    assert found.ended(B, "gone") == [Cancel(B, 1), Cancel(C, 2), FreePlace(ONE), Lost(ONE, FIRST, "gone")]
+    assert found.ended(B, "gone") == [Cancel(B, 1), Cancel(C, 2), FreePlace(ONE, whole=False), Lost(ONE, FIRST, "gone")]
 
 
 def test_an_incarnation_that_has_ended_is_not_connected_again() -> None:

@@ -1,36 +1,120 @@
-"""The hosts of a run, as one: what becomes of a host that is lost."""
+"""The hosts of a run, as one: what is kept for other hosts, and what becomes of one that is lost."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from unittest.mock import Mock
 
-from paceline.host import between
+import pytest
+
+from paceline.core.items import Blob, Version
+from paceline.host import between, messages
+from paceline.host.contract import NotHere
 from paceline.host.several import Other, SeveralHosts
+from paceline.records.times import Fetch
+
+
+class Several:
+    """The head, and one other host with workers 2 and 3."""
+
+    def __init__(self) -> None:
+        self.head, self.carrier, self.news = Mock(), Mock(), Mock()
+        self.told: list[messages.Message] = []
+        self.at = 0.0
+        other = Other("node-1", range(2, 4), self.told.append)
+        self.hosts = SeveralHosts(self.head, [other], self.carrier, self.news, lambda: self.at)
+
+    def hands(self) -> Blob:
+        """Tell worker 2 something that a file comes along with, and return the file's name."""
+        file = os.memfd_create("attached")
+        os.write(file, b"what comes along")
+        self.head.hands(2, messages.Snapshot(0), file)
+        os.close(file)
+        (said,) = self.told
+        assert isinstance(said, between.Say)
+        assert said.attached is not None
+        return Blob(said.attached)
 
 
 def test_what_training_begins_with_is_not_kept_for_a_host_that_is_lost() -> None:
-    head, news = Mock(), Mock()
-    hosts = SeveralHosts(head, [Other("node-1", range(2, 4), lambda message: None)], news, lambda: 0.0)
-    hosts.begin([0, 1, 2, 3])
-    head.lends_beginning.assert_called_once_with("node-1")
-    hosts.lost("node-1", "silent for 15.0 s")
-    head.begun.assert_called_once_with("node-1")
-    assert [call.args[0] for call in news.gone.call_args_list] == [2, 3]
+    several = Several()
+    several.hosts.begin([0, 1, 2, 3])
+    several.head.lends_beginning.assert_called_once_with("node-1")
+    several.hosts.lost("node-1", "silent for 15.0 s")
+    several.head.begun.assert_called_once_with("node-1")
+    assert [call.args[0] for call in several.news.gone.call_args_list] == [2, 3]
 
 
 def test_the_end_of_another_hosts_fetch_is_when_the_head_hears_of_it() -> None:
-    news = Mock()
-    hosts = SeveralHosts(Mock(), [Other("node-1", range(2, 4), lambda message: None)], news, lambda: 7.5)
-    hosts.delivered("node-1", between.Fetched("node-0", "version", None, 3, 40, 0.5))
-    (fetch,) = news.fetched.call_args.args
-    assert (fetch.host, fetch.source, fetch.number, fetch.began, fetch.ended) == ("node-1", "node-0", 3, 7.0, 7.5)
+    """Clocks of two hosts are never compared: only the length is the other host's."""
+    several = Several()
+    several.at = 7.5
+    there = Fetch(host="node-1", source="node-0", kind="version", number=3, bytes=40, began=5000.0, ended=5000.5)
+    several.hosts.delivered("node-1", between.Fetched.of(there))
+    several.news.fetched.assert_called_once_with(replace(there, began=7.0, ended=7.5))
+
+
+def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock() -> None:
+    several = Several()
+    several.at = 7.5
+    here = Fetch(host="node-0", source="node-1", kind="update", number=3, worker=2, bytes=40, began=90.0, ended=90.5)
+    several.hosts.fetched(here)
+    several.news.fetched.assert_called_once_with(replace(here, began=7.0, ended=7.5))
 
 
 def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
     """Its host may say so while it is told that the worker has left."""
-    news = Mock()
-    hosts = SeveralHosts(Mock(), [Other("node-1", range(2, 4), lambda message: None)], news, lambda: 0.0)
-    hosts.delivered("node-1", between.Taken(2, 0))
-    hosts.left(2, died=False)
-    hosts.delivered("node-1", between.Taken(2, 1))
-    assert [call.args[0].version for call in news.happened.call_args_list] == [0]
+    several = Several()
+    several.hosts.delivered("node-1", between.Taken(2, 0))
+    several.hosts.left(2, died=False)
+    several.hosts.delivered("node-1", between.Taken(2, 1))
+    assert [call.args[0].version for call in several.news.happened.call_args_list] == [0]
+
+
+@pytest.mark.parametrize("at_the_head", [False, True])
+def test_a_worker_that_lacks_what_will_never_come_is_ended_unless_it_has_left(at_the_head: bool) -> None:
+    several = Several()
+
+    def lost(worker: int) -> None:
+        if at_the_head:
+            several.head.never_comes(worker, "why")
+        else:
+            several.hosts.delivered("node-1", between.Lacks(worker, "why"))
+
+    lost(2)
+    several.hosts.left(3, died=False)
+    del several.told[1:]
+    lost(3)
+    several.hosts.lost("node-1", "silent for 15.0 s")
+    lost(2)
+    assert several.told == [between.EndWorker(2, "why")]
+
+
+def test_what_comes_along_with_a_message_stays_until_the_other_host_has_it() -> None:
+    """However often it is sent: a connection may break after its last byte was written."""
+    several = Several()
+    name = several.hands()
+    for number in range(2):
+        assert several.hosts.look(name) == "here"
+        several.hosts.claim(name, ("serve", number))
+        assert several.hosts.view(name) == b"what comes along"
+        several.hosts.release(name, ("serve", number))
+    several.hosts.delivered("node-1", between.Has(name.name))
+    several.head.look.return_value, several.head.view.side_effect = "gone", NotHere("it is not here")
+    assert several.hosts.look(name) == "gone"
+
+
+def test_nothing_that_comes_along_is_kept_for_a_host_that_is_lost() -> None:
+    several = Several()
+    name = several.hands()
+    several.hosts.lost("node-1", "silent for 15.0 s")
+    several.head.look.return_value = "gone"
+    assert several.hosts.look(name) == "gone"
+
+
+def test_a_version_is_carried_to_those_that_asked_early_before_they_are_told_that_it_is_made() -> None:
+    several = Several()
+    several.carrier.made.side_effect = lambda item: several.told.append(item)
+    several.head.made(7)
+    assert several.told == [Version(7), between.Made(7)]

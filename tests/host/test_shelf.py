@@ -56,6 +56,19 @@ def test_an_item_can_be_claimed_before_it_is_made() -> None:
     assert shelf.place(Version(1)) == 0
 
 
+def test_what_has_not_come_to_its_place_can_be_put_again_for_those_who_claim_it() -> None:
+    shelf = Shelf()
+    shelf.put(Version(1), ANNA, PLACES)
+    shelf.claim(BERT, Version(1))
+    shelf.withdraw(Version(1))
+    shelf.release(ANNA)
+    assert (shelf.has(Version(1)), shelf.free(PLACES)) == (False, 0)
+    assert shelf.claimed(BERT) == (Version(1),)
+    shelf.put(Version(1), ANNA, PLACES)
+    shelf.release(ANNA)
+    assert shelf.place(Version(1)) == 0
+
+
 def test_a_place_with_several_names_is_free_once_none_of_them_is_claimed() -> None:
     shelf = Shelf()
     shelf.put(Mean(7), ANNA, PLACES)

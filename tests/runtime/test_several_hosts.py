@@ -198,20 +198,22 @@ def test_ctrl_c_ends_a_run_that_waits_for_a_host(launch: Launch) -> None:
     assert run.summary["outcome"] == "interrupted"
 
 
-FETCHES_LATE = """
-from functools import partial
-from paceline.host import wire
-from paceline.host.bulk import Bulk
-fetch = Bulk.fetch
-def late(self, item, into, done, lost):
-    self._loop.after(0.5 if item == wire.FIXED else 0.0, partial(fetch, self, item, into, done, lost))
-Bulk.fetch = late
+IS_THERE_LATE = """
+from paceline.host.several import SeveralHosts
+from paceline.host.wire import FIXED
+look, made = SeveralHosts.look, SeveralHosts._made
+def late(self, item):
+    return "coming" if item == FIXED and self._head.newest < 3 else look(self, item)
+def in_the_end(self, version):
+    made(self, version)
+    self._carrier.made(FIXED)
+SeveralHosts.look, SeveralHosts._made = late, in_the_end
 """
 
 
 @pytest.mark.parametrize("protocol", ["asp", "ps-plus"])
 def test_versions_may_be_made_before_a_host_has_what_training_begins_with(protocol: str, launch: Launch) -> None:
-    run = launch.run(script(), *HOSTS, "-p", protocol, first=FETCHES_LATE).completed()
+    run = launch.run(script(), *HOSTS, "-p", protocol, first=IS_THERE_LATE).completed()
     assert run.err == ""
     assert "the same bits" in replayed(run).out
 

@@ -12,14 +12,17 @@ from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.scenario import Network, Scenario
 from paceline.core.choice import choose
 from paceline.core.facts import Fact
-from paceline.core.items import Item
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.fabric.endpoint import Coding
 from paceline.fabric.token import Token
+from paceline.host import carrier as carriers
 from paceline.host import messages
 from paceline.host.between import FromHead, ToHead
 from paceline.host.branch import BEGINNING
+from paceline.host.bulk import BulkNews
+from paceline.host.carrier import Carrier
+from paceline.host.fetches import Named, Peer
 from paceline.host.host import LocalHost
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
@@ -279,20 +282,10 @@ class Between:
         """Deliver that message there, which is one of these kinds."""
         coding = Coding(kinds)
         body = coding.encode(message)
-        self._then(lambda: to(coding.decode(body, ())))
+        self.then(lambda: to(coding.decode(body, ())))
 
-    def brings(self, item: Item, into: memoryview, find: Callable[[Item], memoryview | None], done: Any) -> None:
-        """Copy the item's bytes, which lie where `find` says, and call `done`."""
-
-        def copy() -> None:
-            there = find(item)
-            assert there is not None, f"{item} is not there"
-            into[:] = there
-            done()
-
-        self._then(copy)
-
-    def _then(self, call: Callable[[], object]) -> None:
+    def then(self, call: Callable[[], object]) -> None:
+        """Call after all that was to be called before."""
         self._next.append(call)
         if not self._busy:
             self._busy = True
@@ -302,7 +295,7 @@ class Between:
 
 
 class AgentsEnd:
-    """Stands in for what an agent has of the head: the link, and the carrier."""
+    """Stands in for what an agent has of the head."""
 
     def __init__(self, between: Between, head: Callable[[], SeveralHosts]) -> None:
         self._between = between
@@ -310,16 +303,6 @@ class AgentsEnd:
 
     def send(self, message: messages.Message) -> None:
         self._between.carries(message, ToHead, lambda said: self._head().delivered(OTHER, said))
-
-    def fetch(self, item: Item, into: memoryview, done: Callable[[], None], lost: Callable[[str], None]) -> None:
-        def copied() -> None:
-            self._head().served(OTHER, item)
-            done()
-
-        self._between.brings(item, into, lambda item: self._head().find(OTHER, item), copied)
-
-    def cancel(self, item: Item) -> None:
-        pass  # nothing is on the way for any time
 
 
 class HeadsEnd:
@@ -332,11 +315,43 @@ class HeadsEnd:
     def tell(self, message: messages.Message) -> None:
         self._between.carries(message, FromHead, lambda said: self._agent().delivered(said))
 
-    def fetch(self, item: Item, into: memoryview, done: Callable[[], None], lost: Callable[[str], None]) -> None:
-        self._between.brings(item, into, lambda item: self._agent()._find(item), done)
 
-    def cancel(self, item: Item) -> None:
-        pass
+class Pipe:
+    """Stands in for a host's end of the connection with another. See `Bulk`."""
+
+    other: Pipe
+
+    def __init__(self, peer: Peer, news: BulkNews, between: Between) -> None:
+        self.peer = peer
+        self.news = news
+        self._between = between
+
+    def connect(self, other: Pipe) -> None:
+        self.other, other.other = other, self
+        for end in (self, other):
+            end.news.connected(end.peer)
+
+    def ask(self, request: int, named: Named, begin: int, end: int) -> None:
+        self._between.then(lambda: self.other.news.asked(self.other.peer, request, named, begin, end))
+
+    def send(self, request: int, memory: memoryview) -> None:
+        def arrives() -> None:
+            news, peer = self.other.news, self.other.peer
+            if (there := news.memory(peer, request)) is not None:
+                there[:] = memory
+                news.came(peer, request, len(memory))
+            self.news.sent(self.peer, request)
+
+        self._between.then(arrives)
+
+    def cancel(self, request: int) -> None:
+        self._between.then(lambda: self.other.news.cancelled(self.other.peer, request))
+
+    def stop(self, request: int) -> None:
+        pass  # what is sent arrives, and `sent` is told then
+
+    def refuse(self, request: int, why: str) -> None:
+        self._between.then(lambda: self.other.news.refused(self.other.peer, request, why))
 
 
 OTHER = "node-1"
@@ -354,13 +369,14 @@ def elsewhere(workers: int = 3, protocol: str = "asp", *, unapplied: int = 2, **
     places = plan(spec, unapplied, workers + 1)
     made: Elsewhere
     heads_end, agents_end = HeadsEnd(between, lambda: made.agent), AgentsEnd(between, lambda: several)
+    carrier = Carrier("node-0", places.places, loop.now)
     head = LocalHost(
         places,
         spec,
         *_any(here, loop),
         news,
         elsewhere=range(workers),
-        carrier=heads_end,
+        carrier=carrier,
         threads=1,
         rate_scale=1.0,
         network=None,
@@ -371,14 +387,18 @@ def elsewhere(workers: int = 3, protocol: str = "asp", *, unapplied: int = 2, **
         deaths_are_told=False,
         **given,
     )
-    several: Any = SeveralHosts(head, [Other(OTHER, range(workers), heads_end.tell)], news, lambda: made.now)
+    others = [Other(OTHER, range(workers), heads_end.tell)]
+    several: Any = SeveralHosts(head, others, carrier, news, lambda: made.now)
+    carrier.begins(0, several)
     settings = replace(SETTINGS, choice=choose(protocol, registry()), workers=2 * (workers + 1), hosts=2)
     with (
         patch.object(agents, "HostLink", lambda *_: agents_end),
-        patch.object(agents, "Bulk", lambda *_: agents_end),
+        patch.object(carriers, "Bulk", lambda peer, news: Pipe(peer, news, between)),
         patch.object(agents, "plan", lambda *_: places),
     ):
         agent = Agent(settings, OTHER, (("", 0), ("", 0)), Token.drawn(), *_any(crew, loop))
+        pipe: Any = carrier.meet(OTHER, 1)
+        pipe.connect(agent._bulk)
     made = Elsewhere(several, crew, loop, news, forker=forker)
     made.head, made.agent = head, agent
     several.open()

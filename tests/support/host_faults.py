@@ -64,7 +64,7 @@ comes_to("end")
 FIRST = """
 import os, signal, socket, subprocess, sys
 import paceline
-from paceline.host import bulk, tcp, zygote
+from paceline.host import carrier, tcp, zygote
 from paceline.runtime import agent, emulated, others, settings, worker
 from paceline.training import store
 
@@ -154,7 +154,7 @@ worker.work, zygote._serve, zygote.Zygote.__init__, emulated.agent = work, serve
 tcp.Stream.__init__, store.Store.commit = open_stream, commit
 around(agent._Agent, "delivered", lambda self, message: type(message).__name__)
 around(others.Others, "delivered", lambda self, host, incarnation, message: type(message).__name__)
-around(bulk.Bulk, "fetch", lambda self, *arguments: "fetch")
+around(carrier.Carrier, "fetch", lambda self, *arguments: "fetch")
 """
 """What the run's first process executes before anything else. So it is in all processes, and not in the script."""
 

@@ -127,6 +127,19 @@ class Begun(Message):
     """What training begins with is here."""
 
 
+class Has(Message):
+    """What came along with a message is here: see `Say`."""
+
+    attached: str
+
+
+class Lacks(Message):
+    """The worker needs what will never come."""
+
+    worker: int
+    why: str
+
+
 class Taken(Message):
     """The worker has that version."""
 
@@ -189,4 +202,4 @@ class Printed(Message):
     line: str
 
 
-ToHead = Heard | Gone | Begun | Taken | AwaitsVersion | AwaitsPlace | Computes | Fetched | Printed
+ToHead = Heard | Gone | Begun | Has | Lacks | Taken | AwaitsVersion | AwaitsPlace | Computes | Fetched | Printed

@@ -6,14 +6,17 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from paceline.core.items import Blob, Item, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.fabric.memory import Region
 from paceline.host import messages
+from paceline.host.carrier import Carrier
 from paceline.host.contract import WorkersNews
 from paceline.host.fetch import Local
+from paceline.host.fetches import Where
 from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
 from paceline.host.pushes import Pushes
@@ -21,8 +24,9 @@ from paceline.host.releases import Releases, look_of, step_of
 from paceline.host.seat import Seat, Seats
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.versions import Elsewhere
-from paceline.host.wire import FIXED, Carrier, Wire
+from paceline.host.wire import FIXED, Wire
 from paceline.host.workers import Workers
+from paceline.records.times import Fetch
 
 BEGINNING = ("version that training begins with",)
 
@@ -30,6 +34,19 @@ BEGINNING = ("version that training begins with",)
 def _arriving(version: Version) -> Owner:
     """Who claims the place that a version is brought to."""
     return "arriving", version.version
+
+
+class BranchNews(WorkersNews, Protocol):
+    """What is told of a host whose versions another host's store makes, each thing once."""
+
+    def has(self, attached: str) -> None:
+        """What came along with a message is here."""
+
+    def lacks(self, worker: int, why: str) -> None:
+        """The worker needs what will never come."""
+
+    def fetched(self, fetch: Fetch) -> None:
+        """An item is here. Who waits for it hears of that next."""
 
 
 class Branch:
@@ -41,11 +58,12 @@ class Branch:
         spec: Spec,
         workers: Workers,
         carrier: Carrier,
-        news: WorkersNews,
+        news: BranchNews,
         *,
+        head: str,
         now: Callable[[], float],
     ) -> None:
-        """`now()` is seconds since the run's start."""
+        """`head` is the host that has the store. `now()` is seconds since the run's start."""
         self.shelf = Shelf()
         self.versions = Elsewhere()
         self.region: Region | None = None
@@ -54,15 +72,16 @@ class Branch:
         self._workers = workers
         self._carrier = carrier
         self._news = news
+        self._head = head
+        self._beside: dict[Item, memoryview] = {}
+        """What is brought to no place of the region's pool: where it goes."""
         self._offer: messages.Offered | None = None
         self._later: list[Callable[[], None]] | None = None
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
         self._seats = seats = Seats((worker, Seat(worker)) for worker in workers.numbers)
-        fetcher = Wire(
-            Local(now, news.happened), carrier, now, news.happened, away=self._away, room=self._room, came=self._came
-        )
+        fetcher = Wire(Local(now, news.happened), carrier, now, news.happened, away=self._away, lost=news.lacks)
         self.pushes = Pushes(self.shelf, plan, fetcher, seats)
         self.pulls = Pulls(self.shelf, self.versions, fetcher, seats)
         self.releases = Releases(
@@ -80,13 +99,17 @@ class Branch:
         assert self._offer is not None
         self._later = []
         self.region = Region.create(self._plan.region_bytes(self._offer))
-        place = self.shelf.put(Version(0), BEGINNING, self._plan.shared)
-        assert place == 0  # where all have mapped it
+        self.shelf.claim(BEGINNING, Version(0))
+
+        def lost(why: str) -> None:
+            for worker in workers:
+                self._news.lacks(worker, f"what training begins with can't come: {why}")
 
         def fixed() -> None:
-            self._carrier.fetch(Version(0), self.view(Version(0)), there, _nothing)
+            self._carrier.fetch(Version(0), ("beginning", "parameters"), there, lost)
 
         def there() -> None:
+            assert self.shelf.place(Version(0)) == 0  # where all have mapped it
             for worker in workers:
                 self._train(worker)
             later, self._later = self._later or [], None
@@ -95,7 +118,11 @@ class Branch:
             begun()
 
         start, stop = self._plan.fixed(self._offer)
-        self._carrier.fetch(FIXED, self.region.memory[start:stop], fixed, _nothing)
+        if start == stop:
+            fixed()
+        else:
+            self._beside[FIXED] = self.region.memory[start:stop]
+            self._carrier.fetch(FIXED, ("beginning", "fixed"), fixed, lost)
 
     def carry_out(self, order: Order) -> None:
         """Carry out an order about a worker that is here, or about an update of one."""
@@ -128,9 +155,9 @@ class Branch:
             self.pushes.dropped(worker, step)
         self.versions.made(version)
 
-    def look(self, worker: int, version: int, hold: bool) -> None:
+    def show(self, worker: int, version: int, hold: bool) -> None:
         """That version is the newest: show it to the worker, which has asked for that."""
-        if self._waits(partial(self.look, worker, version, hold)):
+        if self._waits(partial(self.show, worker, version, hold)):
             return
         self.shelf.claim((step_of if hold else look_of)(worker), Version(version))
 
@@ -148,13 +175,18 @@ class Branch:
             return
         file = os.memfd_create("paceline-attached")
         os.ftruncate(file, size)
-        memory = mmap.mmap(file, size)
+        self._beside[Blob(attached)] = memoryview(mmap.mmap(file, size))
 
         def there() -> None:
+            self._news.has(attached)
             self._workers.send(worker, message, (file,))
             os.close(file)
 
-        self._carrier.fetch(Blob(attached), memoryview(memory), there, _nothing)
+        def lost(why: str) -> None:
+            os.close(file)
+            self._news.lacks(worker, f"what the head has for it can't come: {why}")
+
+        self._carrier.fetch(Blob(attached), ("attached", attached), there, lost)
 
     def left(self, worker: int, died: bool) -> None:
         """See `contract.Host`."""
@@ -173,32 +205,55 @@ class Branch:
         self.pushes.gone(worker)
         self.releases.gone(worker)
 
-    # --- items --------------------------------------------------------------------------------------
+    # --- items: see `carrier.Items` -----------------------------------------------------------------
 
-    def view(self, item: Update | Version) -> memoryview:
-        """The bytes of an item that has a place here. Raises NotHere."""
-        assert self.region is not None
+    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
+        """See `Items`. The head's host has all that comes here."""
         assert self._offer is not None
-        start, stop = self._plan.bytes_of(self.shelf.place(item), self._offer)
-        return self.region.memory[start:stop]
+        size = self._beside[item].nbytes if isinstance(item, Blob) else self._offer.slot_bytes
+        return [(self._head, 0, size)]
 
-    def find(self, item: Item) -> memoryview | None:
-        """What the head fetches; None: it is not here. An update is here before the head hears that it is ready."""
-        return self.view(item) if isinstance(item, Update) and self.shelf.has(item) else None
-
-    def _away(self, item: Update | Version) -> bool:
-        return isinstance(item, Version) and not self.shelf.has(item)
-
-    def _room(self, item: Update | Version) -> memoryview:
-        """Lay out a place for a version that was claimed. There is one, as there is for all that workers may claim."""
+    def lay(self, item: Item) -> memoryview:
+        """See `Items`. There is a place for a version that was claimed, as there is for all that workers may claim."""
+        if isinstance(item, Blob):
+            return self._beside[item]
         assert isinstance(item, Version)
         place = self.shelf.put(item, _arriving(item), self._plan.shared)
         assert place is not None
         return self.view(item)
 
-    def _came(self, item: Update | Version) -> None:
-        assert isinstance(item, Version)
-        self.shelf.release(_arriving(item))
+    def free(self, item: Item, whole: bool) -> None:
+        """See `Items`. A worker that has left may claim a version that did not come, until its process ends."""
+        if isinstance(item, Version):
+            if not whole:
+                self.shelf.withdraw(item)
+            self.shelf.release(_arriving(item))
+        else:
+            del self._beside[item]
+
+    def fetched(self, fetch: Fetch) -> None:
+        """See `Items`."""
+        self._news.fetched(fetch)
+
+    def look(self, item: Item) -> Where:
+        """See `Items`. An update is here before the head hears that it is ready."""
+        return "here" if isinstance(item, Update) and self.shelf.has(item) else "gone"
+
+    def view(self, item: Item) -> memoryview:
+        """See `Items`. Raises NotHere."""
+        assert self.region is not None
+        assert self._offer is not None
+        start, stop = self._plan.bytes_of(self.shelf.place(item), self._offer)
+        return self.region.memory[start:stop]
+
+    def claim(self, item: Item, owner: Owner) -> None:
+        """See `Items`. An update stays until it is in a version, and before that the head has fetched it."""
+
+    def release(self, item: Item, owner: Owner) -> None:
+        """See `Items`."""
+
+    def _away(self, item: Update | Version) -> bool:
+        return isinstance(item, Version) and (not self.shelf.has(item) or item in self.shelf.claimed(_arriving(item)))
 
     def _waits(self, call: Callable[[], None]) -> bool:
         """Whether this has to wait until training's beginning is here. It is called then."""
@@ -242,7 +297,3 @@ class Branch:
     def _gone(self, worker: int, status: int) -> None:
         self._seats[worker].here = False
         self._news.gone(worker, status)
-
-
-def _nothing(why: str) -> None:
-    """The head has gone, and this host's workers with it."""

@@ -1,16 +1,16 @@
-"""Items between two hosts: one TCP connection a pair, used both ways, in the loop.
+"""Raw bytes between two hosts: one TCP connection a pair, used both ways, in the loop.
 
-    fetch(item, into, done, lost)   Bulk ── Fetch ──────────────────────►  Bulk   find(item)
-                                      │  ◄── Part, and its raw bytes ──     │     there(item), never(item, why)
-                                      └───── Cancel ─────────────────►      │     served(item)
+    ask, cancel          ── Fetch, Cancel ───────────────►    asked, cancelled
+    memory, came         ◄── Part, and its raw bytes ─────    send, stop
+    refused              ◄── Never ───────────────────────    refuse
 
 A `Bulk` is what one host exchanges with one incarnation of another, over whichever connection there is. A `Dialler`
 gives it one, and another after a loss. At the other side a `Port` does, which listens. Both sides say `Hello` first, as
-in control. A fetch that is under way when a connection breaks begins again over the next.
+in control. Which items are wanted, and what becomes of a request when its connection breaks, is not known here: see
+`host.carrier`.
 
-Bytes go from the owner's memory into the receiver's, a part at a time, and are copied by the kernel alone. Answers come
-in the order in which items are there. A fetch names the segment and the incarnation that it is for. When either ends,
-`lost` is told.
+Bytes go from the owner's memory into the receiver's, a part at a time, and are copied by the kernel alone. A request
+names the segment and the incarnation that it is for.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Protocol, cast
 
 import msgspec
 
@@ -40,13 +40,12 @@ from paceline.fabric.control import (
 )
 from paceline.fabric.endpoint import LENGTH, too_long
 from paceline.fabric.numbered import Count, Frame, written
+from paceline.host.fetches import Named, Peer
 from paceline.host.loop import Alarm, Loop
 from paceline.host.tcp import AT_ONCE, Address, Lines, Listener, Stream
 
 PART = 1 << 20
 """Bytes that are sent without a look at what else there is. A fetch is cancelled between two parts."""
-MOST_ASKED = 10_000
-"""Items that the other host may ask for at a time. A run has a few for each worker."""
 MOST_WAITING = 16 << 20
 """Bytes that may wait for one connection: one part, and small frames beside it."""
 
@@ -63,14 +62,15 @@ Fields = Annotated[tuple[Count | Annotated[str, msgspec.Meta(max_length=200)], .
 
 
 class Fetch(Frame):
-    """Send this item, once it is there."""
+    """Send these bytes of the item, once it is there."""
 
     number: Count
     segment: Count
     incarnation: Count
     """Of the host that is asked."""
     item: Fields
-    size: Count
+    begin: Count
+    end: Count
 
 
 class Cancel(Frame):
@@ -80,7 +80,7 @@ class Cancel(Frame):
 
 
 class Part(Frame):
-    """So many raw bytes of that fetch come right after this frame."""
+    """So many raw bytes of that fetch come right after this frame: the next ones."""
 
     number: Count
     length: Count
@@ -98,141 +98,96 @@ _SCRATCH = memoryview(bytearray(64 << 10))
 """Where bytes go that nobody wants any more."""
 
 
+class BulkNews(Protocol):
+    """What a connection with another host tells. What the other host may not say raises MessageUnreadable."""
+
+    def connected(self, peer: Peer) -> None:
+        """There is a connection, over which nothing was asked."""
+
+    def disconnected(self, peer: Peer) -> None:
+        """The connection is lost, with all that was asked over it. Nothing waits to be written."""
+
+    def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> None:
+        """That host asks for these bytes."""
+
+    def cancelled(self, peer: Peer, request: int) -> None:
+        """That host wants no more of what it has asked for."""
+
+    def sent(self, peer: Peer, request: int) -> None:
+        """None of the request's bytes waits to be written: its memory may change."""
+
+    def refused(self, peer: Peer, request: int, why: str) -> None:
+        """That host has no more of what it was asked for."""
+
+    def memory(self, peer: Peer, request: int) -> memoryview | None:
+        """Where the bytes go that have not come yet, if anybody here still wants them."""
+
+    def came(self, peer: Peer, request: int, count: int) -> None:
+        """So many more bytes are there."""
+
+
 @dataclass(slots=True, eq=False)
-class _Fetched:
-    """An item that is fetched."""
+class _Sending:
+    """What is sent of one request."""
 
-    number: int
-    item: Item
-    memory: memoryview
-    waiting: list[tuple[Callable[[], object], Callable[[str], object]]] = field(default_factory=list)
-    came: int = 0
-    live: bool = True
-    """Whether anybody waits for it. Its memory isn't written to otherwise."""
-
-
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """An item that the other host has asked for."""
-
-    number: int
-    segment: int
-    item: Item
-    size: int
-    memory: memoryview | None = None
-    """None: it is not there yet."""
-    sent: int = 0
+    request: int
+    left: memoryview
 
 
 class Bulk:
     """What this host exchanges with one incarnation of another host."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        host: str,
-        incarnation: int,
-        find: Callable[[Item], memoryview | None],
-        served: Callable[[Item], object],
-        segment: int = 0,
-    ) -> None:
-        """`host` and `incarnation` are the other's.
-
-        `find` returns where an item lies that the other host asks for. None: it isn't there yet; call `there` when it
-        is. What it has returned must not change until `served` is called, which happens once for each. An item may
-        be found once more before that, if the other host asks for it again.
-        """
-        self.host = host
-        self.incarnation = incarnation
-        self.segment = segment
-        self._loop = loop
-        self._find = find
-        self._served = served
+    def __init__(self, peer: Peer, news: BulkNews) -> None:
+        self.peer = peer
+        self.ended = False
+        """Whether the other host has ended. There is no connection with it any more."""
+        self._news = news
         self._connection: _Connection | None = None
         self._own = 0
         """This host's incarnation, as it has told the other."""
-        self._why = ""
-        """Why the other host has ended."""
-        self._number = 0
-        self._fetched: dict[Item, _Fetched] = {}
-        self._fetched_by: dict[int, _Fetched] = {}
-        self._asked: dict[Item, _Asked] = {}
-        self._asked_by: dict[int, _Asked] = {}
-        self._sending: deque[_Asked] = deque()
-        self._sent: list[Item] = []
-        """What is sent or cancelled, while its last bytes may wait for room."""
-
-    # --- what is fetched ----------------------------------------------------------------------------
-
-    def fetch(self, item: Item, into: memoryview, done: Callable[[], object], lost: Callable[[str], object]) -> None:
-        """Bring the item into this memory, whose size is the item's. Then call `done`, or `lost` with why it can't.
-
-        A second fetch of an item that is under way joins the first, into the first one's memory.
-        """
-        one = self._fetched.get(item)
-        if one is None:
-            self._number += 1
-            one = _Fetched(self._number, item, into.cast("B"))
-            self._fetched[item] = self._fetched_by[one.number] = one
-            if self._why:
-                self._loop.after(0.0, partial(self._lose, one, self._why))
-            else:
-                self._ask(one)
-        assert one.memory.nbytes == into.nbytes, f"{item} has one size"
-        one.waiting.append((done, lost))
-
-    def cancel(self, item: Item) -> None:
-        """Nobody needs the item any more. Its memory isn't written to from now on, and nobody is told anything."""
-        if (one := self._fetched.get(item)) is not None:
-            self._forget(one)
-            self._say(Cancel(one.number))
-
-    # --- what is served -----------------------------------------------------------------------------
-
-    def there(self, item: Item) -> None:
-        """`find` returns the item from now on."""
-        one = self._asked.get(item)
-        if one is not None and one.memory is None and one.segment == self.segment:
-            self._look(one)
-
-    def never(self, item: Item, why: str) -> None:
-        """The item can't come any more."""
-        if (one := self._asked.get(item)) is not None:
-            self._refuse(one, why)
-
-    # --- ends ---------------------------------------------------------------------------------------
-
-    def begins(self, segment: int) -> None:
-        """This segment begins, and the one before has ended. Who is ahead of this host has waited for that."""
-        self.segment = segment
-        for fetched in list(self._fetched.values()):
-            self._say(Cancel(fetched.number))
-            self._lose(fetched, f"segment {segment} has begun")
-        for asked in list(self._asked.values()):
-            if asked.segment < segment:
-                self._refuse(asked, f"segment {segment} has begun")
-            elif asked.segment == segment and asked.memory is None:
-                self._look(asked)
-
-    def end(self, why: str) -> None:
-        """The other host has ended: nothing is fetched or served any more."""
-        if self._why:
-            return
-        self._why = why
-        if self._connection is not None:
-            self._connection.close()
-        for one in list(self._fetched.values()):
-            self._lose(one, why)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the other host has ended."""
-        return bool(self._why)
+        self._sending: deque[_Sending] = deque()
+        self._over: list[int] = []
+        """Requests that are sent or stopped, while their last bytes may wait for room."""
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection now."""
         return self._connection is not None
+
+    def end(self) -> None:
+        """The other host has ended. Ending twice does no harm."""
+        self.ended = True
+        if self._connection is not None:
+            self._connection.close()
+
+    # --- what is asked: nothing, where there is no connection ---------------------------------------
+
+    def ask(self, request: int, named: Named, begin: int, end: int) -> None:
+        """Ask for these bytes. Requests are numbered, and no number is used again."""
+        self._say(Fetch(request, named.segment, self.peer.incarnation, _fields(named.item), begin, end))
+
+    def cancel(self, request: int) -> None:
+        """Nobody wants the rest of the request."""
+        self._say(Cancel(request))
+
+    # --- what is served -----------------------------------------------------------------------------
+
+    def send(self, request: int, memory: memoryview) -> None:
+        """Send these bytes, after those of other requests. They must not change until `sent` is told."""
+        self._sending.append(_Sending(request, memory))
+        self._pump()
+
+    def stop(self, request: int) -> None:
+        """Send no more of the request. `sent` is told when nothing of it waits to be written."""
+        for one in list(self._sending):
+            if one.request == request:
+                self._sending.remove(one)
+                self._over.append(request)
+                self._pump()
+
+    def refuse(self, request: int, why: str) -> None:
+        """There is no more of what was asked for."""
+        self._say(Never(request, why))
 
     # --- for connections ----------------------------------------------------------------------------
 
@@ -241,129 +196,64 @@ class Bulk:
         if self._connection is not None:
             self._connection.close()
         self._connection, self._own = connection, own
-        for one in list(self._fetched.values()):
-            one.came = 0
-            self._ask(one)
+        self._news.connected(self.peer)
 
     def detach(self, connection: _Connection) -> None:
         """The connection has gone."""
-        if connection is not self._connection:
-            return
-        self._connection = None
-        over = [one.item for one in self._asked.values() if one.memory is not None]
-        over, self._sent = self._sent + over, []
-        self._asked.clear()
-        self._asked_by.clear()
-        self._sending.clear()
-        for item in over:
-            self._served(item)
+        if connection is self._connection:
+            self._connection = None
+            self._sending.clear()
+            self._over.clear()
+            self._news.disconnected(self.peer)
 
     def frame(self, frame: Frame) -> None:
         """The other host has said this. Raises MessageUnreadable."""
         match frame:
-            case Fetch():
-                self._is_asked(frame)
+            case Fetch(number, segment, incarnation, fields, begin, end):
+                named = Named(segment, _item(fields))
+                if incarnation == self._own:
+                    self._news.asked(self.peer, number, named, begin, end)
+                else:
+                    self.refuse(number, f"incarnation {incarnation} has ended")
             case Cancel(number):
-                if (asked := self._asked_by.get(number)) is not None:
-                    self._drop(asked)
+                self._news.cancelled(self.peer, number)
             case Never(number, why):
-                if (fetched := self._known(number)) is not None:
-                    self._lose(fetched, one_line(why))
+                self._news.refused(self.peer, number, one_line(why))
             case _:
                 raise MessageUnreadable(f"a {type(frame).__name__} may not come now")
 
-    def begins_part(self, part: Part) -> _Fetched | None:
-        """These bytes come now. Return what for, or None if nobody waits for them. Raises MessageUnreadable."""
+    def begins(self, part: Part) -> None:
+        """These bytes come now. Raises MessageUnreadable."""
         if part.length > PART:
             raise MessageUnreadable(f"a part would have {part.length:,} bytes, and may have {PART:,}")
-        one = self._known(part.number)
-        if one is not None:
-            left = one.memory.nbytes - one.came
-            if part.length > left or (left and not part.length):
-                raise MessageUnreadable(f"a part has {part.length:,} bytes, and {left:,} are left of {one.item}")
-        return one
+        memory = self.memory(part.number)
+        if memory is not None and not 0 < part.length <= memory.nbytes:
+            raise MessageUnreadable(f"a part has {part.length:,} bytes, and {memory.nbytes:,} are missing")
 
-    def part_came(self, one: _Fetched) -> None:
-        """A part is whole."""
-        if one.live and one.came == one.memory.nbytes:
-            self._forget(one)
-            for done, _ in one.waiting:
-                done()
+    def memory(self, request: int) -> memoryview | None:
+        """See `BulkNews`."""
+        return self._news.memory(self.peer, request)
+
+    def came(self, request: int, count: int) -> None:
+        """See `BulkNews`."""
+        self._news.came(self.peer, request, count)
 
     def drained(self) -> bool:
         """Nothing waits for room: write the next part. Return whether there is more to write."""
-        sent, self._sent = self._sent, []
-        for item in sent:
-            self._served(item)
+        over, self._over = self._over, []
+        for request in over:
+            self._news.sent(self.peer, request)
         if self._sending and self._connection is not None:
             one = self._sending[0]
-            assert one.memory is not None
-            part = one.memory[one.sent : one.sent + PART]
-            one.sent += part.nbytes
-            self._say(Part(one.number, part.nbytes))
+            part, one.left = one.left[:PART], one.left[PART:]
+            if not one.left:
+                self._sending.popleft()
+                self._over.append(one.request)
+            self._say(Part(one.request, part.nbytes))
             self._connection.stream.write(part)
-            if one.sent == one.size:
-                self._drop(one)
-        return bool(self._sending or self._sent)
+        return bool(self._sending or self._over)
 
     # --- inside -------------------------------------------------------------------------------------
-
-    def _ask(self, one: _Fetched) -> None:
-        self._say(Fetch(one.number, self.segment, self.incarnation, _fields(one.item), one.memory.nbytes))
-
-    def _known(self, number: int) -> _Fetched | None:
-        if number > self._number:
-            raise MessageUnreadable(f"fetch {number:,} is answered, and there were {self._number:,}")
-        return self._fetched_by.get(number)
-
-    def _lose(self, one: _Fetched, why: str) -> None:
-        if one.live:
-            self._forget(one)
-            for _, lost in one.waiting:
-                lost(why)
-
-    def _forget(self, one: _Fetched) -> None:
-        one.live = False
-        del self._fetched[one.item], self._fetched_by[one.number]
-
-    def _is_asked(self, fetch: Fetch) -> None:
-        item = _item(fetch.item)
-        if item in self._asked or fetch.number in self._asked_by:
-            raise MessageUnreadable(f"{item} is asked for twice")
-        if len(self._asked) >= MOST_ASKED:
-            raise MessageUnreadable(f"it asks for more than {MOST_ASKED:,} items at a time")
-        one = _Asked(fetch.number, fetch.segment, item, fetch.size)
-        self._asked[item] = self._asked_by[one.number] = one
-        if fetch.incarnation != self._own:
-            self._refuse(one, f"incarnation {fetch.incarnation} has ended")
-        elif fetch.segment < self.segment:
-            self._refuse(one, f"segment {self.segment} has begun")
-        elif fetch.segment == self.segment:
-            self._look(one)
-
-    def _look(self, one: _Asked) -> None:
-        memory = self._find(one.item)
-        if memory is None:
-            return
-        one.memory = memory.cast("B")
-        if one.memory.nbytes != one.size:
-            self._refuse(one, f"{one.item} has {one.memory.nbytes:,} bytes here, and {one.size:,} were asked for")
-            return
-        self._sending.append(one)
-        self._pump()
-
-    def _refuse(self, one: _Asked, why: str) -> None:
-        self._drop(one)
-        self._say(Never(one.number, why))
-
-    def _drop(self, one: _Asked) -> None:
-        """It is over, but for its bytes that wait for room."""
-        del self._asked[one.item], self._asked_by[one.number]
-        if one.memory is not None:
-            if one in self._sending:
-                self._sending.remove(one)
-            self._sent.append(one.item)
-            self._pump()
 
     def _pump(self) -> None:
         if self._connection is not None:
@@ -396,9 +286,8 @@ class _Connection:
         self._bulk: Bulk | None = None
         self._head = memoryview(bytearray(LENGTH.size + LONGEST_HELLO))
         self._filled, self._wanted = 0, LENGTH.size
-        self._left = 0
-        """Bytes of the present part that have not come."""
-        self._part: _Fetched | None = None
+        self._request, self._left = 0, 0
+        """The present part: its request, and its bytes that have not come."""
         self.stream = Stream(
             end,
             loop,
@@ -439,21 +328,19 @@ class _Connection:
                     return
                 room -= came
         except MessageUnreadable as error:
-            who = "connection refused" if self._bulk is None else f"data connection to host {self._bulk.host} closed"
-            self.close(f"{who}: {one_line(str(error))}")
+            bulk = self._bulk
+            what = "connection refused" if bulk is None else f"data connection to host {bulk.peer.host} closed"
+            self.close(f"{what}: {one_line(str(error))}")
             self._lost(self)
 
     def _payload(self, most: int) -> int:
+        assert self._bulk is not None
         most = min(most, self._left)
-        part = self._part
-        if part is not None and part.live:
-            came = self.stream.receive_into(part.memory[part.came : part.came + most])
-            part.came += came
-        else:
-            came = self.stream.receive_into(_SCRATCH[:most])
+        memory = self._bulk.memory(self._request)
+        came = self.stream.receive_into((_SCRATCH if memory is None else memory)[:most])
         self._left -= came
-        if came and not self._left:
-            self._part_came()
+        if came and memory is not None:
+            self._bulk.came(self._request, came)
         return came
 
     def _frame(self) -> int:
@@ -482,16 +369,10 @@ class _Connection:
                 raise MessageUnreadable(f"a {type(frame).__name__} may not come now")
             self._greeted(self, frame)
         elif isinstance(frame, Part):
-            self._part, self._left = self._bulk.begins_part(frame), frame.length
-            if not frame.length:
-                self._part_came()
+            self._bulk.begins(frame)
+            self._request, self._left = frame.number, frame.length
         else:
             self._bulk.frame(frame)
-
-    def _part_came(self) -> None:
-        part, self._part = self._part, None
-        if part is not None and self._bulk is not None:
-            self._bulk.part_came(part)
 
 
 class Port:
@@ -524,7 +405,7 @@ class Port:
 
     def expect(self, bulk: Bulk) -> None:
         """That host may dial, and no other incarnation of it."""
-        self._expected[bulk.host] = bulk
+        self._expected[bulk.peer.host] = bulk
 
     def close(self) -> None:
         """Listen no more. Hosts that have dialled stay connected until their `Bulk` ends."""
@@ -548,7 +429,7 @@ class Port:
             raise MessageUnreadable("a Refused may not come now")
         bulk = self._expected.get(hello.host)
         why = _wrong(hello, self._check)
-        if why is None and (bulk is None or bulk.ended or bulk.incarnation != hello.incarnation):
+        if why is None and (bulk is None or bulk.ended or bulk.peer.incarnation != hello.incarnation):
             why = f"incarnation {hello.incarnation} of host {hello.host} is not expected here"
         if why is not None or bulk is None:
             stranger.stream.write(written(Refused(why or "")))
@@ -629,11 +510,11 @@ class Dialler:
 
     def _greeted(self, connection: _Connection, hello: Hello | Refused) -> None:
         why = one_line(hello.why) if isinstance(hello, Refused) else _wrong(hello, self._check)
-        other = (self._bulk.host, self._bulk.incarnation)
-        if why is None and isinstance(hello, Hello) and (hello.host, hello.incarnation) != other:
-            why = f"incarnation {hello.incarnation} of host {hello.host} answers for {other[1]} of {other[0]}"
+        host, incarnation = self._bulk.peer
+        if why is None and isinstance(hello, Hello) and (hello.host, hello.incarnation) != (host, incarnation):
+            why = f"incarnation {hello.incarnation} of host {hello.host} answers for {incarnation} of {host}"
         if why is not None:
-            connection.close(f"no data connection to host {self._bulk.host}: {one_line(why)}")
+            connection.close(f"no data connection to host {host}: {one_line(why)}")
             self._again()
             return
         self._connection, self._opened_at = None, self._loop.now()

@@ -17,7 +17,10 @@ class Fetcher(Protocol):
     """Brings updates of workers to the store, versions to workers, and what members of a group average together."""
 
     def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
-        """Bring that worker's update to the store, or that version or another worker's replica to the worker."""
+        """Bring that worker's update to the store, or that version or another worker's replica to the worker.
+
+        It ends in one call of `then`, unless the worker leaves before, or the item can't come.
+        """
 
     def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
         """Bring together what the group averages, and the mean to its members. Return when that began."""

@@ -72,9 +72,11 @@ class TakePlace:
 
 @dataclass(frozen=True, slots=True)
 class FreePlace:
-    """Nobody here needs what lies in the item's place."""
+    """No claim keeps the item's place any more."""
 
     named: Named
+    whole: bool
+    """Whether all of the item is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +341,7 @@ class Fetches:
 
     def _drop(self, record: _Record) -> list[Order]:
         """Forget the record, and what was asked for it."""
+        whole = record.here
         del self._records[record.named]
         orders: list[Order] = []
         for one in record.coming:
@@ -349,7 +352,7 @@ class Fetches:
             self._queue.remove(record.named)
             return orders
         self._placed -= 1
-        return [*orders, FreePlace(record.named)]
+        return [*orders, FreePlace(record.named, whole)]
 
 
 # what is served

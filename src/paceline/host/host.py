@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
@@ -44,8 +44,12 @@ from paceline.host.seat import Seat, Seats
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.snapshots import Snapshots
 from paceline.host.steps import Steps
-from paceline.host.wire import FIXED, Carrier, Wire
+from paceline.host.wire import FIXED, Wire
 from paceline.host.workers import Workers
+
+if TYPE_CHECKING:  # which a run on one host does without
+    from paceline.host.carrier import Carrier
+    from paceline.host.fetches import Where
 
 
 def beginning_of(worker: int) -> Owner:
@@ -98,6 +102,8 @@ class LocalHost:
         """Called when a version is made."""
         self.hands: Callable[[int, messages.Message, int], None] = lambda worker, message, file: None
         """Tells a worker of another host something that a file comes along with."""
+        self.never_comes: Callable[[int, str], None] = lambda worker, why: None
+        """Told that an update of a worker of another host will not come, and why."""
         self._offers: dict[int, messages.Offered] = {}
         """By worker: what its script brought to `prepare`."""
         self._forker: int | None = None
@@ -108,7 +114,12 @@ class LocalHost:
         self._fetcher: Fetcher = self._paced
         if carrier is not None:
             self._fetcher = Wire(
-                self._paced, carrier, now, news.happened, away=self._away, room=self.view, came=lambda item: None
+                self._paced,
+                carrier,
+                now,
+                news.happened,
+                away=self._away,
+                lost=lambda worker, why: self.never_comes(worker, why),
             )
         self.arithmetic = Arithmetic(
             self.shelf,
@@ -362,29 +373,19 @@ class LocalHost:
         """That host has what training begins with."""
         self.shelf.release(("lent", host))
 
-    def view(self, item: Update | Version) -> memoryview:
-        """The bytes of an item that has a place here. Raises NotHere."""
+    def view(self, item: Item) -> memoryview:
+        """The bytes of what never moves, or of an item that has a place here. Raises NotHere."""
         assert self.region is not None
-        start, stop = self.plan.bytes_of(self.shelf.place(item), self._offer)
+        fixed = item == FIXED
+        start, stop = self.plan.fixed(self._offer) if fixed else self.plan.bytes_of(self.shelf.place(item), self._offer)
         return self.region.memory[start:stop]
 
-    def find(self, host: str, item: Item) -> memoryview | None:
-        """What that host fetches: a version that is made, or what never moves. It stays until it is `served`.
-
-        None: it is not here.
-        """
-        if item == FIXED and self.region is not None:
-            start, stop = self.plan.fixed(self._offer)
-            return self.region.memory[start:stop]
-        if not (isinstance(item, Version) and self.shelf.has(item)):
-            return None
-        self.shelf.claim(("serving", host, item.version), item)
-        return self.view(item)
-
-    def served(self, host: str, item: Item) -> None:
-        """That host has what it fetched, or needs it no more."""
-        if isinstance(item, Version):
-            self.shelf.release(("serving", host, item.version))
+    def look(self, item: Item) -> Where:
+        """Where an item is that another host asks for: a version, or what never moves."""
+        if isinstance(item, Version) and item.version > self.commits.newest:
+            return "coming"
+        there = item == FIXED or (isinstance(item, Version) and self.shelf.has(item))
+        return "here" if there and self.region is not None else "gone"
 
     def _away(self, item: Update | Version) -> bool:
         return isinstance(item, Update) and self._seats[item.worker].elsewhere

@@ -35,13 +35,18 @@ class Plan:
     """Of these, the worker's own: as many as the updates that may be needed of it at once."""
 
     @property
+    def places(self) -> int:
+        """How many there are."""
+        return self.slots + self.capacity * self.areas
+
+    @property
     def shared(self) -> Sequence[int]:
         """The places that every item but an update may lie in."""
         return range(self.slots + self.capacity * (self.areas - self.own))
 
     def of(self, worker: int) -> Sequence[int]:
         """The worker's own places."""
-        return range(len(self.shared) + worker, self.slots + self.capacity * self.areas, self.capacity)
+        return range(len(self.shared) + worker, self.places, self.capacity)
 
     def area(self, place: int) -> int:
         """The number of that place among those with flags and buffers."""

@@ -11,11 +11,15 @@ from itertools import count
 from typing import cast
 
 from paceline.core.facts import Fact, ParametersTaken
-from paceline.core.items import Blob, Item
+from paceline.core.items import Blob, Item, Update, Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.host import between, messages
+from paceline.host.carrier import Carrier
 from paceline.host.contract import Host, News, NotHere, Progress, Resumption, Updates
+from paceline.host.fetches import Where
 from paceline.host.host import LocalHost
+from paceline.host.shelf import Owner
+from paceline.records.times import Fetch
 
 
 @dataclass(slots=True)
@@ -31,7 +35,9 @@ class Other:
 class SeveralHosts:
     """Keeps the contract `Host`. The head's host does its part of every order, and then a worker's own host."""
 
-    def __init__(self, head: LocalHost, others: Sequence[Other], news: News, now: Callable[[], float]) -> None:
+    def __init__(
+        self, head: LocalHost, others: Sequence[Other], carrier: Carrier, news: News, now: Callable[[], float]
+    ) -> None:
         """`now()` is seconds since the run's start."""
         self._head = head
         self._others = {one.name: one for one in others}
@@ -40,12 +46,13 @@ class SeveralHosts:
         """Workers of other hosts whose processes have ended."""
         self._left: set[int] = set()
         """Workers that take no part any more."""
+        self._carrier = carrier
         self._news = news
         self._now = now
-        self._attached: dict[Item, memoryview] = {}
-        """What comes along with a message to a worker of another host, until that has fetched it."""
+        self._attached: dict[Item, tuple[str, memoryview]] = {}
+        """What comes along with a message to a worker of another host, and that host, until it has it."""
         self._numbers = count()
-        head.made, head.hands = self._made, self._hands
+        head.made, head.hands, head.never_comes = self._made, self._hands, self._never_comes
 
     # --- what comes from other hosts ----------------------------------------------------------------
 
@@ -59,6 +66,10 @@ class SeveralHosts:
             case between.Gone(worker=worker, status=status):
                 self._gone.add(worker)
                 self._news.gone(worker, status)
+            case between.Has(attached=attached):
+                self._attached.pop(Blob(attached), None)
+            case between.Lacks(worker=worker, why=why):
+                self._never_comes(worker, why)
             case between.Taken(worker=worker, version=version):
                 if worker not in self._left:  # its host had not heard of that
                     self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
@@ -73,25 +84,52 @@ class SeveralHosts:
             case between.Computes(worker=worker):
                 self._news.computes(worker, self._now())
 
-    def find(self, host: str, item: Item) -> memoryview | None:
-        """What that host fetches. It stays until it is `served`. None: it is not here."""
-        return self._attached.get(item) or self._head.find(host, item)
-
-    def served(self, host: str, item: Item) -> None:
-        """That host has what it fetched, or needs it no more."""
-        if self._attached.pop(item, None) is None:
-            self._head.served(host, item)
-
     def lost(self, name: str, why: str) -> None:
         """That host takes no part any more: its workers have ended, or will."""
         other = self._others.pop(name, None)
         if other is None:
             return
         self._head.begun(name)  # what training begins with is not lent to it any more
+        self._attached = {item: one for item, one in self._attached.items() if one[0] != name}
         for worker in other.workers:
             if worker not in self._gone:
                 self._gone.add(worker)
                 self._news.gone(worker, signal.SIGKILL)
+
+    # --- items: see `carrier.Items` -----------------------------------------------------------------
+
+    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
+        """See `Items`. Updates come here, each from its worker's host."""
+        assert isinstance(item, Update)
+        return [(self._by_worker[item.worker].name, 0, self.view(item).nbytes)]
+
+    def lay(self, item: Item) -> memoryview:
+        """See `Items`. The update's place was laid out as its push began, and stays as if its worker were here."""
+        return self.view(item)
+
+    def free(self, item: Item, whole: bool) -> None:
+        """See `Items`."""
+
+    def fetched(self, fetch: Fetch) -> None:
+        """See `Items`."""
+        self._news.fetched(fetch.ending(self._now()))
+
+    def look(self, item: Item) -> Where:
+        """See `Items`."""
+        return "here" if item in self._attached else self._head.look(item)
+
+    def view(self, item: Item) -> memoryview:
+        """See `Items`."""
+        return self._attached[item][1] if item in self._attached else self._head.view(item)
+
+    def claim(self, item: Item, owner: Owner) -> None:
+        """See `Items`. What is no version stays."""
+        if isinstance(item, Version):
+            self._head.shelf.claim(owner, item)
+
+    def release(self, item: Item, owner: Owner) -> None:
+        """See `Items`."""
+        self._head.shelf.release(owner)
 
     # --- the contract -------------------------------------------------------------------------------
 
@@ -221,12 +259,21 @@ class SeveralHosts:
 
     def _hands(self, worker: int, message: messages.Message, file: int) -> None:
         """Tell a worker of another host that, with a file."""
+        if worker in self._gone:
+            return
         size = os.fstat(file).st_size
         name = Blob(f"attached {next(self._numbers)}")
-        self._attached[name] = memoryview(mmap.mmap(file, size, prot=mmap.PROT_READ))
+        host = self._by_worker[worker].name
+        self._attached[name] = host, memoryview(mmap.mmap(file, size, prot=mmap.PROT_READ))
         self._tell(worker, between.Say(worker, cast(messages.ToWorker, message), name.name, size))
 
+    def _never_comes(self, worker: int, why: str) -> None:
+        """The worker can't go on, unless it takes no part any more. Its host may have said so before it heard that."""
+        if worker not in self._left and worker not in self._gone:
+            self._tell(worker, between.EndWorker(worker, why))
+
     def _made(self, version: int) -> None:
+        self._carrier.made(Version(version))
         for other in self._others.values():
             other.tell(between.Made(version))
 

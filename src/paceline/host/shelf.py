@@ -75,6 +75,13 @@ class Shelf:
         del self._items[self._places[item]][item]
         self._lay(item, self._places[by])
 
+    def withdraw(self, item: Item) -> None:
+        """The item has not come to its place after all. Those who claim it claim one that is to be made."""
+        place = self._places.pop(item)
+        del self._items[place][item]
+        if not self._items[place]:
+            del self._items[place]
+
     def claim(self, owner: Owner, *items: Item) -> None:
         """The owner needs these items from now on, and no longer those that it has claimed before."""
         before = self._claims.pop(owner, ())
@@ -116,8 +123,5 @@ class Shelf:
         if owners:
             return
         del self._owners[item]
-        place = self._places.pop(item, None)
-        if place is not None:
-            del self._items[place][item]
-            if not self._items[place]:
-                del self._items[place]
+        if item in self._places:
+            self.withdraw(item)

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Protocol
+from itertools import count
+from typing import TYPE_CHECKING
 
 from paceline.core.facts import Fact
-from paceline.core.items import Blob, Item, Replica, Update, Version
+from paceline.core.items import Blob, Replica, Update, Version
 from paceline.host.fetch import Fetcher, Then
+from paceline.host.shelf import Owner
+
+if TYPE_CHECKING:  # which a run on one host does without
+    from paceline.host.carrier import Carrier
 
 FIXED = Blob("fixed")
 """What never moves."""
-
-
-class Carrier(Protocol):
-    """Moves bytes from the host that has an item."""
-
-    def fetch(self, item: Item, into: memoryview, done: Callable[[], None], lost: Callable[[str], None]) -> None:
-        """Bring the item there, and then call `done`; or `lost`, if its host has gone."""
-
-    def cancel(self, item: Item) -> None:
-        """Nobody waits for the item any more: nothing is written there from now on."""
 
 
 class Wire:
@@ -35,34 +29,40 @@ class Wire:
         happened: Callable[[Fact], None],
         *,
         away: Callable[[Update | Version], bool],
-        room: Callable[[Update | Version], memoryview],
-        came: Callable[[Update | Version], None],
+        lost: Callable[[int, str], None],
     ) -> None:
-        """`away(item)`: whether it lies on another host alone. `room(item)`: where it is to lie here.
+        """`away(item)`: whether it is not here, and lies on another host.
 
-        `came(item)` is called when all who waited for it have gone on, or have left. See `Local` for the others.
+        `lost(worker, why)` is told in place of `then` if an item of the worker can't come. See `Local` for the others.
         """
         self._local = local
         self._carrier = carrier
         self._now = now
         self._happened = happened
         self._away = away
-        self._room = room
-        self._came = came
-        self._waiting: dict[Update | Version, list[tuple[int, Then]]] = {}
-        """By item on its way: the workers that it is fetched for, and what is to be done then."""
+        self._lost = lost
+        self._numbers = count()
+        self._under_way: dict[Owner, int] = {}
+        """By fetch from another host: its worker."""
 
     def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
         """See `Fetcher`."""
-        if isinstance(item, Replica):
+        if isinstance(item, Replica) or not self._away(item):
             self._local.fetch(worker, item, then)
-        elif item in self._waiting:
-            self._waiting[item].append((worker, then))
-        elif self._away(item):
-            self._waiting[item] = [(worker, then)]
-            self._carrier.fetch(item, self._room(item), partial(self._arrived, item), partial(self._lost, item))
-        else:
-            self._local.fetch(worker, item, then)
+            return
+        owner = "fetch", worker, next(self._numbers)
+
+        def arrived() -> None:
+            del self._under_way[owner]
+            if (fact := then(self._now())) is not None:
+                self._happened(fact)
+
+        def lost(why: str) -> None:
+            del self._under_way[owner]
+            self._lost(worker, f"{item} can't come: {why}")
+
+        self._under_way[owner] = worker
+        self._carrier.fetch(item, owner, arrived, lost)
 
     def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
         """See `Fetcher`."""
@@ -71,12 +71,9 @@ class Wire:
     def cancel(self, worker: int) -> None:
         """See `Fetcher`. The last one to leave has the item left where it is."""
         self._local.cancel(worker)
-        for item, waiting in list(self._waiting.items()):
-            waiting[:] = [one for one in waiting if one[0] != worker]
-            if not waiting:
-                del self._waiting[item]
-                self._carrier.cancel(item)
-                self._came(item)
+        for owner in [owner for owner, one in self._under_way.items() if one == worker]:
+            del self._under_way[owner]
+            self._carrier.cancel(owner)
 
     def next(self, until: float) -> Fact | None:
         """See `Fetcher`."""
@@ -85,15 +82,3 @@ class Wire:
     def due(self) -> float | None:
         """See `Fetcher`."""
         return self._local.due()
-
-    def _arrived(self, item: Update | Version) -> None:
-        at = self._now()
-        for _, then in self._waiting.pop(item):
-            if (fact := then(at)) is not None:
-                self._happened(fact)
-        self._came(item)
-
-    def _lost(self, item: Update | Version, why: str) -> None:
-        """The host that has the item has gone: whoever waits for it leaves for the same reason."""
-        del self._waiting[item]
-        self._came(item)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.core.items import Item, Update, Version
 
@@ -61,6 +61,10 @@ class Fetch:
             began=began,
             ended=ended,
         )
+
+    def ending(self, at: float) -> Fetch:
+        """Return the fetch as it is by another clock, which shows `at` now that it has ended."""
+        return replace(self, began=at - (self.ended - self.began), ended=at)
 
 
 def _named(item: Item) -> tuple[str, int | None, int | None]:

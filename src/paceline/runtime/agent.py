@@ -14,16 +14,15 @@ from typing import Any, cast
 
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.hosts import Fence
-from paceline.core.items import Item
 from paceline.core.listed import workers_named
 from paceline.fabric.control import PROTOCOL, Hello, HostEnd
 from paceline.fabric.token import Token
 from paceline.host import between, messages
 from paceline.host.branch import Branch
-from paceline.host.bulk import Bulk, Dialler
+from paceline.host.bulk import Dialler
+from paceline.host.carrier import Carrier
 from paceline.host.control_link import HostLink
 from paceline.host.loop import Alarm, Loop
-from paceline.host.noted import Noted
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.processes import NoProcess, adopt_orphans, children, end_adopted
@@ -106,18 +105,19 @@ class _Agent:
         spec = settings.choice.spec
         places = plan(spec, settings.choice.unapplied, settings.workers)
         head = settings.scenario.hosts(settings.workers)[0]
-        self._bulk = Bulk(loop, head, HEAD, self._find, _nothing)
+        self._carrier = Carrier(name, places.places, loop.now)
+        self._bulk = self._carrier.meet(head, HEAD)
         self._name, self._address, self._token = name, addresses[1], token
         self._timeout = settings.host_timeout
-        carrier = Noted(self._bulk, name, lambda item: head, loop.now, self._fetched)
-        self._branch = Branch(places, spec, workers, carrier, self, now=self._now)
+        self._branch = Branch(places, spec, workers, self._carrier, self, head=head, now=self._now)
+        self._carrier.begins(0, self._branch)
 
     def close(self) -> None:
         """Leave no socket."""
         self._link.close()
         if self._dialler is not None:
             self._dialler.close()
-        self._bulk.end("the run is over")
+        self._carrier.close()
 
     # --- the link -----------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class _Agent:
             case between.Made(version=version):
                 self._branch.made(version)
             case between.Look(worker=worker, version=version, hold=hold):
-                self._branch.look(worker, version, hold)
+                self._branch.show(worker, version, hold)
             case between.Say(worker=worker, message=said, attached=attached, size=size):
                 self._branch.say(worker, said, attached, size)
             case between.EndWorker(worker=worker, why=None):
@@ -207,15 +207,21 @@ class _Agent:
         """See `WorkersNews`."""
         self._link.send(between.Computes(worker))
 
-    def _fetched(self, fetch: Fetch) -> None:
-        self._link.send(between.Fetched.of(fetch))
+    def has(self, attached: str) -> None:
+        """See `BranchNews`."""
+        self._link.send(between.Has(attached))
 
-    def _find(self, item: Item) -> memoryview | None:
-        return self._branch.find(item)
+    def lacks(self, worker: int, why: str) -> None:
+        """See `BranchNews`."""
+        self._link.send(between.Lacks(worker, why))
+
+    def fetched(self, fetch: Fetch) -> None:
+        """See `BranchNews`."""
+        self._link.send(between.Fetched.of(fetch))
 
     def _now(self) -> float:
         return self._loop.now() - self._begun
 
 
-def _nothing(*_: object) -> None:
-    """An agent has nothing that its workers are not to have, and its updates stay until they are in a version."""
+def _nothing() -> None:
+    """An agent has nothing that its workers are not to have."""

@@ -8,18 +8,17 @@ from functools import partial
 from typing import Any
 
 from paceline.core.hosts import Admit, EndHost, Gathered, Hosts, Order, Refuse
-from paceline.core.items import Item, Update
 from paceline.core.listed import listed
 from paceline.fabric.control import PROTOCOL, HeadEnd, Hello
 from paceline.host import between, messages
-from paceline.host.bulk import Bulk, Port
+from paceline.host.bulk import Port
+from paceline.host.carrier import Carrier
 from paceline.host.contract import News
 from paceline.host.control_link import HeadLink
 from paceline.host.host import LocalHost
 from paceline.host.loop import Alarm, Loop
-from paceline.host.noted import Noted
+from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
-from paceline.host.wire import Carrier
 from paceline.runtime.agent import HEAD
 from paceline.runtime.emulated import Emulated
 from paceline.runtime.settings import Settings
@@ -33,7 +32,6 @@ class Others:
 
     def __init__(self, settings: Settings, hosts: Emulated, loop: Loop, *, say: Callable[[str], None]) -> None:
         names = settings.scenario.hosts(settings.workers)
-        self._head = names[0]
         workers = [settings.workers_of(host) for host in range(1, settings.hosts)]
         self.others = [Other(names[there[0]], there, self._teller(names[there[0]])) for there in workers]
         self.lost: Callable[[str, str], None] = lambda host, why: None
@@ -51,13 +49,11 @@ class Others:
         )
         self._link = HeadLink(end, hosts.control, loop, self, timeout)
         self._alarm = Alarm(loop, self._judge)
-        self._store: SeveralHosts | None = None
-        """All hosts as one, once they are there."""
         self._agents_ended: list[str] = []
         """Hosts whose agents' processes have ended."""
         self._report_waits = settings.report_waits
-        self._bulks: dict[str, Bulk] = {}
-        """By host: the data that it and the head exchange."""
+        room = plan(settings.choice.spec, settings.choice.unapplied, settings.workers).places
+        self.carrier = Carrier(names[0], room, loop.now)
         hello = Hello(PROTOCOL, names[0], secrets.token_bytes(16), HEAD, 0, token.proof("head"))
         for other, process in zip(self.others, hosts.processes, strict=True):
             loop.await_end(process, partial(self._agent_ended, other.name))
@@ -68,14 +64,11 @@ class Others:
         """Those of these hosts."""
         return [worker for other in self.others for worker in other.workers]
 
-    def carrier(self, news: News, now: Callable[[], float]) -> Carrier:
-        """Return what brings updates from these hosts to the head, and tells of each."""
-        return Noted(self, self._head, lambda item: self._bulk_of(item).host, now, news.fetched)
-
     def together(self, head: LocalHost, news: News, now: Callable[[], float]) -> SeveralHosts:
         """Return these hosts and the head's, as one."""
-        hosts = SeveralHosts(head, self.others, news, now)
-        self._delivered, self.lost, self._store = hosts.delivered, hosts.lost, hosts
+        hosts = SeveralHosts(head, self.others, self.carrier, news, now)
+        self._delivered, self.lost = hosts.delivered, hosts.lost
+        self.carrier.begins(0, hosts)
         for host in self._absent():
             self._loop.after(0.0, partial(hosts.lost, host, "it has not come"))  # once workers are listened to
         return hosts
@@ -102,29 +95,7 @@ class Others:
         self._alarm.turn_off()
         self._link.close()
         self._port.close()
-        for bulk in self._bulks.values():
-            bulk.end("the run is over")
-
-    # --- data ---------------------------------------------------------------------------------------
-
-    def fetch(self, item: Item, into: memoryview, done: Callable[[], object], lost: Callable[[str], object]) -> None:
-        """Bring a worker's update from its host."""
-        self._bulk_of(item).fetch(item, into, done, lost)
-
-    def cancel(self, item: Item) -> None:
-        """Nobody needs that update any more."""
-        self._bulk_of(item).cancel(item)
-
-    def _bulk_of(self, item: Item) -> Bulk:
-        assert isinstance(item, Update)
-        return next(self._bulks[other.name] for other in self.others if item.worker in other.workers)
-
-    def _find(self, host: str, item: Item) -> memoryview | None:
-        return None if self._store is None else self._store.find(host, item)
-
-    def _served(self, host: str, item: Item) -> None:
-        if self._store is not None:
-            self._store.served(host, item)
+        self.carrier.close()
 
     # --- the link -----------------------------------------------------------------------------------
 
@@ -134,9 +105,7 @@ class Others:
             match order:
                 case Admit(incarnation=incarnation):
                     self._incarnations[host] = incarnation
-                    bulk = Bulk(self._loop, host, incarnation, partial(self._find, host), partial(self._served, host))
-                    self._bulks[host] = bulk
-                    self._port.expect(bulk)
+                    self._port.expect(self.carrier.meet(host, incarnation))
                     self._link.admit(connection, incarnation)
                 case Refuse(why=why):
                     self._link.refuse(connection, why)
@@ -199,9 +168,9 @@ class Others:
         match order:
             case EndHost(host=host, incarnation=incarnation, why=why):
                 self._link.end(host, incarnation, why)
-                self._bulks[host].end(why)
                 self._say(f"host {host} is lost: {why}")
                 self.lost(host, why)
+                self.carrier.ended(host, why)  # after that: no worker of it is to be ended
             case Gathered():
                 pass
 

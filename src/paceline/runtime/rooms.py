@@ -223,7 +223,7 @@ class Rooms:
             self.loop,
             self.news,
             elsewhere=[] if others is None else others.workers,
-            carrier=None if others is None else others.carrier(self.news, self.clock.at),
+            carrier=None if others is None else others.carrier,
             threads=settings.threads,
             rate_scale=settings.learning_rate_scale,
             network=settings.scenario.network,

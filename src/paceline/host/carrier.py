@@ -1,0 +1,262 @@
+"""Items between this host and all others: what is fetched, and what is served. It carries out what `host.fetches` says.
+
+    fetch, cancel, ended, begins ──►  Fetches ── Ask, Cancel ───────►  Bulk   a connection with each other host,
+    made, never, begins ───────────►  Serves  ── Send, Stop, Say ──►          whose frames and bytes come back here
+
+`Fetches` and `Serves` know names. The bytes go by here: out of the memory of an item that is here, and into the place
+of one that comes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.core.items import Item
+from paceline.host.bulk import Bulk
+from paceline.host.fetches import (
+    Arrived,
+    Ask,
+    Cancel,
+    Claim,
+    Fetches,
+    FreePlace,
+    Lost,
+    Named,
+    Order,
+    Peer,
+    Range,
+    Release,
+    Say,
+    Send,
+    ServeOrder,
+    Serves,
+    Stop,
+    TakePlace,
+    Where,
+)
+from paceline.host.shelf import Owner
+from paceline.records.times import Fetch
+
+
+class Items(Protocol):
+    """The items of a host, and places for those that come."""
+
+    def ranges(self, item: Item) -> Sequence[tuple[str, int, int]]:
+        """Which hosts have the item: each with its first byte, and the byte after its last one."""
+
+    def lay(self, item: Item) -> memoryview:
+        """Lay out a place for an item that is to come, and return its bytes."""
+
+    def free(self, item: Item, whole: bool) -> None:
+        """Nothing comes into the item's place any more. Who needs the item has claimed it by now.
+
+        `whole`: whether all of the item is there. If not, it isn't here, and may come again.
+        """
+
+    def fetched(self, fetch: Fetch) -> None:
+        """An item is here: all of it has come. Who waits for it hears of that next."""
+
+    def look(self, item: Item) -> Where:
+        """Where an item is that another host asks for."""
+
+    def claim(self, item: Item, owner: Owner) -> None:
+        """Keep the item for that owner, whether it is made or not."""
+
+    def release(self, item: Item, owner: Owner) -> None:
+        """The owner needs the item no more."""
+
+    def view(self, item: Item) -> memoryview:
+        """The bytes of an item that is here. They don't change while an owner claims it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A fetch that is under way."""
+
+    named: Named
+    arrived: Callable[[], object]
+    lost: Callable[[str], object]
+    since: float
+
+
+class Carrier:
+    """Moves items between this host and others."""
+
+    _items: Items
+    """This host's, from the first segment on. Nothing is fetched before, and who asks for something waits."""
+
+    def __init__(self, host: str, room: int, now: Callable[[], float]) -> None:
+        """`host` is this one. `room`: how many items may be on their way here at once."""
+        self._host = host
+        self._now = now
+        self._segment = -1
+        self._fetches = Fetches(room)
+        self._serves = Serves(lambda item: self._items.look(item), self._segment)
+        self._incarnations: dict[str, int] = {}
+        """By host: the last one that takes part, or did."""
+        self._bulks: dict[Peer, Bulk] = {}
+        self._places: dict[Named, memoryview] = {}
+        """The bytes of what is on its way."""
+        self._waiting: dict[Owner, _Waiting] = {}
+        self._orders: deque[Order | ServeOrder] = deque()
+        """What is to be done, in order. Who is told something may ask for more, which comes after the rest."""
+        self._obeys = False
+
+    def meet(self, host: str, incarnation: int) -> Bulk:
+        """That incarnation takes part. Return this end of the connection with it."""
+        self._incarnations[host] = incarnation
+        bulk = self._bulks[Peer(host, incarnation)] = Bulk(Peer(host, incarnation), self)
+        return bulk
+
+    def ended(self, host: str, why: str) -> None:
+        """The host takes no part any more. Whoever waits for an item of it is told why."""
+        peer = Peer(host, self._incarnations[host])
+        self._bulks[peer].end()
+        self._obey(self._fetches.ended(peer, why))
+
+    def begins(self, segment: int, items: Items) -> None:
+        """This segment begins, and the one before has ended. Who is ahead of this host has waited for that."""
+        self._segment, self._items = segment, items
+        self._obey([*self._fetches.segment_began(segment), *self._serves.segment_began(segment)])
+
+    def close(self) -> None:
+        """The run is over: nothing is carried any more, and nobody is told."""
+        self._waiting.clear()
+        for bulk in self._bulks.values():
+            bulk.end()
+
+    # --- what is fetched ----------------------------------------------------------------------------
+
+    def fetch(self, item: Item, owner: Owner, arrived: Callable[[], object], lost: Callable[[str], object]) -> None:
+        """Bring the item here for that owner. Then call `arrived`, or `lost` with why it can't come.
+
+        Each fetch has an owner of its own. An item on its way is brought once, for all its owners.
+        """
+        assert owner not in self._waiting, f"{owner} fetches {self._waiting[owner].named}"
+        ranges = [Range(host, self._incarnations[host], *of) for host, *of in self._items.ranges(item)]
+        named = Named(self._segment, item)
+        self._waiting[owner] = _Waiting(named, arrived, lost, self._now())
+        self._obey(self._fetches.claim(named, owner, tuple(ranges)))
+
+    def cancel(self, owner: Owner) -> None:
+        """The owner does not need its item any more, and is told nothing. The last one stops what is on its way."""
+        if (one := self._waiting.pop(owner, None)) is not None:
+            self._obey(self._fetches.release(one.named, owner))
+
+    # --- what is served -----------------------------------------------------------------------------
+
+    def made(self, item: Item) -> None:
+        """The item is here from now on."""
+        self._obey(self._serves.made(Named(self._segment, item)))
+
+    def never(self, item: Item, why: str) -> None:
+        """The item will not be made."""
+        self._obey(self._serves.never(Named(self._segment, item), why))
+
+    # --- what is claimed ----------------------------------------------------------------------------
+
+    def pending(self) -> list[str]:
+        """What does not come to an end, and why: what is waited for here, and what is kept for others."""
+        fetched = [f"{owners} wait for {why}: {named}" for named, owners, why in self._fetches.pending()]
+        return fetched + [f"{owner} claims {named}" for named, owner in self._serves.claims()]
+
+    # --- what connections tell: see `BulkNews` ------------------------------------------------------
+
+    def connected(self, peer: Peer) -> None:
+        """See `BulkNews`."""
+        self._obey(self._fetches.connected(peer))
+
+    def disconnected(self, peer: Peer) -> None:
+        """See `BulkNews`."""
+        self._fetches.disconnected(peer)
+        self._obey(self._serves.disconnected(peer))
+
+    def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> None:
+        """See `BulkNews`."""
+        self._obey(self._serves.asked(peer, request, named, begin, end))
+
+    def cancelled(self, peer: Peer, request: int) -> None:
+        """See `BulkNews`."""
+        self._obey(self._serves.cancelled(peer, request))
+
+    def sent(self, peer: Peer, request: int) -> None:
+        """See `BulkNews`."""
+        self._obey(self._serves.sent(peer, request))
+
+    def refused(self, peer: Peer, request: int, why: str) -> None:
+        """See `BulkNews`."""
+        self._obey(self._fetches.refused(peer, request, why))
+
+    def memory(self, peer: Peer, request: int) -> memoryview | None:
+        """See `BulkNews`."""
+        missing = self._fetches.missing(peer, request)
+        return None if missing is None else self._places[missing.named][missing.begin : missing.end]
+
+    def came(self, peer: Peer, request: int, count: int) -> None:
+        """See `BulkNews`."""
+        if (missing := self._fetches.missing(peer, request)) is None:
+            return
+        orders = self._fetches.arrived(peer, request, missing.begin, missing.begin + count)
+        if orders:
+            self._tell(missing.named, peer.host)
+        self._obey(orders)
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _obey(self, orders: Sequence[Order | ServeOrder]) -> None:
+        self._orders.extend(orders)
+        if self._obeys:
+            return
+        self._obeys = True
+        try:
+            while self._orders:
+                self._carry_out(self._orders.popleft())
+        finally:
+            self._obeys = False
+
+    def _carry_out(self, order: Order | ServeOrder) -> None:
+        match order:
+            case TakePlace(named):
+                self._places[named] = self._items.lay(named.item).cast("B")
+            case FreePlace(named, whole):
+                del self._places[named]
+                self._items.free(named.item, whole)
+            case Ask(peer, request, named, begin, end):
+                self._bulks[peer].ask(request, named, begin, end)
+            case Cancel(peer, request):
+                self._bulks[peer].cancel(request)
+            case Arrived(named, owner):
+                if (one := self._waiting.pop(owner, None)) is not None:
+                    one.arrived()
+                    self._obey(self._fetches.release(named, owner))
+            case Lost(_, owner, why):
+                if (one := self._waiting.pop(owner, None)) is not None:
+                    one.lost(why)
+            case Claim(named, owner):
+                self._items.claim(named.item, owner)
+            case Release(named, owner):
+                self._items.release(named.item, owner)
+            case Send():
+                self._send(order)
+            case Stop(peer, request):
+                self._bulks[peer].stop(request)
+            case Say(peer, request, why):
+                self._bulks[peer].refuse(request, why)
+
+    def _tell(self, named: Named, source: str) -> None:
+        """The item is whole, and that host's bytes were the last ones."""
+        began, size = min(one.since for one in self._waiting.values() if one.named == named), len(self._places[named])
+        fetch = Fetch.of(named.item, host=self._host, source=source, size=size, began=began, ended=self._now())
+        self._items.fetched(fetch)
+
+    def _send(self, order: Send) -> None:
+        peer, request, item = order.peer, order.request, order.named.item
+        memory = self._items.view(item).cast("B")
+        if order.end <= memory.nbytes:
+            self._bulks[peer].send(request, memory[order.begin : order.end])
+            return
+        self._obey(self._serves.sent(peer, request))
+        self._bulks[peer].refuse(request, f"{item} has {memory.nbytes:,} bytes here, and {order.end:,} were asked for")

@@ -1,0 +1,124 @@
+"""A host whose versions another host's store makes: what its workers compute on is there, whole."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import msgspec
+import pytest
+
+from paceline.core.choice import choose
+from paceline.core.items import Version
+from paceline.core.orders import Release
+from paceline.host.branch import Branch
+from paceline.host.carrier import Carrier
+from paceline.host.fetches import Peer
+from paceline.host.plan import plan
+from paceline.protocols import registry
+from support.rooms import OFFER
+
+HEAD = Peer("node-0", 1)
+
+
+class Host:
+    """A host with workers 2 and 3, whose bytes the test brings in place of the head."""
+
+    def __init__(self, fixed_bytes: int = OFFER.fixed_bytes) -> None:
+        choice = choose("asp", registry())
+        workers, self.news = Mock(numbers=[2, 3]), Mock()
+        places = plan(choice.spec, choice.unapplied, 4)
+        self.carrier = Carrier("node-1", places.places, lambda: 0.0)
+        self.carrier.meet(*HEAD)
+        self.branch = Branch(
+            places,
+            choice.spec,
+            workers,
+            self.carrier,
+            self.news,
+            head=HEAD.host,
+            now=lambda: 0.0,
+        )
+        self.carrier.begins(0, self.branch)
+        self.carrier.connected(HEAD)
+        self.branch.open()
+        workers.open.call_args.args[0](2, msgspec.structs.replace(OFFER, fixed_bytes=fixed_bytes), [])
+        self.begun = Mock()
+        self.branch.begin([2, 3], self.begun)
+
+    def comes(self, request: int, count: int | None = None) -> None:
+        """So many bytes of the request come, or the rest."""
+        memory = self.carrier.memory(HEAD, request)
+        assert memory is not None
+        count = len(memory) if count is None else count
+        memory[:count] = bytes([request]) * count
+        self.carrier.came(HEAD, request, count)
+
+    def lacking(self) -> list[tuple[int, str]]:
+        """Which workers lack what will never come, and why."""
+        return [call.args for call in self.news.lacks.call_args_list]
+
+    def taken(self) -> list[tuple[int, int]]:
+        """Which workers have which versions."""
+        return [(call.args[0].worker, call.args[0].version) for call in self.news.happened.call_args_list]
+
+
+@pytest.fixture
+def host() -> Host:
+    """A host that trains, and was told of version 1. Two requests are over: what training begins with."""
+    host = Host()
+    for request in (1, 2):
+        host.comes(request)
+    host.begun.assert_called_once_with()
+    host.branch.made(1)
+    return host
+
+
+def pulls(worker: int) -> Release:
+    return Release(worker=worker, step=1, version=1)
+
+
+def test_a_version_comes_once_for_all_workers_of_the_host(host: Host) -> None:
+    host.branch.carry_out(pulls(2))
+    host.comes(3, 7)
+    host.branch.carry_out(pulls(3))
+    assert host.taken() == []
+    host.comes(3)
+    assert host.taken() == [(2, 1), (3, 1)]
+    assert bytes(host.branch.view(Version(1))) == bytes([3]) * OFFER.slot_bytes
+    assert host.carrier.pending() == []
+
+
+def test_a_version_that_did_not_come_whole_is_asked_for_again(host: Host) -> None:
+    """A worker that left keeps its claim until its process ends. What lies in the place is no version yet."""
+    host.branch.carry_out(pulls(2))
+    host.comes(3, 7)
+    host.branch.left(2, died=True)
+    assert not host.branch.shelf.has(Version(1))
+    host.branch.carry_out(pulls(3))
+    assert host.taken() == []
+    host.comes(4)
+    assert host.taken() == [(3, 1)]
+    assert bytes(host.branch.view(Version(1))) == bytes([4]) * OFFER.slot_bytes
+
+
+def test_who_lacks_a_version_that_will_never_come_is_told(host: Host) -> None:
+    host.branch.carry_out(pulls(2))
+    host.carrier.refused(HEAD, 3, "it is not here any more")
+    assert host.lacking() == [(2, f"{Version(1)} can't come: it is not here any more")]
+    assert host.taken() == []
+
+
+@pytest.mark.parametrize("request_", [1, 2])
+def test_all_workers_lack_what_training_begins_with_if_that_will_never_come(request_: int) -> None:
+    host = Host()
+    if request_ == 2:
+        host.comes(1)
+    host.carrier.refused(HEAD, request_, "why")
+    assert host.lacking() == [(worker, "what training begins with can't come: why") for worker in (2, 3)]
+    host.begun.assert_not_called()
+
+
+def test_a_model_of_which_nothing_is_fixed_begins_with_its_parameters() -> None:
+    host = Host(fixed_bytes=0)
+    host.comes(1)
+    host.begun.assert_called_once_with()

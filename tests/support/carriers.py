@@ -1,0 +1,190 @@
+"""Hosts that carry items to each other over real sockets on loopback, in one loop."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Callable
+
+from paceline.core.items import Item
+from paceline.fabric.control import PROTOCOL, Hello
+from paceline.host import tcp
+from paceline.host.bulk import Bulk, Dialler, Port
+from paceline.host.carrier import Carrier
+from paceline.host.fetches import Where
+from paceline.host.loop import Loop
+from paceline.host.shelf import Owner
+from paceline.records.times import Fetch
+
+PATIENCE = 30.0
+"""Seconds after which a test that waits has failed."""
+NUMBERS = itertools.count()
+
+
+def hello(host: str, incarnation: int, proof: bytes = b"token") -> Hello:
+    return Hello(PROTOCOL, host, b"nonce", incarnation, 0, proof)
+
+
+def check(hello: Hello) -> str | None:
+    return None if hello.proof == b"token" else "it does not have this run's token"
+
+
+def contents(size: int, seed: int = 0) -> bytearray:
+    return bytearray((bytes(range(seed, 251)) * (size // (251 - seed) + 1))[:size])
+
+
+class Got:
+    """A fetch: its memory, and what was told of it."""
+
+    def __init__(self, item: Item, owner: Owner, memory: bytearray) -> None:
+        self.item = item
+        self.owner = owner
+        self.memory = memory
+        self.waits = True
+        self.done = 0
+        self.lost: list[str] = []
+        self.then: Callable[[], object] = lambda: None
+
+    def is_done(self) -> None:
+        self.waits = False
+        self.done += 1
+        self.then()
+
+    def is_lost(self, why: str) -> None:
+        self.waits = False
+        self.lost.append(why)
+
+
+class Side:
+    """One host: what it has, what was asked of it, and what comes."""
+
+    def __init__(self, other: str, incarnation: int, room: int = 100) -> None:
+        self.other = other
+        self.has: dict[Item, bytearray] = {}
+        self.gone: set[Item] = set()
+        self.asked: list[Item] = []
+        """What was claimed for others, ever."""
+        self.held: dict[Owner, Item] = {}
+        """What is claimed for others."""
+        self.gots: list[Got] = []
+        self.places: list[Item] = []
+        """What has a place."""
+        self.hosts: dict[Item, list[tuple[str, int, int]]] = {}
+        """By item: who has it, if that is not the other host alone."""
+        self.fetches: list[Fetch] = []
+        """What has come."""
+        self.carrier = Carrier("here", room, time.monotonic)
+        self.carrier.begins(0, self)
+        self.bulk = self.carrier.meet(other, incarnation)
+
+    @property
+    def connected(self) -> bool:
+        return self.bulk.connected
+
+    # --- what the test has it do
+
+    def make(self, item: Item, data: bytearray) -> None:
+        self.has[item] = data
+        self.carrier.made(item)
+
+    def fetch(self, item: Item, size: int) -> Got:
+        memory = bytearray(size) if (under_way := self.under_way(item)) is None else under_way.memory
+        got = Got(item, ("step", next(NUMBERS)), memory)
+        self.gots.append(got)
+        self.carrier.fetch(item, got.owner, got.is_done, got.is_lost)
+        return got
+
+    def cancel(self, got: Got) -> None:
+        got.waits = False
+        self.carrier.cancel(got.owner)
+
+    def under_way(self, item: Item) -> Got | None:
+        return next((got for got in self.gots if got.item == item and got.waits), None)
+
+    def coming(self, item: Item) -> bytearray:
+        """The memory of an item that is fetched."""
+        got = self.under_way(item)
+        assert got is not None
+        return got.memory
+
+    # --- its items
+
+    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
+        return self.hosts.get(item) or [(self.other, 0, len(self.coming(item)))]
+
+    def lay(self, item: Item) -> memoryview:
+        assert item not in self.places
+        self.places.append(item)
+        return memoryview(self.coming(item))
+
+    def free(self, item: Item, whole: bool) -> None:
+        self.places.remove(item)
+
+    def fetched(self, fetch: Fetch) -> None:
+        self.fetches.append(fetch)
+
+    def look(self, item: Item) -> Where:
+        return "here" if item in self.has else "gone" if item in self.gone else "coming"
+
+    def claim(self, item: Item, owner: Owner) -> None:
+        self.asked.append(item)
+        self.held[owner] = item
+
+    def release(self, item: Item, owner: Owner) -> None:
+        assert self.held.pop(owner) == item
+
+    def view(self, item: Item) -> memoryview:
+        assert item in self.held.values(), "it might change"
+        return memoryview(self.has[item])
+
+
+class Two:
+    """The head `a`, which listens, and host `b`, which dials it, in one loop."""
+
+    def __init__(self, room: int = 100) -> None:
+        self.loop = Loop()
+        self.a, self.b = Side("b", 3, room), Side("a", 1, room)
+        self.lines: list[str] = []
+        self.port = Port(tcp.listen(), self.loop, hello("a", 1), check, self.lines.append)
+        self.port.expect(self.a.bulk)
+        self.diallers: list[Dialler] = []
+
+    def dial(
+        self,
+        said: Hello | None = None,
+        checks: Callable[[Hello], str | None] = check,
+        bulk: Bulk | None = None,
+        address: tcp.Address | None = None,
+    ) -> Dialler:
+        to = address or self.port.address
+        dialler = Dialler(bulk or self.b.bulk, to, self.loop, said or hello("b", 3), checks, self.lines.append)
+        self.diallers.append(dialler)
+        return dialler
+
+    def until(self, there: Callable[[], object]) -> None:
+        """Let the loop go round until that is so."""
+        end = time.monotonic() + PATIENCE
+        while not there():
+            assert time.monotonic() < end, "it never came to that"
+            self.loop.wait(0.02)  # what it waits for may be at a socket that the loop does not watch
+
+    def connect(self) -> None:
+        self.dial()
+        self.until(lambda: self.a.connected and self.b.connected)
+
+    def cut(self) -> None:
+        """The connection breaks, as far as both ends can tell."""
+        connection = self.b.bulk._connection
+        assert connection is not None
+        connection.stream._end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Leave nothing."""
+        self.port.close()
+        for dialler in self.diallers:
+            dialler.close()
+        for side in (self.a, self.b):
+            side.carrier.close()
+            assert not side.held
+        self.loop.close()
