@@ -10,143 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
 from paceline.fabric import control
-from paceline.fabric.control import HeadEnd, Hello, HostEnd
+from paceline.fabric.control import HostEnd
 from paceline.host import tcp
 from paceline.host.control_link import HeadLink, HostLink
 from paceline.host.loop import Alarm, Loop
-
-PATIENCE = 30.0
-"""Seconds after which a test that waits has failed."""
-
-
-class Order(msgspec.Struct, tag=True, array_like=True):
-    value: int
-    more: bytes = b""
-
-
-class Told(msgspec.Struct, tag=True, array_like=True):
-    value: int
-
-
-def check(hello: Hello) -> str | None:
-    return None if hello.proof == b"token" else "it does not have this run's token"
-
-
-class AtHead:
-    """Admits whoever comes, and remembers all."""
-
-    def __init__(self) -> None:
-        self.link: HeadLink
-        self.incarnations = 0
-        self.events: list[Any] = []
-        self.values: list[int] = []
-        self.heard_from: set[str] = set()
-        self.lines: list[str] = []
-        self.refuses = ""
-        self.answers: Callable[[str, int, Any], None] = lambda host, incarnation, message: None
-
-    def came(self, connection: int, host: str) -> None:
-        if self.refuses:
-            self.link.refuse(connection, self.refuses)
-        else:
-            self.incarnations += 1
-            self.link.admit(connection, self.incarnations)
-
-    def connected(self, host: str, incarnation: int) -> None:
-        self.events.append(("connected", host, incarnation))
-
-    def heard(self, host: str, incarnation: int) -> None:
-        self.heard_from.add(host)
-
-    def delivered(self, host: str, incarnation: int, message: Any) -> None:
-        self.values.append(message.value)
-        self.answers(host, incarnation, message)
-
-    def disconnected(self, host: str, incarnation: int, why: str) -> None:
-        self.events.append(("disconnected", host, incarnation))
-
-    def ended(self, host: str, incarnation: int, why: str) -> None:
-        self.events.append(("ended", host, incarnation, why))
-
-    def show(self, line: str) -> None:
-        self.lines.append(line)
-
-
-class AtHost:
-    """Remembers all."""
-
-    def __init__(self) -> None:
-        self.incarnation = 0
-        self.connections = 0
-        self.beats: list[float] = []
-        self.values: list[int] = []
-        self.losses: list[str] = []
-        self.ends: list[str] = []
-        self.lines: list[str] = []
-        self.when_connected: Callable[[], object] = lambda: None
-        self.answers: Callable[[Any], object] = lambda message: None
-
-    def connected(self, incarnation: int) -> None:
-        self.incarnation = incarnation
-        self.connections += 1
-        self.when_connected()
-
-    def acknowledged(self, sent: float) -> None:
-        self.beats.append(sent)
-
-    def delivered(self, message: Any) -> None:
-        self.values.append(message.value)
-        self.answers(message)
-
-    def disconnected(self, why: str) -> None:
-        self.losses.append(why)
-
-    def ended(self, why: str) -> None:
-        self.ends.append(why)
-
-    def show(self, line: str) -> None:
-        self.lines.append(line)
-
-
-class Cluster:
-    """A head and hosts in one loop."""
-
-    def __init__(self) -> None:
-        self.loop = Loop()
-        self.head = AtHead()
-        self.listen(tcp.listen())
-        self.links: list[HostLink] = []
-
-    def listen(self, listener: socket.socket) -> None:
-        end = HeadEnd("a", os.urandom(8), Told, proof=b"token", check=check)
-        self.head.link = HeadLink(end, listener, self.loop, self.head)
-
-    def host(
-        self, name: str = "b", *, address: tcp.Address | None = None, timeout: float = 15.0
-    ) -> tuple[HostLink, AtHost]:
-        """Begin a host. It has not come yet."""
-        news = AtHost()
-        end = HostEnd(name, os.urandom(8), Order, proof=b"token", check=check, timeout=timeout)
-        link = HostLink(end, address or self.head.link.address, self.loop, news, timeout)
-        self.links.append(link)
-        return link, news
-
-    def until(self, there: Callable[[], object]) -> None:
-        """Let the loop go round until that is so."""
-        end = time.monotonic() + PATIENCE
-        while not there():
-            assert time.monotonic() < end, "it never came to that"
-            self.loop.wait(0.02)  # what it waits for may be at a socket that the loop does not watch
-
-    def close(self) -> None:
-        for link in self.links:
-            link.close()
-        self.head.link.close()
-        self.loop.close()
+from support.clusters import PATIENCE, Cluster, Order, Told, check, sockets
 
 
 @pytest.fixture
@@ -154,10 +25,6 @@ def cluster() -> Iterator[Cluster]:
     cluster = Cluster()
     yield cluster
     cluster.close()
-
-
-def sockets(link: HeadLink | HostLink) -> list[socket.socket]:
-    return [stream._end for stream in link._streams.values()]
 
 
 def cut(link: HeadLink | HostLink) -> None:
