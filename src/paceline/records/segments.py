@@ -99,7 +99,7 @@ def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Ma
         "WHERE at IS NOT NULL ORDER BY segment"
     ).fetchall()
     undone = dict(undone_before(ledger))
-    now, hosts = {key: config[key] for key in OF_ONE if key in config}, int(config.get("hosts", 1))
+    now, hosts = {key: config[key] for key in OF_ONE if key in config}, _hosts(config, config)
     if not rows:
         workers, choice = int(config["workers"]), choice_of(config, known)
         return [Segment(number=0, fact=1, at=0.0, version=0, workers=workers, choice=choice, hosts=hosts, notes=now)]
@@ -113,11 +113,16 @@ def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Ma
             choice=choice_of({"protocol": json.loads(protocol)}, known),
             snapshot=snapshot,
             undone=undone[number],
-            hosts=hosts if notes is None else int(json.loads(notes).get("hosts", 1)),
+            hosts=hosts if notes is None else _hosts(json.loads(notes), config),
             notes=now if notes is None else dict(json.loads(notes)),
         )
         for number, fact, at, version, workers, protocol, snapshot, notes in rows
     ]
+
+
+def _hosts(notes: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """How many hosts there were to be, as these notes say, or the scenario's tables."""
+    return int(notes.get("hosts") or len(config["scenario"].get("host", ())) or 1)
 
 
 def undone_before(ledger: sqlite3.Connection) -> Iterator[tuple[int, Stretch]]:

@@ -51,7 +51,8 @@ def fetches(checking: Checking) -> None:
         if first is not None:
             raise Broken(FETCHES, "none: there is one host", "one", "fetches", first)
         return
-    if schema < WITH_HOSTS:
+    none = ledger.execute("SELECT 1 FROM fetches LIMIT 1").fetchone() is None
+    if schema < WITH_HOSTS or (checking.run.simulated and none):
         checking.unproved.append("what hosts fetched was not looked at: the version that wrote the ledger noted none")
         return
     there = _There(checking)
