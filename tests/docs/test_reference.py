@@ -15,6 +15,7 @@ from paceline.cluster.scenario_file import KEYS
 from paceline.core.choice import choose
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
+from paceline.records.times import Fetch
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -51,11 +52,12 @@ def simulated() -> Iterator[str]:
 
 
 def counted() -> Iterator[str]:
-    """Keys of a run that was evaluated and had a target."""
+    """Keys of a run that was evaluated, had a target, and was on several hosts."""
     tally = Tally()
     tally.recorded(1, 0.5, 32)
     tally.evaluated(1, {"accuracy": 0.9})
     tally.consensus(1, 0.5, 0.1)
+    tally.fetched(Fetch(host="node-1", source="node-0", kind="other", bytes=8, began=0.1, ended=0.2))
     choice, targets = choose("all-reduce", registry()), [Target.parse("accuracy>=0.9")]
     summary = tally.summary(protocol=choice, workers=2, threads=1, seed=0, outcome="completed", targets=targets)
     return (path for path in paths(summary) if path != "evaluations[].accuracy")
@@ -73,7 +75,7 @@ def paths(value: dict[str, Any], above: str = "") -> Iterator[str]:
         path = above + ("*" if above == "targets." else key)
         if isinstance(inner, list):
             yield f"{path}[]"
-            for one in inner:
+            for one in (one for one in inner if isinstance(one, dict)):
                 yield from paths(one, f"{path}[].")
         if not isinstance(inner, list | dict) or path in OWN_ROW + OTHERSKEYS:
             yield path

@@ -63,6 +63,18 @@ def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock() -> None:
     several.news.fetched.assert_called_once_with(replace(here, began=7.0, ended=7.5))
 
 
+def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it() -> None:
+    news, now = Mock(), iter((1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
+    hosts = SeveralHosts(Mock(), [Other("node-1", range(2, 4), lambda message: None)], news, lambda: next(now))
+    hosts.delivered("node-1", between.Fetched("node-0", "version", None, 3, 40, 0.5))
+    hosts.delivered("node-1", between.Taken(2, 3))
+    hosts.delivered("node-1", between.Taken(3, 3))
+    hosts.delivered("node-1", between.Fetched("node-0", "version", None, 3, 40, 0.5))
+    hosts.delivered("node-1", between.Taken(2, 3))
+    hosts.delivered("node-1", between.Taken(2, 7))
+    assert [call.args for call in news.brought.call_args_list] == [(2, 0.5, 1.0), (3, 0.5, 1.0), (2, 3.5, 4.0)]
+
+
 def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
     """Its host may say so while it is told that the worker has left."""
     several = Several()

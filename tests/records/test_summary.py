@@ -27,7 +27,7 @@ from paceline.protocols import registry
 from paceline.records import summary as records
 from paceline.records.ledger import Ledger, connect
 from paceline.records.summary import Tally, Target
-from paceline.records.times import StepTimes
+from paceline.records.times import Busy, Fetch, StepTimes
 from records.histories import PROTOCOLS, History
 
 SEEDS = range(4)
@@ -55,6 +55,43 @@ def told(*facts: Fact | tuple[Fact, Order]) -> Tally:
     for fact in facts:
         tally.record(*((fact[0], (fact[1],)) if isinstance(fact, tuple) else (fact, ())))
     return tally
+
+
+def fetch(host: str, source: str, size: int, began: float, ended: float) -> Fetch:
+    return Fetch(host=host, source=source, kind="version", number=0, bytes=size, began=began, ended=ended)
+
+
+def test_a_host_s_share_is_that_of_its_workers_and_of_what_it_exchanged() -> None:
+    members = ((0, "node-0", 0), (1, "node-1", 0), (2, "node-1", 0))
+    tally = told(TrainingBegan(members=members, version=0, at=0.0))
+    for worker in range(3):
+        tally.record(GradientReady(worker=worker, step=0, version=0, samples=8, at=1.0), ())
+        applied = ApplyUpdate(version=worker + 1, contributions=((worker, 0, 1.0),))
+        tally.record(UpdateArrived(worker=worker, step=0, at=1.0), (applied,))
+    tally.fetched(fetch("node-1", "node-0", 40, 0.0, 1.0))
+    tally.fetched(fetch("node-1", "node-0", 40, 0.5, 1.5))
+    tally.fetched(fetch("node-0", "node-1", 48, 2.0, 2.25))
+    head, other = summed_up(tally)["per_host"]
+    exchanged = ("bytes_in", "bytes_out", "fetching_seconds")
+    assert (head["host"], head["workers"], head["steps"], head["samples"]) == ("node-0", [0], 1, 8)
+    assert [head[key] for key in exchanged] == [48, 80, 0.25]
+    assert (other["host"], other["workers"], other["steps"], other["samples"]) == ("node-1", [1, 2], 2, 16)
+    assert [other[key] for key in exchanged] == [80, 48, 1.5]
+
+
+def test_a_run_on_one_host_says_nothing_of_hosts() -> None:
+    assert "per_host" not in summed_up(told(began(0, 1)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_time_in_which_several_things_are_under_way_counts_once(seed: int) -> None:
+    """In ticks, whose sums are exact: as many as are within any of the spans."""
+    lots = random.Random(seed)
+    spans = sorted((ended, ended - lots.choice((0, 1, 3, 40))) for ended in (lots.randrange(2000) for _ in range(300)))
+    busy = Busy()
+    for ended, since in spans:
+        busy.add(float(since), float(ended))
+    assert busy.seconds == len({tick for ended, since in spans for tick in range(since, ended)})
 
 
 def began(*workers: int, at: float = 0.0) -> TrainingBegan:

@@ -81,6 +81,21 @@ def test_what_a_worker_waited_for_its_transfers_is_no_wait_for_others() -> None:
     assert one.transfers == [], "each counts once"
 
 
+@pytest.mark.parametrize(("waited", "push", "wait", "pull"), [(1.5, 1.25, 0.0, 0.5), (1.25, 1.25, 0.0, 0.25)])
+def test_no_transfer_between_hosts_takes_longer_than_its_worker_has_waited(
+    waited: float, push: float, wait: float, pull: float
+) -> None:
+    """The head hears of them late: by its clock they may still be under way as the worker goes on."""
+    found, books, watch = accounts()
+    one = Member(worker=0)
+    watch.time = 102.0
+    found.step_finished(one, step(0))
+    one.transfers = [("push", 2.0, 3.0), ("pull", 3.0, 3.5)]
+    one.released_at, watch.time = 4.0, 105.0
+    found.step_finished(one, step(1, waited=waited))
+    assert books.times == [(0, 0, StepTimes(0.5, 1.0, push, wait, pull, 0.125))]
+
+
 @pytest.mark.parametrize(("released", "wait"), [(1.0, 5.0), (4.0, 2.0)])
 def test_a_worker_that_leaves_had_waited_until_then_or_until_its_last_release(released: float, wait: float) -> None:
     found, books, watch = accounts()

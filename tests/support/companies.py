@@ -82,6 +82,9 @@ class Kept:
     def fetched(self, fetch: Fetch) -> None:
         self.calls.append(("fetched", fetch))
 
+    def brought(self, worker: int, began: float, ended: float) -> None:
+        self.calls.append(("brought", worker, began, ended))
+
     def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
         self.calls.append(("averaged", tuple(workers), began, ended))
 

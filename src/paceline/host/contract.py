@@ -194,6 +194,9 @@ class News(WorkersNews, Protocol):
     def fetched(self, fetch: Fetch) -> None:
         """A host has fetched an item from another one."""
 
+    def brought(self, worker: int, began: float, ended: float) -> None:
+        """The worker has a version that its host has fetched in this time."""
+
     def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
         """A group of these workers has averaged in this time."""
 

@@ -21,6 +21,9 @@ from paceline.host.host import LocalHost
 from paceline.host.shelf import Owner
 from paceline.records.times import Fetch
 
+KEPT = 4
+"""For each worker: how many fetches of versions are remembered. A worker needs three versions at most."""
+
 
 @dataclass(slots=True)
 class Other:
@@ -51,6 +54,8 @@ class SeveralHosts:
         self._now = now
         self._attached: dict[Item, tuple[str, memoryview]] = {}
         """What comes along with a message to a worker of another host, and that host, until it has it."""
+        self._fetched: dict[tuple[str, int], Fetch] = {}
+        """By host and version: the last fetches."""
         self._numbers = count()
         head.made, head.hands, head.never_comes = self._made, self._hands, self._never_comes
 
@@ -72,6 +77,8 @@ class SeveralHosts:
                 self._never_comes(worker, why)
             case between.Taken(worker=worker, version=version):
                 if worker not in self._left:  # its host had not heard of that
+                    if (fetched := self._fetched.get((name, version))) is not None:
+                        self._news.brought(worker, fetched.began, fetched.ended)
                     self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
             case between.Begun():
                 self._head.begun(name)
@@ -80,7 +87,7 @@ class SeveralHosts:
             case between.AwaitsPlace(worker=worker):
                 self._news.awaits_place(worker)
             case between.Fetched():
-                self._news.fetched(message.heard(name, self._now()))
+                self._has_fetched(message.heard(name, self._now()))
             case between.Computes(worker=worker):
                 self._news.computes(worker, self._now())
 
@@ -256,6 +263,13 @@ class SeveralHosts:
     def _here(self, worker: int) -> None:
         if worker in self._by_worker:
             raise NotHere(f"worker {worker} is on host {self._by_worker[worker].name}, where none joins yet")
+
+    def _has_fetched(self, fetch: Fetch) -> None:
+        if fetch.kind == "version" and fetch.number is not None:
+            if len(self._fetched) >= KEPT * len(self._by_worker):
+                del self._fetched[next(iter(self._fetched))]
+            self._fetched[fetch.host, fetch.number] = fetch
+        self._news.fetched(fetch)
 
     def _hands(self, worker: int, message: messages.Message, file: int) -> None:
         """Tell a worker of another host that, with a file."""

@@ -42,6 +42,7 @@ class Journal:
     def fetched(self, fetch: Fetch) -> None:
         """A host has fetched an item from another one."""
         self.ledger.fetched(fetch)
+        self.tally.fetched(fetch)
 
     def recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
         """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""

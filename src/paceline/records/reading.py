@@ -25,7 +25,7 @@ from paceline.records.comparison import COMPARISON
 from paceline.records.ledger import connect, read_facts, roll_back
 from paceline.records.segments import Segment, choice_of, segment_at, segments_of, undone_before
 from paceline.records.summary import Summary, Tally, read
-from paceline.records.times import StepTimes
+from paceline.records.times import Fetch, StepTimes
 
 LEDGER, SUMMARY = "ledger.sqlite", "summary.json"
 """The two files of a run's folder that say how it went."""
@@ -113,6 +113,9 @@ def measure(ledger: sqlite3.Connection, tally: Tally, at: Callable[[str], None] 
     for worker, *times in ledger.execute(steps):
         if worker in tally.shares:
             tally.step_times(worker, StepTimes(*times))
+    at("fetches")
+    for fetch in read_fetches(ledger):
+        tally.fetched(fetch)
     at("versions")
     for row in ledger.execute("SELECT version, at, samples FROM versions ORDER BY rowid"):
         tally.recorded(*row)
@@ -127,6 +130,13 @@ def measure(ledger: sqlite3.Connection, tally: Tally, at: Callable[[str], None] 
     at("segments")
     for _, undone in undone_before(ledger):
         tally.undone_before += undone
+
+
+def read_fetches(ledger: sqlite3.Connection) -> Iterator[Fetch]:
+    """Every fetch of a run on several hosts, in the order in which they ended."""
+    columns = ("host", "source", "kind", "worker", "number", "bytes", "began", "ended")
+    for row in ledger.execute(f"SELECT {', '.join(columns)} FROM fetches ORDER BY rowid"):
+        yield Fetch(**dict(zip(columns, row, strict=True)))
 
 
 def tally_of(path: Path) -> Tally:

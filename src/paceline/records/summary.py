@@ -35,7 +35,7 @@ from paceline.errors import ConfigError
 from paceline.files import read_file
 from paceline.records.fates import Applied, Fates
 from paceline.records.segments import Stretch
-from paceline.records.times import StepTimes
+from paceline.records.times import Busy, Fetch, StepTimes
 from paceline.records.whole import write_whole
 from paceline.version import __version__
 
@@ -99,6 +99,8 @@ class Target:
 class Share:
     """One worker's part in the run, over all its stays."""
 
+    host: str = ""
+    """Where it is, or was last."""
     since: float | None = None
     """When its present stay began; None while it is not here."""
     stayed: float = 0.0
@@ -116,6 +118,16 @@ class Share:
     def seconds(self, now: float) -> float:
         """Its time in the run until now, in seconds."""
         return self.stayed + (0.0 if self.since is None else now - self.since)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What one host has exchanged with others."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    fetching: Busy = field(default_factory=Busy)
+    """The time in which it was fetching."""
 
 
 @dataclass(slots=True)
@@ -161,6 +173,8 @@ class Tally:
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     distances: list[tuple[int, float, float]] = field(default_factory=list)
     """(version, at, distance), as told to `consensus`."""
+    exchanges: dict[str, Exchange] = field(default_factory=dict)
+    """By host; none in a run on one host."""
     switches: list[Switch] = field(default_factory=list)
     left_undone: frozenset[tuple[int, int]] = frozenset()
     """(worker, step) of steps that replicas were ordered and did not make, where that is known beforehand."""
@@ -177,10 +191,10 @@ class Tally:
             case TrainingBegan(members=members):
                 self.fates.fact(fact)
                 self._begin(fact.at, before)
-                for worker, _, _ in members:
-                    self._enter(worker, fact.at)
-            case WorkerJoined(worker=worker):
-                self._enter(worker, fact.at)
+                for worker, host, _ in members:
+                    self._enter(worker, host, fact.at)
+            case WorkerJoined(worker=worker, host=host):
+                self._enter(worker, host, fact.at)
             case StepDeclined(worker=worker):
                 self.counts.leave(worker)
             case WorkerLeft(worker=worker):
@@ -224,6 +238,13 @@ class Tally:
         share.wait += times.wait
         share.transfer += times.push + times.pull
 
+    def fetched(self, fetch: Fetch) -> None:
+        """A host has fetched an item from another one."""
+        there = self.exchanges.setdefault(fetch.host, Exchange())
+        there.bytes_in += fetch.bytes
+        there.fetching.add(fetch.began, fetch.ended)
+        self.exchanges.setdefault(fetch.source, Exchange()).bytes_out += fetch.bytes
+
     def recorded(self, version: int, at: float, samples: int | None) -> None:
         """A recorded version: made `at` seconds since the run's start, of so many samples in all."""
         self.recorded_versions[version] = (at, samples)
@@ -260,7 +281,8 @@ class Tally:
         began both are 0. A worker still here stays until then. `samples_missed` is what `Leases.left_over` says.
         Numbers of samples are None once any gradient came without one; the staleness of no updates is None. What
         JSON cannot write (NaN, infinity) is None, too. The versions of a decentralized run are the recorded means of
-        its replicas; its steps are those applied to a replica, without those that died with it unshared.
+        its replicas; its steps are those applied to a replica, without those that died with it unshared. Only a run
+        on several hosts has `per_host`.
         """
         ended = self.latest if ended is None else ended
         wall = 0.0 if self.began is None else ended - self.began - self.paused
@@ -283,6 +305,7 @@ class Tally:
             "steps_per_second": steps / wall if wall else 0.0,
             "samples_per_second": None if samples is None else samples / wall if wall else 0.0,
             "per_worker": [self._row(worker, ended) for worker in sorted(self.shares)],
+            **({"per_host": [self._host(host) for host in sorted(self.exchanges)]} if self.exchanges else {}),
             "staleness": {
                 "mean": total / steps if steps else None,
                 "max": max(self.staleness, default=None),
@@ -321,10 +344,10 @@ class Tally:
         for switch in self.switches:
             switch.waiting.clear()
 
-    def _enter(self, worker: int, at: float) -> None:
+    def _enter(self, worker: int, host: str, at: float) -> None:
         self.counts.enter(worker)
         share = self.shares.setdefault(worker, Share())
-        share.left = None
+        share.host, share.left = host, None
         if share.since is None:
             share.since = at
 
@@ -407,6 +430,19 @@ class Tally:
             "other_seconds": max(other, 0.0),
             "max_lead": share.max_lead,
             "left": share.left,
+        }
+
+    def _host(self, host: str) -> dict[str, Any]:
+        shares = {worker: share for worker, share in sorted(self.shares.items()) if share.host == host}
+        exchange = self.exchanges[host]
+        return {
+            "host": host,
+            "workers": list(shares),
+            "steps": sum(share.steps for share in shares.values()),
+            "samples": self._if_counted(sum(share.samples for share in shares.values())),
+            "bytes_in": exchange.bytes_in,
+            "bytes_out": exchange.bytes_out,
+            "fetching_seconds": exchange.fetching.seconds,
         }
 
     def _moment(self, version: int) -> dict[str, Any]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from paceline.core.items import Item, Update, Version
 
+KEPT = 100
+"""How many spans of time are kept apart, as one that is told later may touch them."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
@@ -65,6 +68,33 @@ class Fetch:
     def ending(self, at: float) -> Fetch:
         """Return the fetch as it is by another clock, which shows `at` now that it has ended."""
         return replace(self, began=at - (self.ended - self.began), ended=at)
+
+
+class Busy:
+    """Adds up the time in which anything is under way. What is told ends in the order in which it is told."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[float, float]] = []
+        """The last ones, none of which touch: (began, ended)."""
+        self._earlier = 0.0
+
+    def add(self, began: float, ended: float) -> None:
+        """Something was under way in this time."""
+        while self._spans and self._spans[-1][1] >= began:
+            before = self._spans.pop()
+            began, ended = min(began, before[0]), max(ended, before[1])
+        self._spans.append((began, ended))
+        if len(self._spans) > KEPT:
+            first = self._spans.pop(0)
+            self._earlier += first[1] - first[0]
+
+    @property
+    def seconds(self) -> float:
+        """How long that was in all."""
+        total = self._earlier
+        for began, ended in self._spans:
+            total += ended - began
+        return total
 
 
 def _named(item: Item) -> tuple[str, int | None, int | None]:

@@ -58,7 +58,9 @@ class Accounts:
         done, at = self._finished.pop(member.worker)
         pushing, pulling = exposed(member.transfers, at, self._waited_until(member, at))
         member.transfers.clear()
-        wait = max(0.0, wait - pushing - pulling)
+        pushing = min(pushing, wait)  # another host's moments are late by as long as its messages take
+        pulling = min(pulling, wait - pushing)
+        wait -= pushing + pulling
         began = self._clock.of(done.began)
         times = StepTimes(began, done.compute, done.push + pushing, wait, pull + pulling, done.other)
         if self._measures:

@@ -74,7 +74,13 @@ class News:
 
     def fetched(self, fetch: Fetch) -> None:
         """See `contract.News`."""
+        if fetch.worker is not None:
+            self._rooms.members[fetch.worker].transfers.append(("push", fetch.began, fetch.ended))
         self._rooms.journal.fetched(fetch)
+
+    def brought(self, worker: int, began: float, ended: float) -> None:
+        """See `contract.News`."""
+        self._rooms.members[worker].transfers.append(("pull", began, ended))
 
     def averaged(self, workers: Sequence[int], began: float, ended: float) -> None:
         """See `contract.News`."""
