@@ -55,6 +55,12 @@ def bars(picture: str) -> list[tuple[str, dict[str, str]]]:
     return [(title.text or "", attributes) for title, attributes in named if title is not None]
 
 
+def test_each_lane_names_its_host_if_there_are_several() -> None:
+    hosts = {0: "node-0", 1: "a-host-with-a-long-name", 2: "node-2"}
+    named = [text for text in texts(draw(replace(RUN, hosts=hosts))) if text not in texts(draw(RUN))]
+    assert named == ["node-0", "a-host-wi\u2026", "node-2"]
+
+
 def test_it_is_one_svg_that_needs_no_other_file() -> None:
     root = parsed(draw(RUN))
     assert root.tag == f"{SVG}svg"

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.facts import Fact, GradientReady, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+)
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, SwitchProtocol
 from paceline.errors import ConfigError
 from paceline.records.ledger import Ledger
@@ -24,7 +32,7 @@ from paceline.records.timeline import (
     Waiting,
     read_timeline,
 )
-from paceline.records.times import StepTimes, TransferTimes
+from paceline.records.times import Fetch, StepTimes, TransferTimes
 from records.histories import PROTOCOLS, History
 
 
@@ -103,6 +111,48 @@ def test_a_worker_computes_or_waits_from_its_coming_until_it_leaves(
     )
     assert one.stays == (Stay(began=0.5, ended=7.0, left="died"),)
     assert one.waiting == (Waiting(began=0.5, ended=1.5), Waiting(began=4.5, ended=7.0))
+
+
+def test_what_a_host_fetched_is_a_pull_of_each_worker_that_took_it_and_a_push_of_the_update_s_worker(
+    ledger: Ledger, read: Callable[[], Timeline]
+) -> None:
+    """Of a version that was fetched again, each worker has the last fetch before it took the version."""
+    ledger.note("protocol", {"name": "asp", "config": {}})
+    members = ((0, "node-0", 0), (1, "node-1", 0), (2, "node-1", 0), (3, "node-2", 0))
+    ledger.record(TrainingBegan(members=members, version=0, at=0.0), ())
+
+    def fetch(host: str, kind: str, number: int, ended: float, worker: int | None = None) -> None:
+        one = Fetch(
+            host=host, source="-", kind=kind, worker=worker, number=number, bytes=40, began=ended - 0.5, ended=ended
+        )
+        ledger.fetched(one)
+
+    def taken(worker: int, at: float) -> None:
+        ledger.record(ParametersTaken(worker=worker, version=3, at=at), ())
+
+    fetch("node-1", "version", 3, 1.0)
+    taken(0, 1.0)
+    taken(1, 1.0)
+    fetch("node-1", "version", 3, 2.0)
+    taken(2, 2.0)
+    fetch("node-2", "version", 3, 2.5)
+    taken(3, 2.5)
+    fetch("node-0", "update", 7, 3.0, worker=2)
+    moved = [[(one.direction, one.number, one.began, one.ended) for one in lane.transfers] for lane in read().lanes]
+    assert moved == [
+        [],
+        [("pull", 3, 0.5, 1.0)],
+        [("pull", 3, 1.5, 2.0), ("push", 7, 2.5, 3.0)],
+        [("pull", 3, 2.0, 2.5)],
+    ]
+    assert read().hosts == {0: "node-0", 1: "node-1", 2: "node-1", 3: "node-2"}
+
+
+def test_a_run_on_one_host_with_several_nodes_names_no_hosts(ledger: Ledger, read: Callable[[], Timeline]) -> None:
+    ledger.note("protocol", {"name": "asp", "config": {}})
+    members = ((0, "node-0", 0), (1, "node-1", 0))
+    ledger.record(TrainingBegan(members=members, version=0, at=0.0), ())
+    assert read().hosts == {}
 
 
 def test_an_update_is_as_stale_as_the_versions_between_what_it_was_computed_on_and_what_it_made(

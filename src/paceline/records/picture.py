@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from paceline.core.listed import workers_named
+from paceline.core.listed import cut, workers_named
 from paceline.errors import ConfigError
 from paceline.records.timeline import Averaging, Computing, Lane, Stay, Switch, Timeline, Transfer
 
@@ -83,7 +83,8 @@ def draw(timeline: Timeline, title: str = "", began: float | None = None, ended:
         *_joined(timeline, scale),
     ]
     for place, lane in enumerate(timeline.lanes):
-        lines += ["<g>", *_lane(lane, HEAD + LANE * place, scale), "</g>"]
+        host = timeline.hosts.get(lane.worker, "")
+        lines += ["<g>", *_lane(lane, host, HEAD + LANE * place, scale), "</g>"]
     for switch in timeline.switches:
         if scale.shows(switch.since, switch.at) or scale.began <= switch.at <= scale.ended:
             lines += _switch(switch, scale, bottom)
@@ -143,9 +144,11 @@ def _versions(timeline: Timeline, scale: _Scale, bottom: int) -> Iterator[str]:
             yield _text(x, HEAD - 15, str(version.version), 11, anchor="middle", fill=FAINT)
 
 
-def _lane(lane: Lane, top: int, scale: _Scale) -> Iterator[str]:
+def _lane(lane: Lane, host: str, top: int, scale: _Scale) -> Iterator[str]:
     bar = top + (LANE - BAR) // 2
     yield _text(16, top + LANE / 2, f"worker {lane.worker}", 13)
+    if host:
+        yield _text(16, top + LANE / 2 + 14, cut(host, 10), 11, fill=FAINT)
     for stay in lane.stays:
         if scale.shows(stay.began, stay.ended):
             yield from _stay(stay, bar, scale)

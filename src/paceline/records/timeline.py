@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -54,7 +54,10 @@ class Computing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A push or a pull that took time. There are none if no network paced the run."""
+    """A push or a pull that took time: over a scenario's network, or from one host to another.
+
+    A pull from another host is that host's fetch, which several workers may have waited for.
+    """
 
     began: float
     ended: float
@@ -155,6 +158,8 @@ class Timeline:
     versions: tuple[Version, ...]
     switches: tuple[Switch, ...]
     resumed: tuple[Resumed, ...] = ()
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    """By worker, in a run on several hosts: where it was last."""
 
 
 def read_timeline(path: Path) -> Timeline:
@@ -178,6 +183,8 @@ class Course:
         """The last fact's time."""
         self.switches: list[Switch] = []
         self.resumed: list[Resumed] = []
+        self.hosts: dict[int, str] = {}
+        """By worker: where it was last."""
         self._here: dict[int, float] = {}
         """Since when a worker has been there."""
         self._stays: dict[int, list[Stay]] = {}
@@ -193,10 +200,11 @@ class Course:
                     self.resumed.append(Resumed(at=at, version=version))
                 for worker in list(self._here):
                     self._leave(worker, before, "interrupted")
-                for worker, _, _ in members:
-                    self._here[worker] = at
-            case WorkerJoined(worker=worker, at=at):
+                for worker, host, _ in members:
+                    self._here[worker], self.hosts[worker] = at, host
+            case WorkerJoined(worker=worker, host=host, at=at):
                 self._here.setdefault(worker, at)
+                self.hosts[worker] = host
             case WorkerLeft(worker=worker, reason=reason, at=at):
                 self._leave(worker, at, reason)
         for order in orders:
@@ -275,6 +283,7 @@ class Notes:
             versions=tuple(self._versions),
             switches=tuple(course.switches),
             resumed=tuple(course.resumed),
+            hosts=course.hosts if fetched(ledger) else {},
         )
 
     def _lane(self, worker: int, stays: tuple[Stay, ...], steps: Iterable[Step], transfers: Iterable[Transfer]) -> Lane:
@@ -319,12 +328,37 @@ def read_steps(ledger: sqlite3.Connection) -> Iterator[tuple[int, Step]]:
 
 def read_transfers(ledger: sqlite3.Connection) -> Iterator[tuple[int, Transfer]]:
     """Yield (worker, its next transfer), worker by worker."""
-    rows = ledger.execute(
-        "SELECT worker, direction, number, bytes, began, ended FROM transfers WHERE direction <> 'average' "
-        "ORDER BY worker, began, ended"
-    )
+    moved = "SELECT worker, direction, number, bytes, began, ended FROM transfers WHERE direction <> 'average'"
+    if fetched(ledger):
+        moved = f"{moved} UNION ALL {_FETCHED}"
+    rows = ledger.execute(f"{moved} ORDER BY 1, 5, 6")
     for worker, direction, number, size, began, ended in rows:
         yield worker, Transfer(began=began, ended=ended, direction=direction, number=number, size=size)
+
+
+_FETCHED = """
+    SELECT worker, 'push', number, bytes, began, ended FROM fetches WHERE kind = 'update'
+    UNION ALL SELECT worker, 'pull', number, bytes, began, ended FROM (
+        SELECT taken.worker, fetches.number, fetches.bytes, fetches.began, fetches.ended, max(fetches.rowid)
+        FROM facts AS taken
+        JOIN (
+            SELECT facts.id AS id, CAST(json_extract(member.value, '$[0]') AS INTEGER) AS worker,
+                json_extract(member.value, '$[1]') AS host
+            FROM facts, json_each(facts.body, '$.members') AS member WHERE kind = 'TrainingBegan'
+            UNION ALL SELECT id, worker, json_extract(body, '$.host') FROM facts WHERE kind = 'WorkerJoined'
+        ) AS stay ON stay.worker = taken.worker AND stay.id < taken.id
+        JOIN fetches ON fetches.number = taken.version AND fetches.kind = 'version' AND fetches.host = stay.host
+            AND fetches.fact < taken.id
+        WHERE taken.kind = 'ParametersTaken'
+        GROUP BY taken.id
+    )
+"""
+"""Updates that the head fetched, and for each version that a worker took, its host's last fetch of that before."""
+
+
+def fetched(ledger: sqlite3.Connection) -> bool:
+    """Whether hosts fetched anything from each other: a run on one host has nothing of the kind."""
+    return ledger.execute("SELECT 1 FROM fetches LIMIT 1").fetchone() is not None
 
 
 def of_each(workers: Iterable[int], rows: Iterator[tuple[int, T]]) -> Iterator[Iterator[T]]:

@@ -36,7 +36,9 @@ def _run(
 ) -> Iterator[Event]:
     yield _named("process_name", number, 0, name)
     for lane in timeline.lanes:
-        yield from _lane(number, lane, waits.get(lane.worker, ()), sentence)
+        host = timeline.hosts.get(lane.worker)
+        name = f"worker {lane.worker}" if host is None else f"{host}, worker {lane.worker}"
+        yield from _lane(number, name, lane, waits.get(lane.worker, ()), sentence)
     groups = {one.group: one for lane in timeline.lanes for one in lane.averaging}
     for one in groups.values():
         about = {"members": list(one.members), "what": one.what, "outcome": one.outcome}
@@ -49,25 +51,25 @@ def _run(
         yield {"ph": "i", "s": "p", "name": name, "pid": number, "tid": 0, "ts": _micro(at)}
 
 
-def _lane(number: int, lane: Lane, waits: Sequence[Wait], sentence: Sentence) -> Iterator[Event]:
+def _lane(number: int, name: str, lane: Lane, waits: Sequence[Wait], sentence: Sentence) -> Iterator[Event]:
     first = 3 * lane.worker + 1
-    yield _named("thread_name", number, first, f"worker {lane.worker}")
+    yield _named("thread_name", number, first, name)
     for step in lane.computing:
         about = {"step": step.step, "version": step.version, "staleness": step.staleness}
         yield _slice(number, first, "compute", f"step {step.step}", step.began, step.ended, about)
     for wait, began, ended in _outside_steps(waits, lane):
-        name = "waits" if wait.awaited is None else f"waits for worker {wait.awaited}"
-        yield _slice(number, first, "wait", name, began, ended, {"why": sentence(wait.why, wait.began)})
+        what = "waits" if wait.awaited is None else f"waits for worker {wait.awaited}"
+        yield _slice(number, first, "wait", what, began, ended, {"why": sentence(wait.why, wait.began)})
     for direction, place in THREADS.items():
         transfers = [one for one in lane.transfers if one.direction == direction]
         if transfers:
-            yield _named("thread_name", number, first + place, f"worker {lane.worker}, {direction}")
+            yield _named("thread_name", number, first + place, f"{name}, {direction}")
         free = 0.0
         for one in transfers:
-            name = f"{direction} of {'step' if direction == 'push' else 'version'} {one.number}"
+            what = f"{direction} of {'step' if direction == 'push' else 'version'} {one.number}"
             began = max(one.began, free)
             free = max(one.ended, began)
-            yield _slice(number, first + place, "transfer", name, began, free, {"bytes": one.size})
+            yield _slice(number, first + place, "transfer", what, began, free, {"bytes": one.size})
 
 
 def _outside_steps(waits: Sequence[Wait], lane: Lane) -> Iterator[tuple[Wait, float, float]]:
