@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,91 @@ def test_a_slow_network_is_said_to_be_the_reason(tmp_path: Path, explained: Expl
     network = Network(bandwidth=1e8, message=10_000_000)
     said = explained(simulated(tmp_path / "run", "asp", steps=60, scenario=Scenario(compute=0.05, network=network)))
     assert "a faster network or larger batches" in said
+
+
+NODES = Scenario(compute=0.05, jitter=0.05, nodes=2)
+
+
+def on_two_hosts(folder: Path, *statements: str, **more: Any) -> Path:
+    """As if its workers 2 and 3 were on another host. Each version took a tenth of a second to get there."""
+    folder = simulated(folder, **{"protocol": "asp", "steps": 100, "slow": None, "scenario": NODES, **more})
+    fetched = "SELECT 0, 'node-1', 'node-0', 'version', NULL, version, 1000000, at, at + 0.1 FROM commits ORDER BY at"
+    return edited(folder, f"INSERT INTO fetches {fetched}", *statements)
+
+
+def test_a_link_that_the_workers_of_a_host_waited_for_is_named(tmp_path: Path, explained: Explain) -> None:
+    """They computed for a quarter of the time that they would have, and pulled for the rest."""
+    pulled = "UPDATE step_times SET pull = 0.75 * compute, compute = compute / 4 WHERE worker >= 2"
+    said = explained(on_two_hosts(tmp_path / "run", pulled))
+    (line,) = (line for line in said.splitlines() if " on the link " in line)
+    start = r"The workers of node-1 waited (\d+) % of their time for versions on the link node-0 → node-1: (\S+) MB/s"
+    found = re.match(start, line)
+    assert found is not None, line
+    assert int(found[1]) == pytest.approx(75, abs=3)
+    assert float(found[2]) >= 10.0, "some overlap"
+    assert "a faster link node-0 → node-1 or larger batches make that less" in said
+    assert "\nhost    worker  computing" in said
+    assert "\nnode-1       3  " in said
+
+
+def test_a_worker_that_alone_waited_for_a_link_is_named(tmp_path: Path, explained: Explain) -> None:
+    pushed = "UPDATE step_times SET push = compute / 2, compute = compute / 2 WHERE worker = 3"
+    update = "INSERT INTO fetches VALUES (0, 'node-0', 'node-1', 'update', 3, 0, 2500000, 0.5, 0.75)"
+    folder = on_two_hosts(tmp_path / "run", pushed, update)
+    said = explained(folder)
+    assert re.search(
+        r"Worker 3 waited (49|50) % of its time for its updates on the link node-1 → node-0: 10 MB/s", said
+    )
+    its = explained(folder, "--worker", "3")
+    assert re.search(r"It waited \S+ ms, (49|50) % of its time, for its updates on the link node-1 → node-0\.", its)
+
+
+def test_what_a_link_took_while_others_waited_is_told_beside_computing(tmp_path: Path, explained: Explain) -> None:
+    """Under bsp the others wait for worker 3, whose updates are on their way for half of the time that it computed."""
+    computed = "UPDATE step_times SET compute = compute / 2 WHERE worker = 3"
+    updates = (
+        "INSERT INTO fetches SELECT 0, 'node-0', 'node-1', 'update', 3, step, 1000, began + compute,"
+        " began + 2 * compute FROM step_times WHERE worker = 3 ORDER BY began"
+    )
+    scenario = Scenario(compute=0.05, nodes=2, speeds={3: 0.25})
+    folder = on_two_hosts(tmp_path / "run", computed, updates, protocol="bsp", scenario=scenario)
+    edited(folder, "DELETE FROM fetches WHERE kind = 'version'")
+    said = explained(folder)
+    found = re.search(
+        r"computing for (\d+) % of the time, and for (\d+) % of it what it needed or had made was between node-1 and "
+        "the head",
+        said,
+    )
+    assert found is not None, said
+    assert int(found[1]) + int(found[2]) == pytest.approx(100, abs=2)
+    assert int(found[2]) == pytest.approx(67, abs=3), "the others computed for a quarter of its first half"
+
+
+def test_a_host_whose_workers_share_the_blame_is_named(tmp_path: Path, explained: Explain) -> None:
+    scenario = Scenario(compute=0.05, jitter=0.2, nodes=2, speeds={2: 0.25, 3: 0.25})
+    said = explained(on_two_hosts(tmp_path / "run", protocol="bsp", scenario=scenario))
+    assert "The workers of node-1 made the others wait most" in said
+    assert "While they waited for them, they were computing for" in said
+    alone = explained(on_two_hosts(tmp_path / "alone", protocol="bsp", scenario=replace(scenario, speeds={3: 0.25})))
+    assert "Worker 3 made the others wait most" in alone
+
+
+def test_without_hosts_nothing_is_said_of_links(tmp_path: Path, explained: Explain) -> None:
+    folder = simulated(tmp_path / "run", "asp", steps=60, slow=None, scenario=NODES)
+    edited(folder, "UPDATE step_times SET pull = compute / 2, compute = compute / 2")
+    assert "link" not in explained(folder)
+    assert "node-1" not in explained(folder)
+
+
+def test_links_are_told_to_programs_with_their_numbers(tmp_path: Path, explained: Explain) -> None:
+    folder = on_two_hosts(tmp_path / "run", "UPDATE step_times SET pull = 0.25 WHERE worker = 2 AND step = 1")
+    told = json.loads(explained(folder, "--json"))
+    assert [row["host"] for row in told["workers"]] == ["node-0", "node-0", "node-1", "node-1"]
+    (link,) = told["links"]
+    assert (link["source"], link["host"]) == ("node-0", "node-1")
+    assert link["bytes"] == 100_000_000
+    assert link["waited_for_versions_seconds"] == {"2": 0.25, "3": 0.0}
+    assert link["waited_for_updates_seconds"] == {}
 
 
 def test_on_one_machine_no_faster_network_is_recommended(tmp_path: Path, explained: Explain) -> None:

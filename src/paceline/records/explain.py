@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from math import inf
@@ -30,6 +30,7 @@ from paceline.core.orders import Release, Why
 from paceline.errors import ConfigError
 from paceline.records import waits
 from paceline.records.fates import Dropped, Fate, Fates, Undone
+from paceline.records.links import Link, Moving, links
 from paceline.records.reading import RecordedRun
 from paceline.records.segments import Segment
 from paceline.records.waits import Blame, Wait, Waits
@@ -38,6 +39,9 @@ WORTH_SAYING = 0.05
 """A share of the time. A run does not suffer from what takes less."""
 SLOWER = 1.2
 """Times as long as the others' steps. A worker below that is not called slow."""
+SHARED = 0.75
+"""A share of what a host's workers made others wait. One worker with more of it is named itself."""
+RATES = ((1.0, "B/s"), (1e3, "kB/s"), (1e6, "MB/s"), (1e9, "GB/s"))
 FEW = 3
 """How many of the longest waits are shown."""
 SHOWN = 16
@@ -70,6 +74,22 @@ class Spent:
 
 
 @dataclass(slots=True)
+class Meanwhile:
+    """What workers did while others waited for them. In seconds."""
+
+    waited: float = 0.0
+    computing: float = 0.0
+    moving: float = 0.0
+    """Beside that, what they needed or had made was under way between hosts."""
+
+    def add(self, other: Meanwhile) -> None:
+        """Add another time."""
+        self.waited += other.waited
+        self.computing += other.computing
+        self.moving += other.moving
+
+
+@dataclass(slots=True)
 class Waited:
     """Sums over all waits."""
 
@@ -80,8 +100,8 @@ class Waited:
     """Seconds that others waited because of each worker."""
     victims: Counter[int] = field(default_factory=Counter)
     """Seconds that each worker waited for others."""
-    meanwhile: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By worker: seconds of the waits that were due to it most, and for how long it was computing meanwhile."""
+    meanwhile: dict[int, Meanwhile] = field(default_factory=dict)
+    """By worker: what it did during the waits that were due to it most."""
 
 
 @dataclass(slots=True)
@@ -97,6 +117,10 @@ class Past:
     """By worker, ascending."""
     typical: dict[int, float] = field(default_factory=dict)
     """By worker that finished a step: the median of its steps, in seconds."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    """By worker: where it was last."""
+    links: list[Link] = field(default_factory=list)
+    """Between hosts; none in a run on one host."""
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By worker: the first and the last step that it was released for."""
     waited: Waited = field(default_factory=Waited)
@@ -122,7 +146,7 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
     """Read the run, in one pass. `worker` and `step` are in question, or None for the whole run."""
     found = Past(run, worker, step)
     here: dict[int, float] = {}
-    fates, holds, steps = Fates(), Waits(), _Steps(run, found.spent)
+    fates, holds, steps, moving = Fates(), Waits(), _Steps(run, found.spent), Moving(run.ledger, found.hosts)
     blame = Blame(holds)
     at = 0.0
     for fact, orders in run.history():
@@ -135,8 +159,9 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
                 for one, since in here.items():  # the run was interrupted, and resumed here
                     found.spent.setdefault(one, Spent()).stayed += before - since
                 here = {one: at for one, _, _ in members}
-            case WorkerJoined(worker=one):
-                here[one] = at
+                found.hosts.update((one, host) for one, host, _ in members)
+            case WorkerJoined(worker=one, host=host):
+                here[one], found.hosts[one] = at, host
             case WorkerLeft(worker=one) if one in here:
                 found.spent.setdefault(one, Spent()).stayed += at - here.pop(one)
             case GradientReady(worker=one) if fact.step == step:
@@ -148,12 +173,13 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
                 if fate.step == step:
                     found.fates[fate.worker], found.settled[fate.worker] = fate, at
         if ended := holds.record(fact, orders):
-            _judge(found, blame, steps, ended, at)
-    _judge(found, blame, steps, holds.rest(), inf)
+            _judge(found, blame, steps, moving, ended, at)
+    _judge(found, blame, steps, moving, holds.rest(), inf)
     for one, since in here.items():
         found.spent.setdefault(one, Spent()).stayed += at - since
     found.spent = dict(sorted(found.spent.items()))
     found.typical = _typical(run, steps.finished)
+    found.links = links(run.ledger, found.hosts)
     return found
 
 
@@ -164,9 +190,10 @@ def _release(found: Past, order: Release, at: float) -> None:
         found.released[order.worker] = at, order.version, order.why
 
 
-def _judge(found: Past, blame: Blame, steps: _Steps, ended: Iterable[Wait], now: float) -> None:
+def _judge(found: Past, blame: Blame, steps: _Steps, moving: Moving, ended: Iterable[Wait], now: float) -> None:
     """Add up the waits of which it is known by now to whom they were due."""
     steps.read(now)
+    moving.read(now)
     waited, about_worker = found.waited, found.step is None and found.worker is not None
     for wait, due in blame.judge(ended):
         waited.seconds += wait.seconds
@@ -176,14 +203,15 @@ def _judge(found: Past, blame: Blame, steps: _Steps, ended: Iterable[Wait], now:
         _add(waited.culprits, due)
         if due:
             culprit = max(due, key=lambda worker: due[worker])
-            total, computing = waited.meanwhile.get(culprit, (0.0, 0.0))
-            both = total + wait.seconds, computing + steps.computing(culprit, wait.began, wait.ended)
-            waited.meanwhile[culprit] = both
+            computing = steps.computing(culprit, wait.began, wait.ended)
+            moved = min(moving.seconds(culprit, wait.began, wait.ended), wait.seconds - computing)
+            waited.meanwhile.setdefault(culprit, Meanwhile()).add(Meanwhile(wait.seconds, computing, max(0.0, moved)))
         if (found.worker, found.step) != (None, None) and found.asked(wait.worker, wait.step):
             found.waits.append((wait, due))
         if about_worker and found.worker in due:
             found.kept_waiting[wait.worker] += 1
     steps.forget(blame.horizon())
+    moving.forget(blame.horizon())
 
 
 class _Steps:
@@ -271,7 +299,7 @@ def _verdict(past: Past) -> list[str]:
         *_table(past),
         "",
     ]
-    lines += _who(past, total)
+    lines += [*_who(past, total), *_links(past)]
     unordered = phases["waiting"] - past.waited.seconds
     if unordered < WORTH_SAYING * total:
         return lines + _what_helps(past, phases, total)
@@ -319,6 +347,11 @@ def _of_worker(past: Past, worker: int) -> list[str]:
             f"{workers_named(set(others)).capitalize()} waited for it, {_times(others.total())}, "
             f"{_seconds(past.waited.culprits[worker])} in all."
         )
+    for link in past.links:
+        for what, waited in (("versions", link.versions), ("its updates", link.updates)):
+            if worker in waited:
+                seconds, share = _seconds(waited[worker]), _percent(waited[worker], spent.stayed)
+                lines.append(f"It waited {seconds}, {share} of its time, for {what} on the link {link}.")
     for wait, due in sorted(past.waits, key=lambda one: -one[0].seconds)[:FEW]:
         when = "Before its first step" if wait.step < 0 else f"After step {wait.step}"
         lines.append(f"{when}: {_wait(past, wait, due)}")
@@ -350,6 +383,7 @@ def numbers(past: Past) -> dict[str, Any]:
     workers = [
         {
             "worker": one,
+            **({"host": past.hosts[one]} if past.links else {}),
             "seconds": spent.stayed,
             "compute_seconds": spent.compute,
             "wait_seconds": spent.wait,
@@ -361,7 +395,8 @@ def numbers(past: Past) -> dict[str, Any]:
         for one, spent in ((one, past.spent[one]) for one in shown)
     ]
     if past.worker is None and past.step is None:
-        return {"workers": workers, "segments": [_segment(one) for one in past.run.segments]}
+        found = {"workers": workers, "segments": [_segment(one) for one in past.run.segments]}
+        return {**found, "links": [_link(one) for one in past.links]} if past.links else found
     its = [
         {
             "worker": wait.worker,
@@ -392,6 +427,17 @@ def numbers(past: Past) -> dict[str, Any]:
     return {"workers": workers, "waits": its, "steps": steps}
 
 
+def _link(link: Link) -> dict[str, Any]:
+    return {
+        "source": link.source,
+        "host": link.host,
+        "bytes": link.bytes,
+        "busy_seconds": link.busy.seconds,
+        "waited_for_versions_seconds": {str(worker): seconds for worker, seconds in link.versions.items()},
+        "waited_for_updates_seconds": {str(worker): seconds for worker, seconds in link.updates.items()},
+    }
+
+
 def _segment(segment: Segment) -> dict[str, Any]:
     undone = segment.undone
     return {
@@ -417,7 +463,9 @@ def _became(past: Past, fate: Fate) -> str:
 
 
 def _table(past: Past) -> list[str]:
-    lines = ["worker  computing  waiting  transfer   other   a step takes   others waited for it"]
+    wide = max((len(past.hosts[worker]) for worker in past.spent), default=0) + 2 if past.links else 0
+    host = f"{'host':<{wide}}" if wide else ""
+    lines = [f"{host}worker  computing  waiting  transfer   other   a step takes   others waited for it"]
     blamed = past.waited.culprits
     worst = sorted(past.spent, key=lambda worker: (-blamed[worker], worker))[:SHOWN]
     for worker, spent in past.spent.items():
@@ -425,10 +473,10 @@ def _table(past: Past) -> list[str]:
             continue
         cells = [spent.share(seconds) for seconds in (spent.compute, spent.wait, spent.transfer, spent.other)]
         takes = _seconds(past.typical[worker]) if worker in past.typical else "-"
-        lines.append(
-            f"{worker:>6}  {cells[0]:>9.0%}  {cells[1]:>7.0%}  {cells[2]:>8.0%}  {cells[3]:>6.0%}   {takes:>12}   "
-            f"{_seconds(blamed[worker]) if blamed[worker] else '-':>20}"
-        )
+        host = f"{past.hosts[worker]:<{wide}}" if wide else ""
+        waited = _seconds(blamed[worker]) if blamed[worker] else "-"
+        shares = f"{cells[0]:>9.0%}  {cells[1]:>7.0%}  {cells[2]:>8.0%}  {cells[3]:>6.0%}"
+        lines.append(f"{host}{worker:>6}  {shares}   {takes:>12}   {waited:>20}")
     if rest := len(past.spent) - len(worst):
         lines.append(f"and {_count(rest, 'more worker')}, for which others waited no longer")
     return lines
@@ -443,21 +491,67 @@ def _who(past: Past, total: float) -> list[str]:
         return [f"Workers waited for one another for {_percent(waited, total)} of their time."]
     culprit, seconds = blamed.most_common(1)[0]
     victim, most = past.waited.victims.most_common(1)[0]
-    others = sum(spent.stayed for worker, spent in past.spent.items() if worker != culprit)
+    culprits, name = [culprit], f"Worker {culprit}"
+    if (host := _blamed_host(past)) is not None:
+        culprits = [worker for worker in past.spent if past.hosts[worker] == host]
+        name, seconds = f"The workers of {host}", sum(blamed[worker] for worker in culprits)
+    others = sum(spent.stayed for worker, spent in past.spent.items() if worker not in culprits)
     return [
-        f"Worker {culprit} made the others wait most: {_percent(seconds, others)} of their time, {_seconds(seconds)} "
+        f"{name} made the others wait most: {_percent(seconds, others)} of their time, {_seconds(seconds)} "
         f"in all, which is {_percent(seconds, sum(blamed.values()))} of what they waited for each other.",
-        _meanwhile(past, culprit),
+        _meanwhile(past, culprits),
         f"Worker {victim} suffered most: it waited for others {_seconds(most)}, "
         f"{_percent(most, past.spent[victim].stayed)} of its time.",
     ]
 
 
-def _meanwhile(past: Past, culprit: int) -> str:
-    """What the culprit did while the others waited for it."""
-    total, computing = past.waited.meanwhile.get(culprit, (0.0, 0.0))
-    text = f"While they waited for it, it was computing for {_percent(computing, total)} of the time"
-    ratio = _ratio(past, culprit)
+def _blamed_host(past: Past) -> str | None:
+    """The host that made others wait most, if several of its workers had a part in that."""
+    hosts: Counter[str] = Counter()
+    for worker, seconds in past.waited.culprits.items():
+        if past.links:
+            hosts[past.hosts[worker]] += seconds
+    if not hosts:
+        return None
+    host, seconds = hosts.most_common(1)[0]
+    most = max(past.waited.culprits[worker] for worker in past.spent if past.hosts[worker] == host)
+    return host if most < SHARED * seconds else None
+
+
+def _links(past: Past) -> Iterator[str]:
+    """Yield a sentence for each link that workers waited for much of their time, the worst first."""
+    found = []
+    for link in past.links:
+        for what, waited in (("versions", link.versions), ("updates", link.updates)):
+            worth = [worker for worker in waited if past.spent[worker].share(waited[worker]) >= WORTH_SAYING]
+            seconds, stayed = sum(waited[one] for one in worth), sum(past.spent[one].stayed for one in worth)
+            if worth:
+                who = workers_named(worth).capitalize()
+                if len(worth) > 1 and len(worth) == len(waited):
+                    who = f"The workers of {past.hosts[worth[0]]}"
+                whose = "its" if len(worth) == 1 else "their"
+                of = what if what == "versions" else f"{whose} {what}"
+                share = f"{_percent(seconds, stayed)} of {whose} time"
+                line = f"{who} waited {share} for {of} on the link {link}: {_rate(link.rate)} while anything moved."
+                found.append((seconds, line))
+    for _, line in sorted(found, key=lambda one: -one[0]):
+        yield line
+
+
+def _meanwhile(past: Past, culprits: Sequence[int]) -> str:
+    """What the culprits did while the others waited for them."""
+    its, culprit = Meanwhile(), culprits[0]
+    for worker in culprits:
+        its.add(past.waited.meanwhile.get(worker, Meanwhile()))
+    one = len(culprits) == 1
+    text = (
+        f"While they waited for {'it, it was' if one else 'them, they were'} computing for "
+        f"{_percent(its.computing, its.waited)} of the time"
+    )
+    if its.moving >= WORTH_SAYING * its.waited:
+        what = "what it needed or had made was" if one else "what they needed or had made was"
+        text += f", and for {_percent(its.moving, its.waited)} of it {what} between {past.hosts[culprit]} and the head"
+    ratio = _ratio(past, culprit) if one else None
     if ratio is not None and ratio >= SLOWER:
         return f"{text}: a step takes it {ratio:.1f} times as long as the others."
     if ratio is not None:
@@ -492,6 +586,8 @@ def _what_helps(past: Past, phases: Mapping[str, float], total: float) -> list[s
         than = "" if phases["transferring"] < waited else ", and would help more than another protocol"
         network = past.run.config.get("scenario", {}).get("network")  # without one, memory that all workers map
         how = "larger batches make" if network is None else "a faster network or larger batches make"
+        if past.links:
+            how = f"a faster link {max(past.links, key=_waited_for)} or larger batches make"
         lines.append(f"Transfers took {_percent(phases['transferring'], total)} of the time: {how} that less{than}.")
     if not lines:
         lines.append(
@@ -596,6 +692,15 @@ def _add(total: Counter[int], part: Mapping[int, float]) -> None:
 
 def _for(awaited: int | None) -> str:
     return "for no particular worker" if awaited is None else f"for worker {awaited}"
+
+
+def _waited_for(link: Link) -> float:
+    return sum(link.versions.values()) + sum(link.updates.values())
+
+
+def _rate(rate: float) -> str:
+    unit, name = max(((one, name) for one, name in RATES if rate >= one), default=RATES[0])
+    return f"{rate / unit:.3g} {name}"
 
 
 def _seconds(seconds: float) -> str:
