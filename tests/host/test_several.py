@@ -64,15 +64,24 @@ def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock() -> None:
 
 
 def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it() -> None:
-    news, now = Mock(), iter((1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
-    hosts = SeveralHosts(Mock(), [Other("node-1", range(2, 4), lambda message: None)], news, lambda: next(now))
-    hosts.delivered("node-1", between.Fetched("node-0", "version", None, 3, 40, 0.5))
-    hosts.delivered("node-1", between.Taken(2, 3))
-    hosts.delivered("node-1", between.Taken(3, 3))
-    hosts.delivered("node-1", between.Fetched("node-0", "version", None, 3, 40, 0.5))
-    hosts.delivered("node-1", between.Taken(2, 3))
-    hosts.delivered("node-1", between.Taken(2, 7))
-    assert [call.args for call in news.brought.call_args_list] == [(2, 0.5, 1.0), (3, 0.5, 1.0), (2, 3.5, 4.0)]
+    several = Several()
+    fetched, brought = between.Fetched("node-0", "version", None, 3, 40, 0.5), several.news.brought
+    for at, said in ((1.0, fetched), (1.5, between.Taken(2, 3)), (2.0, between.Taken(3, 3)), (4.0, fetched)):
+        several.at = at
+        several.hosts.delivered("node-1", said)
+    assert [call.args for call in brought.call_args_list] == [(2, 0.5, 1.0), (3, 0.5, 1.0)]
+    several.hosts.delivered("node-1", between.Taken(2, 3))
+    several.hosts.delivered("node-1", between.Taken(2, 7))
+    assert [call.args for call in brought.call_args_list][2:] == [(2, 3.5, 4.0)]
+
+
+def test_only_the_last_fetches_are_remembered() -> None:
+    several = Several()
+    for version in range(100):
+        several.hosts.delivered("node-1", between.Fetched("node-0", "version", None, version, 40, 0.5))
+    for version in range(100):
+        several.hosts.delivered("node-1", between.Taken(2, version))
+    assert several.news.brought.call_count == 8, "four for each worker"
 
 
 def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
