@@ -300,3 +300,9 @@ def test_the_command_simulates_again_and_says_what_it_could_not(
     said(virtual, simulation={**note, "costs": "caller"})
     assert main(["check", str(virtual)]) == 0
     assert "  --     it was not simulated again: a program" in capsys.readouterr().out
+
+
+def test_a_network_that_only_says_what_a_version_takes_paces_no_transfers(tmp_path: Path) -> None:
+    scenario = Scenario(compute=1.0, network=Network(commit=0.25))
+    run = simulated(tmp_path / "run", "asp", scenario=scenario)
+    assert (found := checked(run)).ok, found.wrong

@@ -87,6 +87,11 @@ class Simulation:
         scenario, limit = self.scenario.checked_for(self.workers), self.limit
         check_fit(self.choice, scenario.hosts(self.workers))
         name = self.choice.spec.name
+        if scenario.links_hosts and self.choice.spec.family == "decentralized":
+            raise ConfigError(
+                f"{scenario.name}: {name} has no store, and bandwidth and latency in [[host]] are of links that a "
+                "store's versions and updates go over; leave them out, and set network.between_nodes"
+            )
         if self.costs is None and scenario.compute is None:
             raise ConfigError(
                 f"{scenario.name}: it does not say how long a step takes; set cluster.compute, such as "

@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from typing import Literal, Protocol
 
 from paceline.cluster.group_links import GroupLinks, Moved, ring_bytes
+from paceline.cluster.host_traffic import Came, HostTraffic
 from paceline.cluster.network import SharedLink, Transfer, Way
 from paceline.cluster.scenario import Kill, Scenario, Slowdown
 from paceline.core.facts import (
@@ -33,6 +34,7 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.core.items import Update, Version
 from paceline.core.listed import workers_named
 from paceline.core.orders import (
     ApplyUpdate,
@@ -250,6 +252,7 @@ class World:
         self._stop = stop
         network = scenario.network
         self._link = SharedLink.of(network)
+        self._traffic = HostTraffic.of(scenario, workers, begins.version)
         self._group_links = GroupLinks.of(scenario, workers)
         self._message = network.message if network is not None and network.message is not None else message
         self._workers = {worker: Worker(step - 1) for worker, _, step in begins.members}
@@ -395,12 +398,17 @@ class World:
                 if ended.number in self._flows:  # otherwise its worker left at that very moment
                     self._transferred(ended)
                 continue
+            if self._traffic is not None:
+                came = self._traffic.finish(min(until, self._limit.seconds))
+                if came is not None:
+                    self._came(came)
+                    continue
             if self._group_links is not None and self._group_links.open:
                 moved = self._group_links.finish(min(math.nextafter(until, 0.0), self._limit.seconds))
                 if moved is not None:
                     self._moved(moved)
                     continue
-            if until == math.inf and not self._flows and not self._groups:
+            if until == math.inf and not self._moving:
                 return None
             if until > self._limit.seconds or until == math.inf:
                 self.now = self._limit.seconds
@@ -413,6 +421,12 @@ class World:
                 fact = event()
             if fact is not None:
                 return fact
+
+    @property
+    def _moving(self) -> bool:
+        """Whether anything is on its way."""
+        between_hosts = self._traffic is not None and bool(self._traffic.coming)
+        return bool(self._flows or self._groups) or between_hosts
 
     # --- steps ----------------------------------------------------------------------------------------
 
@@ -577,6 +591,10 @@ class World:
         awaiting.append(begin)
 
     def _transfer(self, number: int, what: Literal["push", "pull", "copy"], of: int) -> None:
+        if self._traffic is not None:
+            item = Update(number, of) if what == "push" else Version(of)
+            if self._traffic.begin(number, item, self._message, self.now):
+                return
         if self._link is None:
             flow = _Flow(number, what, of)
             if what == "pull" and self._workers[number].awaits == of:
@@ -596,6 +614,18 @@ class World:
         times = TransferTimes(ended.began, ended.ended, ended.ended)
         self._journal.ledger.transferred(ended.worker, ended.direction, flow.number, ended.size, times)
         self._arrived(flow)
+
+    def _came(self, came: Came) -> None:
+        """An item has come from one host to another."""
+        self.now = came.ended
+        for worker, since in came.waiting:
+            match came.item:
+                case Update(step=number):
+                    flow = _Flow(worker, "push", number)
+                case Version(version=number):
+                    flow = _Flow(worker, "pull", number)
+            self._workers[worker].transfers.append((flow.what, since, self.now))
+            self._arrived(flow)
 
     def _arrived(self, flow: _Flow) -> None:
         """The transfer has arrived."""
@@ -675,6 +705,8 @@ class World:
         self._tell_times(number, worker, self.now)
         for flow in list(worker.flows):
             self._cancel(flow)
+        if self._traffic is not None:
+            self._traffic.leaves(number, self.now)
         if worker.job is not None:
             self._stop_job(worker.job)
         if reason == "died":  # a copy is void if its source dies before the copy's end

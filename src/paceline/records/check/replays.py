@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.cluster.network import SharedLink
 from paceline.records.broken import CHECKSUMS, READABLE, TRANSFERS, UNDONE, Broken, First, count
 from paceline.records.check.checking import Checking
 from paceline.records.marks import Marks
@@ -58,8 +59,8 @@ def _transfers(checking: Checking) -> None:
             first.note(broken, row)
         before, noted = transfer, noted + 1
     first.settle()
-    network = checking.run.scenario.network
-    if network is None or checking.run.choice.spec.family != "parameter-server":
+    paced = SharedLink.of(checking.run.scenario.network) is not None
+    if not paced or checking.run.choice.spec.family != "parameter-server":
         return
     if not noted and checking.trained and checking.run.simulated:
         return  # in a replay the times are the recorded ones, and nothing was transferred at them
