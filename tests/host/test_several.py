@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -22,8 +23,40 @@ class Several:
         self.head, self.carrier, self.news = Mock(), Mock(), Mock()
         self.told: list[messages.Message] = []
         self.at = 0.0
+        self.head.goes_on.return_value = None
+        self.heard: list[tuple[int, messages.Message, list[bytes]]] = []
+        """What the head's host has heard: of whom, and the bytes of what came along."""
+        self.head.hear = self._hear
         other = Other("node-1", range(2, 4), self.told.append)
         self.hosts = SeveralHosts(self.head, [other], self.carrier, self.news, lambda: self.at)
+
+    def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
+        self.heard.append((worker, message, [os.pread(one, 1000, 0) for one in descriptors]))
+        for one in descriptors:
+            os.close(one)
+
+    def say(self, *said: messages.Message) -> None:
+        """The other host says this."""
+        for message in said:
+            self.hosts.delivered("node-1", message)
+
+    def comes(self, name: str) -> Callable[..., object]:
+        """Return what ends the fetch of that name: with its bytes, or with why it can't come."""
+        (call,) = [call for call in self.carrier.fetch.call_args_list if call.args[0] == Blob(name)]
+        item, _, arrived, lost = call.args
+
+        def ends(data: bytes = b"", why: str = "") -> None:
+            ((host, begin, end),) = self.hosts.ranges(item)
+            assert (host, begin) == ("node-1", 0)
+            memory = self.hosts.lay(item)
+            self.hosts.free(item, bool(data))
+            if data:
+                memory[begin:end] = data
+                arrived()
+            else:
+                lost(why)
+
+        return ends
 
     def hands(self) -> Blob:
         """Tell worker 2 something that a file comes along with, and return the file's name."""
@@ -34,7 +67,7 @@ class Several:
         (said,) = self.told
         assert isinstance(said, between.Say)
         assert said.attached is not None
-        return Blob(said.attached)
+        return Blob(said.attached.name)
 
 
 def test_what_training_begins_with_is_not_kept_for_a_host_that_is_lost() -> None:
@@ -139,3 +172,45 @@ def test_a_version_is_carried_to_those_that_asked_early_before_they_are_told_tha
     several.carrier.made.side_effect = lambda item: several.told.append(item)
     several.head.made(7)
     assert several.told == [Version(7), between.Made(7)]
+
+
+PACKED = b"what the script keeps"
+KEPT = messages.Kept(snapshot=1, step=4, epoch=0, error=None)
+DECLINED = messages.Declined()
+
+
+def kept(name: str) -> between.Heard:
+    """Worker 2 has packed something, which is to be fetched by that name."""
+    return between.Heard(2, KEPT, between.Attached(name, len(PACKED)))
+
+
+def test_what_a_worker_says_is_heard_in_order_though_some_of_it_has_to_be_fetched() -> None:
+    several = Several()
+    several.say(kept("one"), between.Heard(2, DECLINED), kept("two"), between.Gone(2, 0), between.Heard(3, DECLINED))
+    assert several.heard == [(3, DECLINED, [])]
+    several.comes("one")(PACKED)
+    assert several.heard[1:] == [(2, KEPT, [PACKED]), (2, DECLINED, [])]
+    several.news.gone.assert_not_called()
+    several.comes("two")(PACKED)
+    assert several.heard[3:] == [(2, KEPT, [PACKED])]
+    several.news.gone.assert_called_once_with(2, 0)
+    assert several.told == [between.Has("one"), between.Has("two")]
+
+
+def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:
+    several = Several()
+    several.say(kept("one"))
+    several.comes("one")(why="it is gone")
+    assert several.heard == []
+    assert several.told == [between.EndWorker(2, "it is gone")]
+    several.say(between.Gone(2, 9))
+    several.news.gone.assert_called_once_with(2, 9)
+
+
+def test_what_a_host_had_not_handed_over_when_it_was_lost_is_never_heard() -> None:
+    several = Several()
+    several.say(kept("one"), between.Gone(2, 0))
+    several.comes("one")(why="its agent has ended")
+    several.hosts.lost("node-1", "its agent has ended")
+    assert several.heard == []
+    assert [call.args for call in several.news.gone.call_args_list] == [(2, 0), (3, 9)]

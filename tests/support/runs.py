@@ -123,6 +123,12 @@ def resume(
     return _started(["run", *["--quiet"] * quiet, "--resume", str(run), *flags], run, env, first=first)
 
 
+def replayed(run: Path) -> Run:
+    """`paceline replay RUN`, to its end, into a folder beside it."""
+    folder = run.with_name(f"{run.name}-again")
+    return ended(_started(["replay", str(run), "--out", str(folder)], folder, None))
+
+
 def _started(
     arguments: list[str], folder: Path, env: Mapping[str, str] | None, *, fresh: bool = False, first: str = ""
 ) -> Launcher:

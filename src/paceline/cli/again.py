@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,10 @@ def words(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Se
 
 
 def scenario(path: Path, flag: str) -> Scenario:
-    """The scenario that the configuration there has."""
-    return from_plain(recorded(path, flag).get("scenario", {}), f"{flag} {path}")
+    """The scenario that the configuration there has. Where several hosts are its nodes, the flags say how many."""
+    config = recorded(path, flag)
+    found = from_plain(config.get("scenario", {}), f"{flag} {path}")
+    return found if found.host_tables or config.get("hosts", 1) == 1 else replace(found, nodes=1)
 
 
 def _flags(config: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:

@@ -216,7 +216,7 @@ def call(options: argparse.Namespace) -> int:
         scenario.checked_to_die_once()
     check_fits(choice, scenario, workers, vars(options))
     if hosts > 1:
-        check_hosts(choice, scenario, resumes=options.resume is not None, restart=options.restart)
+        check_hosts(choice, scenario, restart=options.restart)
     targets = tuple(Target.parse(text) for text in options.target)
     if options.stop_at_target and not targets:
         raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")
@@ -268,7 +268,7 @@ def call(options: argparse.Namespace) -> int:
         start=options.start or STARTS[0],
         stop_at_target=options.stop_at_target,
         evaluation_threads=EVALUATION_THREADS if options.stop_at_target else None,
-        checkpoint=options.checkpoint if hosts == 1 else 0,  # none is taken of several hosts yet
+        checkpoint=options.checkpoint,
         drain=options.drain,
         restart=options.restart,
         hosts=hosts,

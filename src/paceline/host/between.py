@@ -5,7 +5,7 @@ See `host.branch` for what a host does of it, and `host.remote` for the head's e
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 
@@ -17,7 +17,31 @@ from paceline.records.times import Fetch
 _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
 
 
+class Attached(msgspec.Struct, frozen=True, array_like=True):
+    """What comes along with a message. Whoever hears the message fetches that before, by its name."""
+
+    name: str
+    size: Annotated[int, msgspec.Meta(ge=1)]
+    """Its bytes."""
+
+
+class Has(Message):
+    """What came along with a message by that name is here, and need not be kept any more."""
+
+    attached: str
+
+
 # the head to a host
+
+
+class GoesOn(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker goes on with, in a run that goes on from a snapshot."""
+
+    epoch: int
+    buffers: Attached
+    """The part of its first update's place that has its buffers."""
+    kept: Attached | None
+    """What its script kept, or another worker's, if any did."""
 
 
 class Open(Message):
@@ -27,7 +51,10 @@ class Open(Message):
 class Train(Message):
     """Fetch what training begins with, and let these workers train."""
 
-    workers: list[int]
+    workers: dict[int, GoesOn | None]
+    """None: it begins."""
+    version: int
+    """The version that training begins with."""
     at: float
     """Seconds since the run's start, as the head sent this."""
 
@@ -72,10 +99,19 @@ class Say(Message):
 
     worker: int
     message: messages.ToWorker
-    attached: str | None = None
-    """The name of what comes along, to be fetched before; None: nothing does."""
-    size: int = 0
-    """Its bytes."""
+    attached: Attached | None = None
+
+
+class Adopt(Message):
+    """Have the worker write what its script changed the first version to."""
+
+    worker: int
+
+
+class Adopted(Message):
+    """The first version is what that worker has written: take it anew, before all that comes after this."""
+
+    worker: int
 
 
 class EndWorker(Message):
@@ -103,7 +139,7 @@ class Close(Message):
     """The run is over."""
 
 
-FromHead = Open | Train | CarryOut | Made | Look | Say | EndWorker | Left | SeenOff | Close
+FromHead = Open | Train | CarryOut | Made | Look | Say | Adopt | Adopted | EndWorker | Left | SeenOff | Has | Close
 
 
 # a host to the head
@@ -114,6 +150,7 @@ class Heard(Message):
 
     worker: int
     message: messages.FromWorker
+    attached: Attached | None = None
 
 
 class Gone(Message):
@@ -125,12 +162,6 @@ class Gone(Message):
 
 class Begun(Message):
     """What training begins with is here."""
-
-
-class Has(Message):
-    """What came along with a message is here: see `Say`."""
-
-    attached: str
 
 
 class Lacks(Message):
@@ -202,4 +233,7 @@ class Printed(Message):
     line: str
 
 
-ToHead = Heard | Gone | Begun | Has | Lacks | Taken | AwaitsVersion | AwaitsPlace | Computes | Fetched | Printed
+OfWorker = Heard | Gone | Lacks | Taken | AwaitsVersion | AwaitsPlace | Computes
+"""What a host says of one of its workers, in the order in which it happened."""
+
+ToHead = OfWorker | Begun | Has | Fetched | Printed

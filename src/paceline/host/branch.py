@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import count
 from typing import Protocol
 
-from paceline.core.items import Blob, Item, Update, Version
+from paceline.core.items import Beginning, Blob, Item, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.fabric.memory import Region
 from paceline.host import messages
+from paceline.host.attached import bring, empty_file, file_bytes
+from paceline.host.between import Attached, GoesOn
 from paceline.host.carrier import Carrier
 from paceline.host.contract import WorkersNews
 from paceline.host.fetch import Local
@@ -24,7 +26,7 @@ from paceline.host.releases import Releases, look_of, step_of
 from paceline.host.seat import Seat, Seats
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.versions import Elsewhere
-from paceline.host.wire import FIXED, Wire
+from paceline.host.wire import ADOPTED, FIXED, Wire
 from paceline.host.workers import Workers
 from paceline.records.times import Fetch
 
@@ -36,8 +38,16 @@ def _arriving(version: Version) -> Owner:
     return "arriving", version.version
 
 
+def _written_by(worker: int) -> Owner:
+    """Who claims what that worker has written for all to begin with, until it is the first version here."""
+    return "written by", worker
+
+
 class BranchNews(WorkersNews, Protocol):
     """What is told of a host whose versions another host's store makes, each thing once."""
+
+    def heard_with(self, worker: int, message: messages.Message, attached: Attached) -> None:
+        """The worker has said this, and that comes along."""
 
     def has(self, attached: str) -> None:
         """What came along with a message is here."""
@@ -75,6 +85,9 @@ class Branch:
         self._head = head
         self._beside: dict[Item, memoryview] = {}
         """What is brought to no place of the region's pool: where it goes."""
+        self._attached: dict[Item, memoryview] = {}
+        """What comes along with what workers have said, until the head has it."""
+        self._numbers = count()
         self._offer: messages.Offered | None = None
         self._later: list[Callable[[], None]] | None = None
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
@@ -94,35 +107,35 @@ class Branch:
         """Listen to the workers."""
         self._workers.open(self._hear, self._gone)
 
-    def begin(self, workers: Sequence[int], begun: Callable[[], None]) -> None:
+    def begin(self, workers: Mapping[int, GoesOn | None], version: int, begun: Callable[[], None]) -> None:
         """Fetch what training begins with, and let these workers train. What else comes until then waits."""
         assert self._offer is not None
         self._later = []
         self.region = Region.create(self._plan.region_bytes(self._offer))
-        self.shelf.claim(BEGINNING, Version(0))
+        self.versions.newest = version
+        self.shelf.claim(BEGINNING, Version(version))
+        items = [*self._comes_to(FIXED, self._plan.fixed(self._offer)), Version(version)]
+        kept: dict[int, int] = {}
+        for worker, goes_on in workers.items():
+            if goes_on is not None:
+                items += self._comes_to(Blob(goes_on.buffers.name), self._plan.buffers(worker, self._offer))
+            if goes_on is not None and goes_on.kept is not None:
+                kept[worker], memory = empty_file(goes_on.kept.size)
+                self._beside[Blob(goes_on.kept.name)] = memory
+                items.append(Blob(goes_on.kept.name))
 
         def lost(why: str) -> None:
             for worker in workers:
                 self._news.lacks(worker, f"what training begins with can't come: {why}")
 
-        def fixed() -> None:
-            self._carrier.fetch(Version(0), ("beginning", "parameters"), there, lost)
-
         def there() -> None:
-            assert self.shelf.place(Version(0)) == 0  # where all have mapped it
-            for worker in workers:
-                self._train(worker)
-            later, self._later = self._later or [], None
-            for call in later:
-                call()
+            assert self.shelf.place(Version(version)) == 0  # where all have mapped it
+            for worker, goes_on in workers.items():
+                self._train(worker, goes_on, kept.get(worker))
+            self._go_on()
             begun()
 
-        start, stop = self._plan.fixed(self._offer)
-        if start == stop:
-            fixed()
-        else:
-            self._beside[FIXED] = self.region.memory[start:stop]
-            self._carrier.fetch(FIXED, ("beginning", "fixed"), fixed, lost)
+        bring(self._carrier, items, "beginning", there, lost)
 
     def carry_out(self, order: Order) -> None:
         """Carry out an order about a worker that is here, or about an update of one."""
@@ -166,19 +179,17 @@ class Branch:
 
         self.pulls.bring(worker, version, there)
 
-    def say(self, worker: int, message: messages.Message, attached: str | None, size: int) -> None:
+    def say(self, worker: int, message: messages.Message, attached: Attached | None) -> None:
         """Tell the worker that, with what comes along."""
-        if self._waits(partial(self.say, worker, message, attached, size)):
+        if self._waits(partial(self.say, worker, message, attached)):
             return
         if attached is None:
             self._workers.send(worker, message)
             return
-        file = os.memfd_create("paceline-attached")
-        os.ftruncate(file, size)
-        self._beside[Blob(attached)] = memoryview(mmap.mmap(file, size))
+        file, self._beside[Blob(attached.name)] = empty_file(attached.size)
 
         def there() -> None:
-            self._news.has(attached)
+            self._news.has(attached.name)
             self._workers.send(worker, message, (file,))
             os.close(file)
 
@@ -186,7 +197,40 @@ class Branch:
             os.close(file)
             self._news.lacks(worker, f"what the head has for it can't come: {why}")
 
-        self._carrier.fetch(Blob(attached), ("attached", attached), there, lost)
+        self._carrier.fetch(Blob(attached.name), ("attached", attached.name), there, lost)
+
+    def adopt(self, worker: int) -> None:
+        """See `contract.Host`."""
+        if self._waits(partial(self.adopt, worker)):
+            return
+        place = self.shelf.put(Beginning(worker), _written_by(worker), self._plan.shared)
+        assert place is not None  # only the first version is here
+        self._workers.send(worker, messages.AdoptInto(place))
+
+    def adopted(self, worker: int) -> None:
+        """The first version is what that worker has written. Fetch it. What else comes until then waits."""
+        if self._waits(partial(self.adopted, worker)):
+            return
+        assert self._offer is not None
+
+        def there() -> None:
+            self.shelf.replace(Version(0), Beginning(worker))
+            self.shelf.release(_written_by(worker))
+            self._go_on()
+
+        def lost(why: str) -> None:
+            for one in self._seats:
+                self._news.lacks(one, f"what training begins with can't come: {why}")
+
+        self._later = []
+        items: list[Item] = []
+        if not self.shelf.has(Beginning(worker)):  # it has been written elsewhere
+            items = [*self._comes_to(ADOPTED, self._plan.adopted(self._offer)), Beginning(worker)]
+        bring(self._carrier, items, "adopted", there, lost)
+
+    def drop(self, attached: str) -> None:
+        """The head has what came along by that name."""
+        self._attached.pop(Blob(attached), None)
 
     def left(self, worker: int, died: bool) -> None:
         """See `contract.Host`."""
@@ -204,6 +248,7 @@ class Branch:
             return
         self.pushes.gone(worker)
         self.releases.gone(worker)
+        self.shelf.release(_written_by(worker))
 
     # --- items: see `carrier.Items` -----------------------------------------------------------------
 
@@ -217,8 +262,9 @@ class Branch:
         """See `Items`. There is a place for a version that was claimed, as there is for all that workers may claim."""
         if isinstance(item, Blob):
             return self._beside[item]
-        assert isinstance(item, Version)
-        place = self.shelf.put(item, _arriving(item), self._plan.shared)
+        assert isinstance(item, Version | Beginning)
+        owner = _arriving(item) if isinstance(item, Version) else _written_by(item.worker)
+        place = self.shelf.put(item, owner, self._plan.shared)
         assert place is not None
         return self.view(item)
 
@@ -229,7 +275,7 @@ class Branch:
                 self.shelf.withdraw(item)
             self.shelf.release(_arriving(item))
         else:
-            del self._beside[item]
+            self._beside.pop(item, None)
 
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`."""
@@ -237,14 +283,17 @@ class Branch:
 
     def look(self, item: Item) -> Where:
         """See `Items`. An update is here before the head hears that it is ready."""
-        return "here" if isinstance(item, Update) and self.shelf.has(item) else "gone"
+        there = self.shelf.has(item) if isinstance(item, Update | Beginning) else item in (ADOPTED, *self._attached)
+        return "here" if there else "gone"
 
     def view(self, item: Item) -> memoryview:
         """See `Items`. Raises NotHere."""
-        assert self.region is not None
+        if item in self._attached:
+            return self._attached[item]
         assert self._offer is not None
-        start, stop = self._plan.bytes_of(self.shelf.place(item), self._offer)
-        return self.region.memory[start:stop]
+        if item == ADOPTED:
+            return self._bytes(self._plan.adopted(self._offer))
+        return self._bytes(self._plan.bytes_of(self.shelf.place(item), self._offer))
 
     def claim(self, item: Item, owner: Owner) -> None:
         """See `Items`. An update stays until it is in a version, and before that the head has fetched it."""
@@ -252,8 +301,26 @@ class Branch:
     def release(self, item: Item, owner: Owner) -> None:
         """See `Items`."""
 
+    def _bytes(self, span: tuple[int, int]) -> memoryview:
+        assert self.region is not None
+        start, stop = span
+        return self.region.memory[start:stop]
+
+    def _comes_to(self, item: Blob, span: tuple[int, int]) -> list[Item]:
+        """Have that item come to these bytes of the region. Return what is to be fetched: nothing, if it is empty."""
+        memory = self._bytes(span)
+        if memory.nbytes:
+            self._beside[item] = memory
+        return [item] if memory.nbytes else []
+
     def _away(self, item: Update | Version) -> bool:
         return isinstance(item, Version) and (not self.shelf.has(item) or item in self.shelf.claimed(_arriving(item)))
+
+    def _go_on(self) -> None:
+        """Do what has waited, in order."""
+        later, self._later = self._later or [], None
+        for call in later:
+            call()
 
     def _waits(self, call: Callable[[], None]) -> bool:
         """Whether this has to wait until training's beginning is here. It is called then."""
@@ -264,18 +331,26 @@ class Branch:
 
     # --- what workers say ---------------------------------------------------------------------------
 
-    def _train(self, worker: int) -> None:
+    def _train(self, worker: int, goes_on: GoesOn | None, kept: int | None) -> None:
+        """Let the worker train. `kept`: the descriptor of what its script kept, if that is loaded."""
         seat = self._seats[worker]
-        if not seat.here:
-            return
-        seat.trains = seat.trained = True
-        assert self.region is not None
-        begin = messages.Begin(self._plan.slots, self._plan.areas, self._spec.holder, self._spec.pushes)
-        self._workers.send(worker, begin, (self.region.descriptor,))
+        files = () if kept is None else (kept,)
+        if seat.here:
+            seat.trains = seat.trained = True
+            assert self.region is not None
+            begin = messages.Begin(self._plan.slots, self._plan.areas, self._spec.holder, self._spec.pushes)
+            if goes_on is not None:
+                area = self._plan.area(self._plan.of(worker)[0])
+                begin.resumed = messages.Resumed(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
+            self._workers.send(worker, begin, (self.region.descriptor, *files))
+        for file in files:
+            os.close(file)
+        if goes_on is not None:
+            for attached in (goes_on.buffers, goes_on.kept):
+                if attached is not None:
+                    self._news.has(attached.name)
 
     def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
-        for descriptor in descriptors:
-            os.close(descriptor)
         seat = self._seats[worker]
         match message:
             case messages.StepFinished(step=step):  # its version stays: it may be released on that once more
@@ -292,7 +367,14 @@ class Branch:
                 self._offer = self._offer or message
             case messages.SnapshotTaken():
                 self.releases.looked(worker)
-        self._news.heard(worker, message)
+        if descriptors:
+            memory, name = file_bytes(descriptors[0]), f"attached by worker {worker}: {next(self._numbers)}"
+            self._attached[Blob(name)] = memory
+            self._news.heard_with(worker, message, Attached(name, memory.nbytes))
+        else:
+            self._news.heard(worker, message)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _gone(self, worker: int, status: int) -> None:
         self._seats[worker].here = False

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
-from paceline.core.items import Beginning, Item, Update, Version
+from paceline.core.items import Beginning, Former, Item, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -44,7 +44,7 @@ from paceline.host.seat import Seat, Seats
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.snapshots import Snapshots
 from paceline.host.steps import Steps
-from paceline.host.wire import FIXED, Wire
+from paceline.host.wire import ADOPTED, FIXED, Wire
 from paceline.host.workers import Workers
 
 if TYPE_CHECKING:  # which a run on one host does without
@@ -100,6 +100,10 @@ class LocalHost:
         seats.update((worker, Seat(worker, elsewhere=True)) for worker in elsewhere)
         self.made: Callable[[int], None] = lambda version: None
         """Called when a version is made."""
+        self.adopted: Callable[[int], None] = lambda worker: None
+        """Called when the first version is what that worker has written."""
+        self._lent: set[str] = set()
+        """Other hosts that fetch what training begins with."""
         self.hands: Callable[[int, messages.Message, int], None] = lambda worker, message, file: None
         """Tells a worker of another host something that a file comes along with."""
         self.never_comes: Callable[[int, str], None] = lambda worker, why: None
@@ -264,7 +268,8 @@ class LocalHost:
         """See `contract.Host`."""
         place = self.shelf.put(Beginning(worker), beginning_of(worker), self.plan.shared)
         assert place is not None  # only the first version is there, and averages of it
-        self._workers.send(worker, messages.AdoptInto(place))
+        if not self._seats[worker].elsewhere:  # else its own host has it write, and what it wrote is fetched
+            self._workers.send(worker, messages.AdoptInto(place))
 
     # --- orders and facts ---------------------------------------------------------------------------
 
@@ -366,26 +371,55 @@ class LocalHost:
         return self.commits.newest
 
     def lends_beginning(self, host: str) -> None:
-        """That host fetches what training begins with. Keep it until then."""
-        self.shelf.claim(("lent", host), Version(0))
+        """That host fetches what training begins with. Keep it until then, even if a script changes it for all."""
+        self._lent.add(host)
+        self.shelf.claim(("lent", host), Version(self.newest))
 
     def begun(self, host: str) -> None:
         """That host has what training begins with."""
+        self._lent.discard(host)
         self.shelf.release(("lent", host))
+
+    def goes_on(self, worker: int) -> tuple[int, memoryview, BinaryIO | None] | None:
+        """What that worker goes on with: its epoch, its buffers, and the open file of what its script kept, if any.
+
+        None: the run begins.
+        """
+        if self.snapshots.resumption is None:
+            return None
+        resumed, _, kept = self.snapshots.begins(worker)
+        return resumed.epoch, self._bytes(self.plan.buffers(worker, self._offer)), kept
 
     def view(self, item: Item) -> memoryview:
         """The bytes of what never moves, or of an item that has a place here. Raises NotHere."""
-        assert self.region is not None
-        fixed = item == FIXED
-        start, stop = self.plan.fixed(self._offer) if fixed else self.plan.bytes_of(self.shelf.place(item), self._offer)
-        return self.region.memory[start:stop]
+        if item == FIXED:
+            return self._bytes(self.plan.fixed(self._offer))
+        if item == ADOPTED:
+            return self._bytes(self.plan.adopted(self._offer))
+        return self._bytes(self.plan.bytes_of(self.shelf.place(self.meant(item)), self._offer))
 
     def look(self, item: Item) -> Where:
         """Where an item is that another host asks for: a version, or what never moves."""
         if isinstance(item, Version) and item.version > self.commits.newest:
             return "coming"
-        there = item == FIXED or (isinstance(item, Version) and self.shelf.has(item))
+        there = item in (FIXED, ADOPTED) or (isinstance(item, Version | Beginning) and self.shelf.has(self.meant(item)))
         return "here" if there and self.region is not None else "gone"
+
+    def meant(self, item: Item) -> Item:
+        """What lies here by that name.
+
+        What a worker has written for all to begin with is the first version by now. While a host is still to begin,
+        the first version is as it was: that host's workers change it, too.
+        """
+        if isinstance(item, Beginning) and not self.shelf.has(item):
+            return Version(0)
+        former = Former(item)
+        return former if self._lent and self.shelf.has(former) else item
+
+    def _bytes(self, span: tuple[int, int]) -> memoryview:
+        assert self.region is not None
+        start, stop = span
+        return self.region.memory[start:stop]
 
     def _away(self, item: Update | Version) -> bool:
         return isinstance(item, Update) and self._seats[item.worker].elsewhere
@@ -463,6 +497,7 @@ class LocalHost:
         else:
             self.commits.adopted(worker)
         self.shelf.release(beginning_of(worker))
+        self.adopted(worker)
 
     # --- what the arithmetic process says -----------------------------------------------------------
 

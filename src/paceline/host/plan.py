@@ -64,6 +64,16 @@ class Plan:
         start = self.region_bytes(offer) - 2 * offer.fixed_bytes
         return start, start + offer.fixed_bytes
 
+    def adopted(self, offer: Offered) -> tuple[int, int]:
+        """The same of what takes its place, if a script changes that before its first step."""
+        _, start = self.fixed(offer)
+        return start, start + offer.fixed_bytes
+
+    def buffers(self, worker: int, offer: Offered) -> tuple[int, int]:
+        """The same of where the worker finds its buffers as it goes on: its first own place, behind the parameters."""
+        start, stop = self.bytes_of(self.of(worker)[0], offer)
+        return start + offer.model_bytes, stop
+
     def region_bytes(self, offer: Offered) -> int:
         """Bytes of the region, with this model."""
         places = self.slots * offer.slot_bytes + self.capacity * self.areas * offer.push_bytes

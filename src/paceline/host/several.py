@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -11,14 +10,16 @@ from itertools import count
 from typing import cast
 
 from paceline.core.facts import Fact, ParametersTaken
-from paceline.core.items import Blob, Item, Update, Version
+from paceline.core.items import Beginning, Blob, Item, Update, Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.host import between, messages
+from paceline.host.attached import bring, empty_file, file_bytes
 from paceline.host.carrier import Carrier
 from paceline.host.contract import Host, News, NotHere, Progress, Resumption, Updates
 from paceline.host.fetches import Where
 from paceline.host.host import LocalHost
 from paceline.host.shelf import Owner
+from paceline.host.wire import ADOPTED
 from paceline.records.times import Fetch
 
 KEPT = 4
@@ -53,21 +54,31 @@ class SeveralHosts:
         self._news = news
         self._now = now
         self._attached: dict[Item, tuple[str, memoryview]] = {}
-        """What comes along with a message to a worker of another host, and that host, until it has it."""
+        """What comes along with a message to another host, and that host, until it has it."""
+        self._beside: dict[Item, tuple[str, memoryview]] = {}
+        """What is brought to no place of the region's pool: the host that has it, and where it goes."""
+        self._behind: dict[int, list[between.OfWorker]] = {}
+        """By worker that has said something which is being fetched: what its host has said of it since."""
         self._fetched: dict[tuple[str, int], Fetch] = {}
         """By host and version: the last fetches."""
         self._numbers = count()
-        head.made, head.hands, head.never_comes = self._made, self._hands, self._never_comes
+        head.made, head.adopted = self._made, self._adopted
+        head.hands, head.never_comes = self._hands, self._never_comes
 
     # --- what comes from other hosts ----------------------------------------------------------------
 
     def delivered(self, name: str, message: messages.Message) -> None:
-        """That host has said this."""
+        """That host has said this. What it says of a worker is heard in its order, with all that came along before."""
+        if isinstance(message, between.OfWorker) and message.worker in self._behind:
+            self._behind[message.worker].append(message)
+            return
         match message:
-            case between.Heard(worker=worker, message=said):
-                self._head.hear(worker, said, [])
-                if isinstance(said, messages.SnapshotWanted):
-                    self._tell(worker, between.Look(worker, self._head.newest, said.hold))
+            case between.Heard(worker=worker, message=messages.Adopted()):
+                self._bring(name, message, self._written_by(name, worker))
+            case between.Heard(worker=worker, message=said, attached=None):
+                self._heard(worker, said, [])
+            case between.Heard():
+                self._bring(name, message, [])
             case between.Gone(worker=worker, status=status):
                 self._gone.add(worker)
                 self._news.gone(worker, status)
@@ -106,16 +117,20 @@ class SeveralHosts:
     # --- items: see `carrier.Items` -----------------------------------------------------------------
 
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
-        """See `Items`. Updates come here, each from its worker's host."""
-        assert isinstance(item, Update)
+        """See `Items`. What workers have made or said comes here, from their hosts."""
+        if item in self._beside:
+            host, memory = self._beside[item]
+            return [(host, 0, memory.nbytes)]
+        assert isinstance(item, Update | Beginning)
         return [(self._by_worker[item.worker].name, 0, self.view(item).nbytes)]
 
     def lay(self, item: Item) -> memoryview:
         """See `Items`. The update's place was laid out as its push began, and stays as if its worker were here."""
-        return self.view(item)
+        return self._beside[item][1] if item in self._beside else self.view(item)
 
     def free(self, item: Item, whole: bool) -> None:
         """See `Items`."""
+        self._beside.pop(item, None)
 
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`."""
@@ -131,8 +146,8 @@ class SeveralHosts:
 
     def claim(self, item: Item, owner: Owner) -> None:
         """See `Items`. What is no version stays."""
-        if isinstance(item, Version):
-            self._head.shelf.claim(owner, item)
+        if isinstance(item, Version | Beginning):
+            self._head.shelf.claim(owner, self._head.meant(item))
 
     def release(self, item: Item, owner: Owner) -> None:
         """See `Items`."""
@@ -168,7 +183,8 @@ class SeveralHosts:
         for other in self._others.values():
             if there := [worker for worker in workers if worker in other.workers]:
                 self._head.lends_beginning(other.name)
-                other.tell(between.Train(there, self._now()))
+                goes_on = {worker: self._goes_on(worker) for worker in there}
+                other.tell(between.Train(goes_on, self._head.newest, self._now()))
 
     def carry_out(self, order: Order, at: float) -> None:
         """See `contract.Host`."""
@@ -218,10 +234,8 @@ class SeveralHosts:
 
     def adopt(self, worker: int) -> None:
         """See `contract.Host`."""
-        self._news.refused(
-            "the script changed its model or optimizer between prepare() and its first step, which is not taken up on "
-            "several hosts yet; change them before prepare()"
-        )
+        self._head.adopt(worker)
+        self._tell(worker, between.Adopt(worker))
 
     def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
         """See `contract.Host`."""
@@ -275,11 +289,67 @@ class SeveralHosts:
         """Tell a worker of another host that, with a file."""
         if worker in self._gone:
             return
-        size = os.fstat(file).st_size
-        name = Blob(f"attached {next(self._numbers)}")
-        host = self._by_worker[worker].name
-        self._attached[name] = host, memoryview(mmap.mmap(file, size, prot=mmap.PROT_READ))
-        self._tell(worker, between.Say(worker, cast(messages.ToWorker, message), name.name, size))
+        attached = self._attach(worker, file_bytes(file))
+        self._tell(worker, between.Say(worker, cast(messages.ToWorker, message), attached))
+
+    def _attach(self, worker: int, memory: memoryview) -> between.Attached:
+        """Have these bytes come along with a message to the worker's host."""
+        name = f"attached {next(self._numbers)}"
+        self._attached[Blob(name)] = self._by_worker[worker].name, memory
+        return between.Attached(name, memory.nbytes)
+
+    def _goes_on(self, worker: int) -> between.GoesOn | None:
+        """What that worker of another host goes on with. None: the run begins."""
+        if (goes_on := self._head.goes_on(worker)) is None:
+            return None
+        epoch, buffers, file = goes_on
+        kept = None
+        if file is not None:
+            with file:
+                kept = self._attach(worker, file_bytes(file.fileno()))
+        return between.GoesOn(epoch, self._attach(worker, buffers), kept)
+
+    def _heard(self, worker: int, said: messages.FromWorker, descriptors: list[int]) -> None:
+        self._head.hear(worker, said, descriptors)
+        if isinstance(said, messages.SnapshotWanted):
+            self._tell(worker, between.Look(worker, self._head.newest, said.hold))
+
+    def _written_by(self, name: str, worker: int) -> list[Item]:
+        """What that host's worker has written for all to begin with: items that are to come here."""
+        memory = self._head.view(ADOPTED)
+        if not memory.nbytes:
+            return [Beginning(worker)]
+        self._beside[ADOPTED] = name, memory
+        return [Beginning(worker), ADOPTED]
+
+    def _bring(self, name: str, heard: between.Heard, items: list[Item]) -> None:
+        """Hear what the worker has said once these items are here, and what came along. Then hear what came after."""
+        worker, attached, files = heard.worker, heard.attached, list[int]()
+        if attached is not None:
+            file, memory = empty_file(attached.size)
+            files.append(file)
+            items.append(Blob(attached.name))
+            self._beside[Blob(attached.name)] = name, memory
+        self._behind[worker] = []
+
+        def there() -> None:
+            self._heard(worker, heard.message, files)
+            if attached is not None:
+                self._tell(worker, between.Has(attached.name))
+            self._go_on(name, worker)
+
+        def lost(why: str) -> None:
+            for file in files:
+                os.close(file)
+            self._never_comes(worker, why)
+            self._go_on(name, worker)
+
+        bring(self._carrier, items, f"of worker {worker}", there, lost)
+
+    def _go_on(self, name: str, worker: int) -> None:
+        """Hear what the host has said of that worker since."""
+        for message in self._behind.pop(worker, ()):
+            self.delivered(name, message)
 
     def _never_comes(self, worker: int, why: str) -> None:
         """The worker can't go on, unless it takes no part any more. Its host may have said so before it heard that."""
@@ -290,6 +360,10 @@ class SeveralHosts:
         self._carrier.made(Version(version))
         for other in self._others.values():
             other.tell(between.Made(version))
+
+    def _adopted(self, worker: int) -> None:
+        for other in self._others.values():
+            other.tell(between.Adopted(worker))
 
 
 _: type[Host] = SeveralHosts

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # which a run on one host does without
 
 FIXED = Blob("fixed")
 """What never moves."""
+ADOPTED = Blob("adopted")
+"""What takes its place, if a script changes that before its first step."""
 
 
 class Wire:

@@ -94,6 +94,11 @@ class RecordedRun:
         """Write out a reason of an order that was given at that moment."""
         return segment_at(self.segments, at).choice.sentence(why)
 
+    def scenario_of(self, segment: Segment) -> Scenario:
+        """What the machines were like in that segment: a run may go on with another scenario, or on other hosts."""
+        noted = segment.notes.get("scenario")
+        return self.scenario if noted is None else from_plain(noted, str(self.folder))
+
     @property
     def unended(self) -> str:
         """A line for the reader if the run did not come to its end; else empty."""

@@ -18,7 +18,7 @@ from paceline.core.machine import Spec
 
 OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed")
 """Keys of the table `run` that tell of one segment: of the newest one. The others' are in the table `segments`."""
-ASKED = ("arguments", "threads", "shards", "record", "limits", "learning_rate_scale", "start", "hosts")
+ASKED = ("arguments", "threads", "shards", "record", "limits", "learning_rate_scale", "start", "hosts", "scenario")
 """Keys of the table `run` that a resumed run may have otherwise. Those of earlier segments are in that table, too."""
 
 SEGMENT_OF_FACT = "(SELECT count(*) FROM segments WHERE segments.fact <= facts.id)"

@@ -119,14 +119,15 @@ def _settings(part: Part, script: Path, folder: Path, *, json: bool) -> Settings
     from paceline.runtime.settings import Settings
 
     recorded, config = part.recorded, part.config
+    scenario = recorded.scenario_of(part.segment)
     return Settings(
         script=script,
         source=script.read_bytes(),
         arguments=tuple(config["arguments"]),
         choice=part.segment.choice,
         workers=part.segment.workers,
-        scenario=recorded.scenario.only_dealt(),  # who was slow, and who died, is in the ledger
-        simulated=recorded.scenario,
+        scenario=scenario.only_dealt(),  # who was slow, and who died, is in the ledger
+        simulated=scenario,
         seed=recorded.seed,
         threads=config["threads"],
         folder=folder,

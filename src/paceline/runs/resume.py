@@ -64,7 +64,8 @@ def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now:
     if one.name != other.name and one.holder == "replica":  # its machine's memory is of no use to another one
         raise ConfigError(f"{name}: it is a run of {one.name}, and {KEPT_BY[one.holder]}; leave -p out")
     if workers != now and one.holder != "window":
-        raise ConfigError(f"{name}: it has {workers} workers, and under {one.name} {KEPT_BY[one.holder]}; leave -n out")
+        kept = f"under {one.name} {KEPT_BY[one.holder]}"
+        raise ConfigError(f"{name}: it has {workers} workers, and {kept}; go on with {workers}, not {now}")
 
 
 def check_seed(run: Path, before: int, seed: int) -> None:

@@ -70,14 +70,12 @@ def check_fits(choice: Choice | None, scenario: Scenario, workers: int, flags: M
         check_fit(choice, scenario.hosts(workers))
 
 
-def check_hosts(choice: Choice | None, scenario: Scenario, *, resumes: bool, restart: int) -> None:
+def check_hosts(choice: Choice | None, scenario: Scenario, *, restart: int) -> None:
     """Raises ConfigError, in one line, for what several hosts can't do yet."""
     named = f"{scenario.name}: [[host]]" if scenario.host_tables else "--emulate-hosts"
     if choice is None or choice.spec.versions != "stored":
         name = baseline.NAME if choice is None else choice.spec.name
         raise ConfigError(f"{named}: {name} runs on one host only so far; name a protocol with a store")
-    if resumes:
-        raise ConfigError(f"{named}: a run on several hosts can't be resumed yet")
     if restart or any(event.rejoin_after is not None for event in scenario.events if isinstance(event, Kill)):
         raise ConfigError(f"{named}: workers don't come back on several hosts yet")
     if scenario.network is not None and not scenario.host_tables:

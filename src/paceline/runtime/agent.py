@@ -126,17 +126,23 @@ class _Agent:
         match message:
             case between.Open():
                 self._branch.open()
-            case between.Train(workers=workers, at=at):
+            case between.Train(workers=workers, version=version, at=at):
                 self._begun = self._loop.now() - at
-                self._branch.begin(workers, lambda: self._link.send(between.Begun()))
+                self._branch.begin(workers, version, lambda: self._link.send(between.Begun()))
             case between.CarryOut():
                 self._branch.carry_out(message.order)
             case between.Made(version=version):
                 self._branch.made(version)
             case between.Look(worker=worker, version=version, hold=hold):
                 self._branch.show(worker, version, hold)
-            case between.Say(worker=worker, message=said, attached=attached, size=size):
-                self._branch.say(worker, said, attached, size)
+            case between.Say(worker=worker, message=said, attached=attached):
+                self._branch.say(worker, said, attached)
+            case between.Adopt(worker=worker):
+                self._branch.adopt(worker)
+            case between.Adopted(worker=worker):
+                self._branch.adopted(worker)
+            case between.Has(attached=name):
+                self._branch.drop(name)
             case between.EndWorker(worker=worker, why=None):
                 self._workers.end(worker)
             case between.EndWorker(worker=worker, why=str(why)):
@@ -185,6 +191,10 @@ class _Agent:
     def heard(self, worker: int, message: messages.Message) -> None:
         """See `WorkersNews`."""
         self._link.send(between.Heard(worker, cast(messages.FromWorker, message)))
+
+    def heard_with(self, worker: int, message: messages.Message, attached: between.Attached) -> None:
+        """See `BranchNews`."""
+        self._link.send(between.Heard(worker, cast(messages.FromWorker, message), attached))
 
     def gone(self, worker: int, status: int) -> None:
         """See `WorkersNews`."""

@@ -265,7 +265,7 @@ def _begins_as_configured(checking: Checking, fact: TrainingBegan) -> None:
 
 
 def _on_its_node(checking: Checking, worker: int, host: str) -> None:
-    hosts = checking.run.scenario.hosts(checking.segment.workers)
+    hosts = checking.run.scenario_of(checking.segment).hosts(checking.segment.workers)
     if not 0 <= worker < len(hosts) or hosts[worker] != host:
         expected = f"one of {len(hosts)} workers" if worker >= len(hosts) else f"worker {worker} on {hosts[worker]}"
         raise Broken(MEMBERS, expected, f"worker {worker} on {host}")

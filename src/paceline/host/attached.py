@@ -1,0 +1,33 @@
+"""Files that come along with messages between hosts: as bytes, which the other host fetches into a file of its own."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+
+from paceline.core.items import Item
+from paceline.host.carrier import Carrier
+
+
+def file_bytes(descriptor: int) -> memoryview:
+    """Return the bytes of that file, which is not empty. The descriptor may be closed at once."""
+    return memoryview(mmap.mmap(descriptor, os.fstat(descriptor).st_size, prot=mmap.PROT_READ))
+
+
+def empty_file(size: int) -> tuple[int, memoryview]:
+    """Return the descriptor of an anonymous file of that size, and its bytes, to be written to."""
+    file = os.memfd_create("paceline-attached", os.MFD_CLOEXEC)
+    os.ftruncate(file, size)
+    return file, memoryview(mmap.mmap(file, size))
+
+
+def bring(
+    carrier: Carrier, items: Sequence[Item], owner: str, arrived: Callable[[], object], lost: Callable[[str], object]
+) -> None:
+    """Fetch these items, one after the other. Call `arrived` when all are here, or `lost` with why one can't come."""
+    if not items:
+        arrived()
+        return
+    first, *rest = items
+    carrier.fetch(first, (owner, len(rest)), lambda: bring(carrier, rest, owner, arrived, lost), lost)
