@@ -284,8 +284,8 @@ class TestLeaving:
         assert three.host.progress.settled
         assert not three.host.progress.averaging
 
-    def test_what_a_worker_was_to_write_for_all_is_void_when_it_goes(self, here: Callable[..., Company]) -> None:
-        two = here(2)
+    def test_what_a_worker_was_to_write_for_all_is_void_when_it_goes(self, training: Callable[..., Company]) -> None:
+        two = training(2)
         two.host.adopt(1)
         two.leave(1)
         assert two.claims_of(1) == []
@@ -368,6 +368,34 @@ class TestArithmetic:
             assert two.news.told("void") == [(1, [1])] * 2, "what lies there is no replica still"
             two.host.record(1, [0], "file", "mean")
             assert isinstance(two.store.sent[-1], messages.RecordMean)
+
+    def test_what_a_worker_packs_for_a_snapshot_is_written(self, training: Callable[..., Company]) -> None:
+        two = training(2)
+        two.host.keep(5, "folder", 0, [0, 1])
+        for worker in (1, 0):
+            two.crew.hear(worker, messages.Kept(5, 0, 0, None), f"what worker {worker} keeps")
+        assert two.store.sent[-2:] == [messages.KeepWorker(f"folder/worker-{worker}.safetensors") for worker in (1, 0)]
+        assert two.store.packed == ["what worker 1 keeps", "what worker 0 keeps"]
+        assert [worker for worker, _ in two.news.told("heard")] == [1, 0]
+
+    def test_what_a_worker_has_changed_the_first_version_to_is_that_version(
+        self, training: Callable[..., Company]
+    ) -> None:
+        two = training(2)
+        two.host.adopt(1)
+        ((_, told),) = two.told
+        assert isinstance(told, messages.AdoptInto)
+        two.crew.hear(1, messages.Adopted(), "the optimizer's state")
+        assert (two.store.sent, two.store.packed) == ([messages.Adopt()], ["the optimizer's state"])
+        two.carry_out(Release(worker=0, step=0, version=0, parameters="pull"))
+        _, begun = two.told[-1]
+        assert isinstance(begun, messages.Compute)
+        assert begun.slot == told.slot
+        two.computed(0, 0)
+        two.carry_out(StartPush(worker=0, step=0, scale=1.0))
+        two.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+        assert two.commits()[0].source == told.slot
+        assert two.claims_of(1) == []
 
     def test_a_mean_has_no_replica_that_a_joiner_has_yet_to_put_there(self, here: Callable[..., Company]) -> None:
         one = here(1, "ad-psgd")
@@ -941,12 +969,6 @@ class TestSeveral:
         with pytest.raises(NotHere, match="worker 1 is on host node-1, where none joins yet"):
             REFUSED[what](two)
         assert (two.news.calls, two.told, two.claims()) == ([], [], claims)
-
-    def test_what_a_script_changes_before_its_first_step_is_refused(self) -> None:
-        two = elsewhere(2)
-        two.host.adopt(1)
-        ((why,),) = two.news.told("refused")
-        assert "is not taken up on several hosts yet" in why
 
     def test_a_worker_of_another_host_forks_no_store(self) -> None:
         two = elsewhere(2)

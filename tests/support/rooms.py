@@ -27,6 +27,8 @@ class Line:
 
     def __init__(self) -> None:
         self.sent: list[messages.Message] = []
+        self.packed: list[str] = []
+        """What came along with messages that are to be written, or adopted."""
         self.coming: deque[tuple[messages.Message | Exception, list[int]]] = deque()
         self.full = self.closed = False
 
@@ -34,6 +36,8 @@ class Line:
         assert not self.closed
         if not self.full:
             self.sent.append(message)
+            if isinstance(message, messages.KeepWorker | messages.Adopt):
+                self.packed += [os.pread(descriptor, 100, 0).decode() for descriptor in descriptors]
         return not self.full
 
     def receive(self) -> tuple[messages.Message, list[int]]:
