@@ -312,6 +312,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
 
     shards = settings.shards or (offer.shards if offer else None) or "dynamic"
     epochs = settings.epochs or (offer.epochs if offer else None)
+    alone = settings.hosts == 1 and settings.resumed is None  # a run that goes on may have had several hosts
     config: dict[str, Any] = {
         "paceline": __version__,
         "script": str(settings.script),
@@ -321,8 +322,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "arguments": list(settings.arguments),
         "protocol": settings.choice.to_plain(),
         "workers": settings.workers,
-        **({} if settings.hosts == 1 and settings.resumed is None else {"hosts": settings.hosts}),
-        **({} if settings.hosts == 1 else {"host_timeout": settings.host_timeout}),
+        **({} if alone else {"hosts": settings.hosts, "host_timeout": settings.host_timeout}),
         "threads": settings.threads,
         "seed": settings.seed,
         "start": settings.start,

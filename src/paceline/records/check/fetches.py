@@ -35,11 +35,14 @@ _ROWS = """
 """
 _BEFORE_MADE = """
     SELECT fetches.rowid, number, began, commits.at FROM fetches LEFT JOIN commits ON commits.version = fetches.number
-    WHERE fetches.kind = 'version' AND number > ?
+    WHERE fetches.kind = 'version' AND number NOT IN (SELECT version FROM segments WHERE at IS NOT NULL)
         AND (commits.at IS NULL OR began < commits.at - ? - ? * (ended - began))
     ORDER BY fetches.rowid LIMIT 1
 """
-"""The first version that was fetched before it was made. The head's moments are late, if at all."""
+"""The first version that was fetched before it was made. The head's moments are late, if at all.
+
+What a segment begins with is there before it begins.
+"""
 
 
 def fetches(checking: Checking) -> None:
@@ -65,7 +68,7 @@ def fetches(checking: Checking) -> None:
             checking.table, checking.row = "facts", fact
             there.event(*event)
     checking.table, checking.row = "fetches", None
-    _made_before(checking.rules.first or 0, ledger)
+    _made_before(ledger)
     checking.proved.append(f"{count(number, 'fetch', 'fetches')} between hosts, each of what is there and needed")
 
 
@@ -93,8 +96,8 @@ def _rows(checking: Checking) -> Iterator[tuple[Any, ...]]:
         yield fact, part, row, fetch
 
 
-def _made_before(first: int, ledger: sqlite3.Connection) -> None:
-    early = ledger.execute(_BEFORE_MADE, (first, TICK, DRIFT)).fetchone()
+def _made_before(ledger: sqlite3.Connection) -> None:
+    early = ledger.execute(_BEFORE_MADE, (TICK, DRIFT)).fetchone()
     if early is not None:
         row, version, began, made = early
         when = "once it is made, which it never is" if made is None else f"at {made!r}, when it is made, or later"
