@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core.facts import Fact, ParametersTaken, ReduceFailed, ReduceFinished, ReplicaCopied, UpdateArrived
+from paceline.core.items import Version
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
@@ -969,6 +970,40 @@ class TestSeveral:
         with pytest.raises(NotHere, match="worker 1 is on host node-1, where none joins yet"):
             REFUSED[what](two)
         assert (two.news.calls, two.told, two.claims()) == ([], [], claims)
+
+    @pytest.mark.parametrize("hold", [False, True])
+    def test_a_worker_that_has_left_sees_what_it_looks_at_once_that_is_there(self, hold: bool) -> None:
+        """Its script waits for that, wherever it is as the run is stopped."""
+        two = elsewhere(2)
+        two.carry_out(Release(worker=0, step=0, version=0))
+        two.computed(0, 0)
+        two.carry_out(StartPush(worker=0, step=0))
+        two.apply(1, (0, 0))
+        two.between.slow = True
+        two.crew.told.clear()
+        two.crew.hear(1, messages.SnapshotWanted(hold=hold))
+        two.host.left(1, died=False)
+        assert two.told == []
+        two.between.arrives()
+        assert [(worker, type(said).__name__) for worker, said in two.told] == [(1, "Snapshot")]
+
+    def test_a_version_that_was_on_its_way_to_a_worker_that_left_is_brought_anew_for_another_one(self) -> None:
+        """The worker that left claims it until its process ends, and its bytes may not be there."""
+        three = elsewhere(3)
+        three.carry_out(Release(worker=2, step=0, version=0))
+        three.computed(2, 0)
+        three.carry_out(StartPush(worker=2, step=0))
+        three.apply(1, (2, 0))
+        three.head.view(Version(1))[:8] = b"contents"
+        three.between.slow = True
+        three.crew.told.clear()
+        three.carry_out(Release(worker=0, step=0, version=1))
+        three.host.left(0, died=True)
+        three.carry_out(Release(worker=1, step=0, version=1))
+        assert three.told == []
+        three.between.arrives()
+        assert [(worker, type(said).__name__) for worker, said in three.told] == [(1, "Compute")]
+        assert three.agent._branch.view(Version(1))[:8] == b"contents"
 
     def test_a_worker_of_another_host_forks_no_store(self) -> None:
         two = elsewhere(2)

@@ -258,6 +258,7 @@ class Elsewhere(Company):
 
     head: LocalHost
     agent: Agent
+    between: Between
 
     @property
     def with_store(self) -> LocalHost:
@@ -278,8 +279,11 @@ class Between:
     """Stands in for what connects the two hosts. What happens because of a message happens after that message."""
 
     def __init__(self) -> None:
+        self.slow = False
+        """Whether all about items is on its way until `arrives`."""
         self._next: deque[Callable[[], object]] = deque()
         self._busy = False
+        self._held: deque[Callable[[], object]] = deque()
 
     def carries(self, message: messages.Message, kinds: Any, to: Callable[[Any], object]) -> None:
         """Deliver that message there, which is one of these kinds."""
@@ -295,6 +299,19 @@ class Between:
             while self._next:
                 self._next.popleft()()
             self._busy = False
+
+    def brings(self, call: Callable[[], object]) -> None:
+        """Call that, which is about an item, in its turn."""
+        if self.slow:
+            self._held.append(call)
+        else:
+            self.then(call)
+
+    def arrives(self) -> None:
+        """What is on its way about items comes, in order."""
+        self.slow = False
+        while self._held:
+            self.then(self._held.popleft())
 
 
 class AgentsEnd:
@@ -335,7 +352,7 @@ class Pipe:
             end.news.connected(end.peer)
 
     def ask(self, request: int, named: Named, begin: int, end: int) -> None:
-        self._between.then(lambda: self.other.news.asked(self.other.peer, request, named, begin, end))
+        self._between.brings(lambda: self.other.news.asked(self.other.peer, request, named, begin, end))
 
     def send(self, request: int, memory: memoryview) -> None:
         def arrives() -> None:
@@ -345,16 +362,16 @@ class Pipe:
                 news.came(peer, request, len(memory))
             self.news.sent(self.peer, request)
 
-        self._between.then(arrives)
+        self._between.brings(arrives)
 
     def cancel(self, request: int) -> None:
-        self._between.then(lambda: self.other.news.cancelled(self.other.peer, request))
+        self._between.brings(lambda: self.other.news.cancelled(self.other.peer, request))
 
     def stop(self, request: int) -> None:
         pass  # what is sent arrives, and `sent` is told then
 
     def refuse(self, request: int, why: str) -> None:
-        self._between.then(lambda: self.other.news.refused(self.other.peer, request, why))
+        self._between.brings(lambda: self.other.news.refused(self.other.peer, request, why))
 
 
 OTHER = "node-1"
@@ -403,7 +420,7 @@ def elsewhere(workers: int = 3, protocol: str = "asp", *, unapplied: int = 2, **
         pipe: Any = carrier.meet(OTHER, 1)
         pipe.connect(agent._bulk)
     made = Elsewhere(several, crew, loop, news, forker=forker)
-    made.head, made.agent = head, agent
+    made.head, made.agent, made.between = head, agent, between
     several.open()
     here.hear(forker, OFFER)
     for worker in range(workers):

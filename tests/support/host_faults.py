@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
+import time
 from dataclasses import dataclass, field
 
 from paceline.protocols import registry
@@ -16,7 +18,9 @@ from support.runs import Run, ended
 EPOCHS, SAMPLES = 2, 96
 STEPS = EPOCHS * SAMPLES // 4
 IN_TIME = 120.0
-"""Seconds. An idle machine takes three, and scripts have 30 for their end after Ctrl-C."""
+"""Seconds. An idle machine takes three."""
+ENDED_LATE = "in time and (is|are) ended"
+"""What is said of scripts that did not end by themselves. After Ctrl-C they have 30 seconds."""
 WAITS = 20
 """Seconds that nobody may wait for anything."""
 LENIENT, STRICT = 15.0, 2.0
@@ -289,7 +293,10 @@ def carry_out(schedule: Schedule, launch: Launch) -> tuple[Run, list[str]]:
     befell.touch()
     names = {"TIMEOUT": schedule.timeout, "FAULTS": schedule.faults, "BEFELL": str(befell)}
     first = "".join(f"{name} = {value!r}\n" for name, value in names.items()) + FIRST
+    began = time.monotonic()
     run = ended(launch.start(schedule.script, *schedule.flags, first=first), IN_TIME)
+    if time.monotonic() > began + 28.0 and re.search(ENDED_LATE, run.err):
+        raise AssertionError(f"{befell.read_text()}scripts did not end:\n{run.err}")
     return run, befell.read_text().splitlines()
 
 

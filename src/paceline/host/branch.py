@@ -59,6 +59,11 @@ class BranchNews(WorkersNews, Protocol):
         """An item is here. Who waits for it hears of that next."""
 
 
+def _shown_to(worker: int) -> Owner:
+    """Who fetches the version that the worker looks at."""
+    return "shown to", worker
+
+
 class Branch:
     """Carries out orders about its workers. The head's host has the store, and fetches their updates from here."""
 
@@ -172,12 +177,19 @@ class Branch:
         """That version is the newest: show it to the worker, which has asked for that."""
         if self._waits(partial(self.show, worker, version, hold)):
             return
-        self.shelf.claim((step_of if hold else look_of)(worker), Version(version))
+        item = Version(version)
+        self.shelf.claim((step_of if hold else look_of)(worker), item)
 
         def there() -> None:
-            self._workers.send(worker, messages.Snapshot(self.shelf.place(Version(version))))
+            self._workers.send(worker, messages.Snapshot(self.shelf.place(item)))
 
-        self.pulls.bring(worker, version, there)
+        def lost(why: str) -> None:
+            self._news.lacks(worker, f"{item} can't come: {why}")
+
+        if self._away(item):  # it comes even if the worker leaves: its script waits for that
+            self._carrier.fetch(item, _shown_to(worker), there, lost)
+        else:
+            there()
 
     def say(self, worker: int, message: messages.Message, attached: Attached | None) -> None:
         """Tell the worker that, with what comes along."""
@@ -246,6 +258,7 @@ class Branch:
         """See `contract.Host`."""
         if self._waits(partial(self.gone, worker)):
             return
+        self._carrier.cancel(_shown_to(worker))
         self.pushes.gone(worker)
         self.releases.gone(worker)
         self.shelf.release(_written_by(worker))

@@ -48,14 +48,6 @@ class Pulls:
 
         self._versions.when_made(version, made)
 
-    def bring(self, worker: int, version: int, then: Callable[[], None]) -> None:
-        """Bring a version that is made, outside of any step. Whoever needs it has claimed it."""
-
-        def there(at: float) -> None:
-            then()
-
-        self._fetcher.fetch(worker, Version(version), there)
-
     def left(self, worker: int) -> None:
         """The worker takes no part any more."""
         self._fetcher.cancel(worker)
