@@ -156,6 +156,11 @@ class MembershipContract(ABC):
         assert there.members() == [0, 2]
         assert not there.leaves(1)
 
+    def test_one_that_leaves_before_all_begin_took_no_part(self, there: Members) -> None:
+        there.comes(0)
+        assert not there.leaves(0)
+        assert there.members() == []
+
     def test_one_that_comes_back_is_a_new_incarnation_and_takes_part_once_it_joins(self) -> None:
         there = self.begun()
         numbers = [there.incarnation(1)]
