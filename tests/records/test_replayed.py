@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from paceline.records.ledger import TABLES
 from paceline.records.replayed import Compared, compare
 
@@ -41,10 +43,8 @@ def ledger(first: Iterable[int | None], second: Iterable[int | None]) -> sqlite3
     return made
 
 
-def compared(recorded: sqlite3.Connection, again: sqlite3.Connection) -> Compared:
-    run: Any = SimpleNamespace(
-        ledger=recorded, summary={"outcome": "completed"}, segments=[SimpleNamespace(version=0)] * 2
-    )
+def compared(recorded: sqlite3.Connection, again: sqlite3.Connection, outcome: str = "completed") -> Compared:
+    run: Any = SimpleNamespace(ledger=recorded, summary={"outcome": outcome}, segments=[SimpleNamespace(version=0)] * 2)
     return compare(run, again)
 
 
@@ -60,3 +60,30 @@ def test_a_process_that_asked_before_the_machine_was_told_of_it_counts_in_its_ow
 def test_another_lease_of_the_last_segment_is_found() -> None:
     (found,) = compared(ledger([0, 1], [1, 2, 3]), ledger([0], [1, 3, 2])).differences
     assert (found.table, found.key) == ("leases", {"worker": 0, "number": 2})
+
+
+def evaluated(loss: float | None) -> sqlite3.Connection:
+    """Version 1 is recorded, and its loss is this; None: it was not evaluated."""
+    made = ledger([0], [1])
+    made.execute("INSERT INTO versions (version, at, sha256, samples) VALUES (1, 0.0, 'digest', 4)")
+    if loss is not None:
+        made.execute("INSERT INTO evaluations (version, metric, value) VALUES (1, 'loss', ?)", (loss,))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("outcome", "then", "now", "differs"),
+    [
+        ("completed", 0.5, None, True),
+        ("completed", None, 0.5, True),
+        ("failed", 0.5, None, False),
+        ("failed", None, 0.5, False),
+        ("failed", 0.5, 0.6, True),
+    ],
+)
+def test_a_run_that_failed_and_its_replay_may_each_have_evaluated_what_the_other_has_not(
+    outcome: str, then: float | None, now: float | None, differs: bool
+) -> None:
+    """A process beside the workers evaluates what they made before they died. In a replay, only workers do."""
+    found = compared(evaluated(then), evaluated(now), outcome).differences
+    assert [one.table for one in found] == ["evaluations"] * differs

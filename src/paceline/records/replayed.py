@@ -171,7 +171,10 @@ class _Sides:
         self.again = again
         self.until = until
         self.evaluated = (recorded.summary or {}).get("outcome") == "completed"
-        """Whether all of the recording's versions were evaluated, if any were."""
+        """Whether all of the recording's versions were evaluated, if any were. Then the replay's are, too.
+
+        A replay whose workers have all died has nobody for that. A run may have a process that evaluates beside them.
+        """
         self.cuts = [segment.version for segment in recorded.segments[1:]]
         """The store's versions from which the run went on."""
         self.completed = self.evaluated and until is None
@@ -351,7 +354,7 @@ def _evaluations(sides: _Sides, tell: Tell, excused: Collection[str]) -> int:
     )
     for version, metric in sorted(then.keys() | now.keys()):
         for one, other in _beside(then.get((version, metric), []), now.get((version, metric), [])):
-            if one != other and (sides.evaluated or one is not ABSENT):
+            if one != other and (sides.evaluated or ABSENT not in (one, other)):
                 tell("evaluations", f"version {version}", {"version": version, "metric": metric}, metric, one, other)
     return sum(map(len, then.values()))
 
