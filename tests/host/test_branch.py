@@ -43,7 +43,7 @@ class Host:
         self.branch.open()
         workers.open.call_args.args[0](2, msgspec.structs.replace(OFFER, fixed_bytes=fixed_bytes), [])
         self.begun = Mock()
-        self.branch.begin([2, 3], self.begun)
+        self.branch.begin({2: None, 3: None}, 0, self.begun)
 
     def comes(self, request: int, count: int | None = None) -> None:
         """So many bytes of the request come, or the rest."""

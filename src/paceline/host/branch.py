@@ -130,6 +130,8 @@ class Branch:
                 items.append(Blob(goes_on.kept.name))
 
         def lost(why: str) -> None:
+            for file in kept.values():
+                os.close(file)
             for worker in workers:
                 self._news.lacks(worker, f"what training begins with can't come: {why}")
 
@@ -287,8 +289,11 @@ class Branch:
             if not whole:
                 self.shelf.withdraw(item)
             self.shelf.release(_arriving(item))
+        elif isinstance(item, Beginning):
+            if not whole:
+                self.shelf.release(_written_by(item.worker))
         else:
-            self._beside.pop(item, None)
+            del self._beside[item]
 
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`."""
