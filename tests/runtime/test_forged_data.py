@@ -308,6 +308,19 @@ def test_files_that_are_gone_are_counted_and_nothing_is_said_of_them(both: Both,
     assert f"{len(files) - 1} files in versions with the hashes that were noted; 1 file is gone" in found.proved
 
 
+def test_the_last_version_of_a_launcher_that_was_killed_may_not_be_noted(both: Both, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(both["store"][0].folder, folder)
+    (folder / "summary.json").unlink()
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        database.execute("DELETE FROM run WHERE key = 'end'")
+        for table in ("evaluations", "versions"):
+            database.execute(f"DELETE FROM {table} WHERE version = (SELECT max(version) FROM versions)")
+    assert checked(folder).wrong is None
+    changes_a_parameter(sorted((folder / "versions").glob("0*"))[1])
+    assert checked(folder).wrong is not None
+
+
 def test_a_simulation_without_a_script_has_recorded_nothing(tmp_path: Path) -> None:
     folder = simulated(tmp_path / "run", "asp")
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:

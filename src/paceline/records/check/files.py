@@ -28,10 +28,11 @@ def files(checking: Checking) -> None:
     for version, _, file in rows:
         if file != f"versions/{version:08d}.safetensors":
             raise Broken(FILE_NOTED, f"versions/{version:08d}.safetensors", file, "versions", version)
-    if rows and final in here:
-        names[final] = rows[-1][1]
-    if checking.completed and (stray := sorted(here - names.keys())):
+    stray = sorted(here - names.keys() - ({final} if rows else set()))
+    if checking.completed and stray:
         raise Broken(FILE_NOTED, "files of recorded versions alone", stray[0], "versions/", None)
+    if rows and final in here and not stray:  # what a launcher that is killed wrote last may not be noted
+        names[final] = rows[-1][1]
     for name, noted in names.items():
         checking.table, checking.row = f"versions/{name}", None
         if name not in here:
