@@ -987,6 +987,19 @@ class TestSeveral:
         two.between.arrives()
         assert [(worker, type(said).__name__) for worker, said in two.told] == [(1, "Snapshot")]
 
+    def test_a_host_none_of_whose_workers_trains_bears_what_others_adopt_and_make(self) -> None:
+        """They died before they came to `prepare`, say."""
+        two = elsewhere(2, trains=False)
+        two.host.adopt(two.forker)
+        two.at_head.hear(two.forker, messages.Adopted())
+        two.carry_out(Release(worker=two.forker, step=0, version=0))
+        done = messages.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        two.at_head.hear(two.forker, done)
+        two.carry_out(StartPush(worker=two.forker, step=0))
+        two.apply(1, (two.forker, 0))
+        assert two.told == []
+        assert two.agent._branch.shelf.free([0]) == 0
+
     def test_a_version_that_was_on_its_way_to_a_worker_that_left_is_brought_anew_for_another_one(self) -> None:
         """The worker that left claims it until its process ends, and its bytes may not be there."""
         three = elsewhere(3)

@@ -259,6 +259,7 @@ class Elsewhere(Company):
     head: LocalHost
     agent: Agent
     between: Between
+    at_head: Crew
 
     @property
     def with_store(self) -> LocalHost:
@@ -378,10 +379,12 @@ OTHER = "node-1"
 """The host of the workers that are not on the head's."""
 
 
-def elsewhere(workers: int = 3, protocol: str = "asp", *, unapplied: int = 2, **given: Any) -> Elsewhere:
+def elsewhere(
+    workers: int = 3, protocol: str = "asp", *, unapplied: int = 2, trains: bool = True, **given: Any
+) -> Elsewhere:
     """A company that trains by that protocol, all of whose workers are on another host than the store.
 
-    A further worker, which takes no part, is on the store's host and forks it.
+    A further worker is on the store's host and forks it. It takes no part, or alone does if the others don't `trains`.
     """
     spec, forker, between = registry()[protocol], workers, Between()
     crew, here, loop, news = Crew(workers), Crew(0), Clockwork(), Kept()
@@ -421,13 +424,14 @@ def elsewhere(workers: int = 3, protocol: str = "asp", *, unapplied: int = 2, **
         pipe.connect(agent._bulk)
     made = Elsewhere(several, crew, loop, news, forker=forker)
     made.head, made.agent, made.between = head, agent, between
+    made.at_head = here
     several.open()
     here.hear(forker, OFFER)
-    for worker in range(workers):
+    for worker in range(workers if trains else 0):
         crew.hear(worker, OFFER)
     several.prepare(forker)
     made.said_by_store(messages.StoreReady(PROCESS, "beginning"))
-    several.begin(range(workers))
+    several.begin(range(workers) if trains else [forker])
     crew.told.clear()
     news.calls.clear()
     return made

@@ -223,7 +223,7 @@ class Branch:
 
     def adopted(self, worker: int) -> None:
         """The first version is what that worker has written. Fetch it. What else comes until then waits."""
-        if self._waits(partial(self.adopted, worker)):
+        if self.region is None or self._waits(partial(self.adopted, worker)):  # without one, no worker trains here
             return
         assert self._offer is not None
 
