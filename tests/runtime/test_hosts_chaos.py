@@ -1,4 +1,4 @@
-"""Seeded schedules of deaths, stops, cut connections and signals on two to four hosts, checked and replayed.
+"""Seeded schedules of deaths, stops, cut connections and signals on two to four hosts, resumed, checked and replayed.
 
 `python -m pytest -m "long or not long" tests/runtime/test_hosts_chaos.py -k "[17]"` makes that of seed 17 again.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.host_faults import Schedule, broken_promises, carry_out
+from support.host_faults import Schedule, carry_out
 from support.launch import Launch
 
 SCHEDULES, SHORT = 150, (22, 101, 138)
@@ -20,7 +20,5 @@ SCHEDULES, SHORT = 150, (22, 101, 138)
 def test_whatever_befalls_hosts_a_run_ends_is_checked_replayed_and_leaves_nothing(seed: int, launch: Launch) -> None:
     schedule = Schedule.of(seed)
     print(schedule)
-    run, befell = carry_out(schedule, launch)
-    launch.assert_nothing_left()
-    broken = broken_promises(schedule, run, befell)
-    assert not broken, "\n".join([str(schedule), *befell, *broken, "--- standard error", run.err[-3000:]])
+    said = carry_out(schedule, launch)
+    assert not any(line.startswith("BROKEN") for line in said), "\n".join([str(schedule), *said])

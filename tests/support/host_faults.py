@@ -6,14 +6,16 @@ import random
 import re
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.protocols import registry
+from paceline.records.snapshots import whole
 from support.chaos import CODES, OURS, broken_books
 from support.launch import Launch
 from support.recorded import checked
 from support.replays import broken_replay
-from support.runs import Run, ended
+from support.runs import Launcher, Run, ended
 
 EPOCHS, SAMPLES = 2, 96
 STEPS = EPOCHS * SAMPLES // 4
@@ -38,6 +40,7 @@ comes_to("begin")
 torch.manual_seed(3)
 model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
 optimizer = {optimizer}
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 x, y = torch.randn({samples}, 6), torch.randint(0, 3, ({samples},))
 loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True, num_workers={loaders})
 
@@ -47,8 +50,10 @@ def evaluate(model):
     return {{"loss": nn.functional.cross_entropy(model(x), y).item()}}
 
 comes_to("prepare")
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs={epochs}, evaluate={evaluate})
-for epoch in range({epochs}):
+keep = {keep}
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs={epochs}, evaluate={evaluate}, keep=keep)
+{change}
+for epoch in {each}:
     for x_, y_ in loader:
         comes_to("batch")
         optimizer.zero_grad()
@@ -60,6 +65,7 @@ for epoch in range({epochs}):
         {each_step}
         time.sleep({pause} * (1 + paceline.worker()))
     comes_to("epoch")
+    scheduler.step()
     {each_epoch}
 {end}
 comes_to("end")
@@ -69,11 +75,10 @@ FIRST = """
 import os, signal, socket, subprocess, sys
 import paceline
 from paceline.host import carrier, tcp, zygote
-from paceline.runtime import agent, emulated, others, settings, worker
+from paceline.runtime import agent, emulated, others, worker
 from paceline.training import store
 
 launcher, forks, who, seen, streams = os.getpid(), None, "head", {}, []
-settings.Settings.__init__.__kwdefaults__["host_timeout"] = TIMEOUT
 
 def is_now(name):
     # this process is that from now on: a fork has the counts of the process before
@@ -181,6 +186,8 @@ COMMITS = {"commit": 24}
 
 Fault = tuple[str, str, int, str, float]
 """Which process, where, the how manieth time, what, and for how many seconds if it is stopped."""
+Resume = tuple[tuple[str, ...], tuple[Fault, ...]]
+"""The flags of a run that goes on, and what befalls it then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +200,8 @@ class Schedule:
     """Of hosts, in seconds."""
     script: str = field(repr=False)
     faults: tuple[Fault, ...]
+    resumes: tuple[Resume, ...]
+    """How it goes on if it ends before its work is done and has a snapshot. Nothing befalls the last one."""
 
     @classmethod
     def of(cls, seed: int) -> Schedule:
@@ -217,14 +226,13 @@ class Schedule:
         if evaluates and chance.random() < 0.5:
             flags += ["--target", "loss<=1.0", "--stop-at-target"]
         faults = [_fault(chance, hosts, each) for _ in range(chance.choice([0, 1, 1, 1, 2, 2, 3]))]
-        timeout = STRICT if any(seconds > 1.0 for *_, seconds in faults) else LENIENT
-        return cls(seed, tuple(flags), timeout, _script(chance, evaluates), tuple(faults))
-
-    @property
-    def harmless(self) -> bool:
-        """Whether the run has to come to its end as if nothing befell it."""
-        lenient = all(what in HARMLESS for *_, what, _ in self.faults) and self.timeout == LENIENT
-        return lenient and "--max-seconds" not in self.flags  # which may be over before training begins
+        script = _script(chance, evaluates)
+        flags += ["--checkpoint", chance.choice("0113")]
+        resumes = [_resume(chance, protocol, hosts, each, befalls) for befalls in (chance.random() < 0.5, False)]
+        all_faults = [*faults, *(fault for _, more in resumes for fault in more)]
+        timeout = STRICT if any(seconds > 1.0 for *_, seconds in all_faults) else LENIENT
+        flags += ["--host-timeout", str(timeout)]
+        return cls(seed, tuple(flags), timeout, script, tuple(faults), tuple(resumes))
 
 
 def _parameters(chance: random.Random, protocol: str) -> str:
@@ -266,6 +274,14 @@ def _fault(chance: random.Random, hosts: int, each: int) -> Fault:
     return process, place, chance.randint(1, places[place]), what, seconds if what.startswith("stop") else 0.0
 
 
+def _resume(chance: random.Random, protocol: str, hosts: int, each: int, befalls: bool) -> Resume:
+    """On as many hosts, or on others. `befalls`: whether something does."""
+    others = [(1, hosts * each)] if protocol == "ps-plus" else [(1, 2), (2, 1), (2, 2), (3, 1)]  # as many workers there
+    hosts, each = chance.choice([(hosts, each), *others])
+    flags = ("--emulate-hosts", str(hosts), "-n", str(each))
+    return flags, (_fault(chance, hosts, each),) if befalls and hosts > 1 else ()
+
+
 def _script(chance: random.Random, evaluates: bool) -> str:
     saves = "torch.save(model.state_dict(), __file__ + '.pt')"
     looks = ("pass", "pass", "model.state_dict()", "optimizer.state_dict()", saves)
@@ -284,24 +300,51 @@ def _script(chance: random.Random, evaluates: bool) -> str:
         each_epoch=chance.choice(looks),
         end=chance.choice(["", "paceline.finish()", "optimizer.state_dict()", "print('the end')"]),
         pause=chance.choice([0, 0.002, 0.01]),
+        keep=chance.choice(["None", "{'scheduler': scheduler}"]),
+        each=chance.choice([f"range({EPOCHS})", f"paceline.epochs({EPOCHS})"]),
+        change=chance.choice(["", "", "torch.nn.init.constant_(model[0].weight, 0.25)"]),
     )
 
 
-def carry_out(schedule: Schedule, launch: Launch) -> tuple[Run, list[str]]:
-    """Make the run, to its end. Return it, and what has befallen it."""
-    befell = launch.tmp_path / "befell"
-    befell.touch()
-    names = {"TIMEOUT": schedule.timeout, "FAULTS": schedule.faults, "BEFELL": str(befell)}
-    first = "".join(f"{name} = {value!r}\n" for name, value in names.items()) + FIRST
-    began = time.monotonic()
-    run = ended(launch.start(schedule.script, *schedule.flags, first=first), IN_TIME)
+def carry_out(schedule: Schedule, launch: Launch) -> list[str]:
+    """Make the run, and go on with it, to its end. Return what has befallen it, and what no run may do, a line each."""
+    process = launch.start(schedule.script, *schedule.flags, first=_first(schedule.faults, launch))
+    run, befell = _ended(process, launch)
+    said = broken_promises(schedule, run, befell, schedule.flags)
+    everything = list(befell)
+    for flags, faults in schedule.resumes:
+        if said or run.code in (0, 4) or not list(whole(run.folder)):
+            break
+        run, befell = _ended(launch.start_resumed(run.folder, *flags, first=_first(faults, launch)), launch)
+        everything += ["resumed", *befell]
+        said = broken_promises(schedule, run, befell, flags)
+    scripts_end = any(line.startswith("exit, ") for line in everything)  # which they don't in the replay
+    killed = run.code == -signal.SIGKILL
+    if not said and not killed and not scripts_end and _has_begun(run) and run.rows("SELECT 1 FROM facts LIMIT 1"):
+        said = broken_replay(run)
+    return [*everything, *(f"BROKEN: {line}" for line in said), *([run.err[-3000:]] * bool(said))]
+
+
+def _first(faults: Sequence[Fault], launch: Launch) -> str:
+    """What the run's first process executes, so that this befalls the run."""
+    names = {"FAULTS": faults, "BEFELL": str(launch.tmp_path / "befell")}
+    return "".join(f"{name} = {value!r}\n" for name, value in names.items()) + FIRST
+
+
+def _ended(process: Launcher, launch: Launch) -> tuple[Run, list[str]]:
+    """Wait for the end. Return the run, and what has befallen it."""
+    began, befell = time.monotonic(), launch.tmp_path / "befell"
+    run = ended(process, IN_TIME)
+    launch.assert_nothing_left()
+    lines = befell.read_text().splitlines() if befell.exists() else []
+    befell.unlink(missing_ok=True)
     if time.monotonic() > began + 28.0 and re.search(ENDED_LATE, run.err):
-        raise AssertionError(f"{befell.read_text()}scripts did not end:\n{run.err}")
-    return run, befell.read_text().splitlines()
+        raise AssertionError(f"{lines}: scripts did not end:\n{run.err}")
+    return run, lines
 
 
-def broken_promises(schedule: Schedule, run: Run, befell: list[str]) -> list[str]:
-    """What the run did that no run may do, a line each."""
+def broken_promises(schedule: Schedule, run: Run, befell: list[str], flags: Sequence[str]) -> list[str]:
+    """What the run did that no run may do, a line each. `flags` are those of its last segment."""
     said, asked_to_end = [], any("interrupt" in line or "terminate" in line for line in befell)
     if frames := OURS.findall(run.err):
         said.append(f"our frames are shown: {frames[0].strip()}")
@@ -312,23 +355,21 @@ def broken_promises(schedule: Schedule, run: Run, befell: list[str]) -> list[str
         said.append("the launcher was killed by nobody that we know of")
     if not killed and run.code not in CODES.values():
         said.append(f"exit code {run.code}")
-    if not (run.folder / "summary.json").exists():
+    if killed or not (run.folder / "summary.json").exists():  # a run that was resumed has the summary before
         if not killed and not (asked_to_end and run.code == 130):
             said.append(f"no summary, exit code {run.code}")
         if _has_begun(run) and (wrong := checked(run.folder).wrong) is not None:
             said.append(f"check: {wrong}")
         return said
-    said += [line for line in broken_books(run) if not (killed and line.startswith("exit code"))]
+    said += broken_books(run)
     outcome, error = run.summary["outcome"], run.summary["error"]
     if outcome == "failed" and not error:
         said.append("it failed for no reason")
     if outcome == "interrupted" and not asked_to_end:
         said.append("it was interrupted by nobody")
-    if schedule.harmless or not befell:
-        said += _unharmed(schedule, run)
-    scripts_end = any(line.startswith("exit, ") for line in befell)  # which they don't in the replay
-    if run.rows("SELECT 1 FROM facts LIMIT 1") and not killed and not scripts_end:
-        said += broken_replay(run)
+    lenient = schedule.timeout == LENIENT and "--max-seconds" not in flags  # which may be over before training begins
+    if not befell or (lenient and all(line.split(", ")[0] in HARMLESS for line in befell)):
+        said += _unharmed(run, flags)
     return said
 
 
@@ -337,15 +378,18 @@ def _has_begun(run: Run) -> bool:
     return (run.folder / "ledger.sqlite").exists() and bool(run.rows("SELECT 1 FROM run LIMIT 1"))
 
 
-def _unharmed(schedule: Schedule, run: Run) -> list[str]:
+def _unharmed(run: Run, flags: Sequence[str]) -> list[str]:
+    """What is wrong with a run whose last segment has come to no harm. It comes to its end as if nothing befell it."""
     said = []
     outcome, error = run.summary["outcome"], run.summary["error"]
     too_soon = error is not None and "before training began" in error  # --max-seconds
     if outcome != "completed" and not too_soon:
         said.append(f"nothing that does harm befell it, and it was {outcome}: {error}")
-    if left := run.rows("SELECT body FROM facts WHERE kind = 'WorkerLeft' AND json_extract(body, '$.reason') = 'died'"):
+    began = "(SELECT max(id) FROM facts WHERE kind = 'TrainingBegan')"
+    died = f"kind = 'WorkerLeft' AND json_extract(body, '$.reason') = 'died' AND id > {began}"
+    if left := run.rows(f"SELECT body FROM facts WHERE {died}"):
         said.append(f"nothing that does harm befell it, and these died: {left}")
-    ends_early = {"--max-steps", "--max-seconds", "--stop-at-target"} & set(schedule.flags)
+    ends_early = {"--max-steps", "--max-seconds", "--stop-at-target"} & set(flags)
     if outcome == "completed" and not ends_early and run.summary["samples"] != EPOCHS * SAMPLES:
         said.append(f"{run.summary['samples']} samples are applied, of {EPOCHS * SAMPLES}")
     return said
