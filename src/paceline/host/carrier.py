@@ -111,6 +111,10 @@ class Carrier:
         bulk = self._bulks[Peer(host, incarnation)] = Bulk(Peer(host, incarnation), self)
         return bulk
 
+    def reaches(self, host: str) -> bool:
+        """Whether there is a connection with that host now."""
+        return self._bulks[Peer(host, self._incarnations[host])].connected
+
     def ended(self, host: str, why: str) -> None:
         """The host takes no part any more. Whoever waits for an item of it is told why."""
         peer = Peer(host, self._incarnations[host])

@@ -157,6 +157,12 @@ class Others:
 
     def _judge(self) -> None:
         """Judge who is lost, after all that came was heard: timers come after that."""
+        head = self._hosts.head
+        for host, incarnation in self._hosts.here().items():
+            if self.carrier.reaches(host):
+                self._hosts.reached(head, host)
+            else:
+                self._hosts.unreachable((head, HEAD), (host, incarnation), self._link.now())
         for order in self._hosts.tick(self._link.now()):
             self._carry_out(order)
         self._judge_later()
