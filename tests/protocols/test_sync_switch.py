@@ -21,7 +21,16 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.orders import AdjustTraining, ApplyUpdate, Hold, LeaveOut, Order, Release, StartPush, SwitchProtocol
+from paceline.core.orders import (
+    AdjustTraining,
+    ApplyUpdate,
+    Hold,
+    LeaveOut,
+    Order,
+    Release,
+    StartPush,
+    SwitchProtocol,
+)
 from paceline.core.state import to_plain
 from paceline.errors import ConfigError
 from paceline.protocols import registry, sync_switch
@@ -934,3 +943,13 @@ def test_what_is_kept_of_the_workers_does_not_grow_with_the_run() -> None:
         return len(str(to_plain(world.run().machine)))
 
     assert abs(size(16000) - size(1600)) < 60
+
+
+@each_seed(range(40))
+def test_no_phase_begins_with_a_pull_while_an_earlier_one_is_on_its_way(seed: int) -> None:
+    """Its end would be told after the release. Under hsp, versions are pulled beside a step. Workers die and join."""
+    chance = random.Random(seed)
+    text = "sync-switch:first=hsp:idle=always,broadcast=all,switch_at=0.5,stragglers=greedy,window=2,consecutive=1"
+    world = World.of(choose(text, registry()), 2 + seed % 3, 8, departures=2, joins=2, work=chance.randrange(60))
+    assert list(wander(world, chance, turmoil=0.1))  # which judges each order
+    assert not world.unsettled
