@@ -614,7 +614,7 @@ def told(fact: Fact) -> Move:
 
 
 COMES: list[Move] = [
-    (1, lambda company: company.host.returns(1)),
+    (1, lambda company: company.returns(1)),
     said(1, OFFER),
     (1, lambda company: company.host.admit(1, 0, 0.0)),
     said(1, messages.SnapshotWanted(hold=False)),
@@ -694,7 +694,7 @@ def make(company: Company, moves: list[Move], gone: Collection[int] = ()) -> Non
 def alone_comes() -> list[Move]:
     """Worker 0, which has died and was alone, joins, and nobody hands over to it."""
     return [
-        (0, lambda company: company.host.returns(0)),
+        (0, lambda company: company.returns(0)),
         said(0, OFFER),
         (0, lambda company: company.host.admit(0, 0, 0.0)),
         (0, lambda company: company.host.join(0, [])),
@@ -712,9 +712,9 @@ class TestJoins:
     @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
     @pytest.mark.parametrize("point", range(len(COMES) + 1))
     def test_one_that_goes_before_it_joins_leaves_no_claim_and_nothing_open_and_may_come_again(
-        self, point: int, protocol: str, here: Callable[..., Company]
+        self, point: int, protocol: str, training: Callable[..., Company]
     ) -> None:
-        three = without_worker_1(here, protocol)
+        three = without_worker_1(training, protocol)
         before, claims = descriptors(), sorted(three.claims())
         for _ in range(2):
             make(three, COMES[:point])
@@ -727,9 +727,9 @@ class TestJoins:
     @pytest.mark.parametrize("who", GOES)
     @pytest.mark.parametrize("point", range(len(SERVED_JOIN) + 1))
     def test_whoever_goes_at_any_point_leaves_no_claim_and_nothing_open_and_a_joiner_takes_up_once(
-        self, point: int, who: str, here: Callable[..., Company]
+        self, point: int, who: str, training: Callable[..., Company]
     ) -> None:
-        three, gone = without_worker_1(here, "asp"), GOES[who]
+        three, gone = without_worker_1(training, "asp"), GOES[who]
         before = descriptors()
         make(three, [*COMES, *SERVED_JOIN[:point]])
         for worker in gone:
@@ -792,21 +792,21 @@ class TestJoins:
         assert three.facts == ([] if goes else [COPIED])
 
     def test_the_next_process_of_another_that_died_is_not_asked_to_hand_over(
-        self, here: Callable[..., Company]
+        self, training: Callable[..., Company]
     ) -> None:
         """It is on its way, and has nothing, though the machine was not told of that death yet."""
-        three = without_worker_1(here, "asp")
+        three = without_worker_1(training, "asp")
         three.leave(0)
-        three.host.returns(0)
+        three.returns(0)
         make(three, [*COMES, joins(0, 2), hands(2)])
         assert [worker for worker, message in three.told if isinstance(message, messages.HandOver)] == [2]
         assert three.crew.handed == [(1, "worker 2's")]
 
     def test_a_version_has_the_hyperparameters_of_the_contributor_that_has_served_longest(
-        self, here: Callable[..., Company]
+        self, training: Callable[..., Company]
     ) -> None:
         """Who has served is counted as workers join: updates of a worker that left may be applied after its return."""
-        two = here(2)
+        two = training(2)
 
         def steps(step: int, *rates: float) -> None:
             for worker, rate in enumerate(rates):
@@ -856,10 +856,10 @@ class TestJoins:
 
     @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
     def test_what_is_packed_for_a_joiner_that_died_since_is_not_for_its_next_process(
-        self, protocol: str, here: Callable[..., Company]
+        self, protocol: str, training: Callable[..., Company]
     ) -> None:
         """Nor does it count twice, as a worker packs for both once it waits for a release."""
-        three = without_worker_1(here, protocol)
+        three = without_worker_1(training, protocol)
         before = descriptors()
         joining = [*COMES, joins(0, 2)] + [ordered(CopyReplica(source=0, worker=1))] * (protocol == "ad-psgd")
         make(three, joining)
@@ -886,8 +886,10 @@ class TestJoins:
         assert three.claims_of(1) == [("replica", 1)]
         assert [worker for worker, message in three.told if isinstance(message, messages.HandOver)] == []
 
-    def test_a_worker_hands_over_after_the_release_that_was_ordered_before(self, here: Callable[..., Company]) -> None:
-        two = here(2)
+    def test_a_worker_hands_over_after_the_release_that_was_ordered_before(
+        self, training: Callable[..., Company]
+    ) -> None:
+        two = training(2)
         two.carry_out(Release(worker=0, step=0, version=0))
         two.computed(0, 0)
         two.carry_out(StartPush(worker=0, step=0))
@@ -900,9 +902,9 @@ class TestJoins:
         assert [type(said).__name__ for _, said in two.told] == ["Compute", "HandOver"]
 
     def test_all_others_are_asked_to_hand_over_and_if_they_all_go_nobody_does(
-        self, here: Callable[..., Company]
+        self, training: Callable[..., Company]
     ) -> None:
-        three = here(3)
+        three = training(3)
         three.host.join(1, [0, 2])
         three.leave(0)
         three.leave(2)
@@ -951,25 +953,8 @@ class TestJoins:
         assert ("what training began with",) not in one.claims()
 
 
-REFUSED: dict[str, Action] = {
-    "returns": lambda company: company.host.returns(1),
-    "admit": lambda company: company.host.admit(1, 0, 0.0),
-    "join": lambda company: company.host.join(1, [0]),
-    "begin_anew": lambda company: company.host.begin_anew(1, None, ""),
-}
-"""What a worker of another host does not do yet."""
-
-
 class TestSeveral:
-    """What is refused where the workers are on another host than the store."""
-
-    @pytest.mark.parametrize("what", REFUSED)
-    def test_a_worker_of_another_host_does_not_come_back(self, what: str) -> None:
-        two = elsewhere(2)
-        claims = two.claims()
-        with pytest.raises(NotHere, match="worker 1 is on host node-1, where none joins yet"):
-            REFUSED[what](two)
-        assert (two.news.calls, two.told, two.claims()) == ([], [], claims)
+    """What differs where the workers are on another host than the store."""
 
     @pytest.mark.parametrize("hold", [False, True])
     def test_a_worker_that_has_left_sees_what_it_looks_at_once_that_is_there(self, hold: bool) -> None:

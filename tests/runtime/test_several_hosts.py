@@ -138,7 +138,6 @@ def test_what_workers_of_all_hosts_print_is_shown_in_one_place(json: bool, launc
     [
         (("-p", "all-reduce"), "all-reduce runs on one host only so far"),
         (("-p", "ddp"), "ddp runs on one host only so far"),
-        (("-p", "bsp", "--restart", "1"), "workers don't come back on several hosts yet"),
     ],
 )
 def test_what_several_hosts_can_not_do_yet_is_one_line(flags: tuple[str, ...], said: str, launch: Launch) -> None:

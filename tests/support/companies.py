@@ -18,7 +18,7 @@ from paceline.fabric.endpoint import Coding
 from paceline.fabric.token import Token
 from paceline.host import carrier as carriers
 from paceline.host import messages
-from paceline.host.between import FromHead, ToHead
+from paceline.host.between import FromHead, StartWorker, ToHead
 from paceline.host.branch import BEGINNING
 from paceline.host.bulk import BulkNews
 from paceline.host.carrier import Carrier
@@ -177,6 +177,10 @@ class Company:
         self.carry_out(ApplyUpdate(version=version, contributions=shares))
         self.make()
 
+    def returns(self, worker: int) -> None:
+        """A new process begins as this worker."""
+        self.host.returns(worker)
+
     def leave(self, worker: int) -> None:
         """The worker takes no part any more, and its process ends."""
         self.host.left(worker, died=True)
@@ -260,6 +264,13 @@ class Elsewhere(Company):
     agent: Agent
     between: Between
     at_head: Crew
+    tell: Callable[[messages.Message], None]
+    """Tells the other host something."""
+
+    def returns(self, worker: int) -> None:
+        """See `Company`."""
+        super().returns(worker)
+        self.tell(StartWorker(worker))
 
     @property
     def with_store(self) -> LocalHost:
@@ -423,7 +434,7 @@ def elsewhere(
         pipe: Any = carrier.meet(OTHER, 1)
         pipe.connect(agent._bulk)
     made = Elsewhere(several, crew, loop, news, forker=forker)
-    made.head, made.agent, made.between = head, agent, between
+    made.head, made.agent, made.between, made.tell = head, agent, between, heads_end.tell
     made.at_head = here
     several.open()
     here.hear(forker, OFFER)

@@ -216,7 +216,7 @@ def call(options: argparse.Namespace) -> int:
         scenario.checked_to_die_once()
     check_fits(choice, scenario, workers, vars(options))
     if hosts > 1:
-        check_hosts(choice, scenario, restart=options.restart)
+        check_hosts(choice, scenario)
     targets = tuple(Target.parse(text) for text in options.target)
     if options.stop_at_target and not targets:
         raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")

@@ -114,6 +114,27 @@ class Adopted(Message):
     worker: int
 
 
+class StartWorker(Message):
+    """Begin a process as this worker, whose own has ended."""
+
+    worker: int
+
+
+class Admit(Message):
+    """Let a worker in that has come to `prepare` while others train. It shows parameters, and takes no part yet."""
+
+    worker: int
+    epoch: int
+    at: float
+    """See `contract.Host`."""
+
+
+class Join(Message):
+    """The worker takes part from now on."""
+
+    worker: int
+
+
 class EndWorker(Message):
     """Kill the worker's process."""
 
@@ -139,7 +160,24 @@ class Close(Message):
     """The run is over."""
 
 
-FromHead = Open | Train | CarryOut | Made | Look | Say | Adopt | Adopted | EndWorker | Left | SeenOff | Has | Close
+FromHead = (
+    Open
+    | Train
+    | CarryOut
+    | Made
+    | Look
+    | Say
+    | Adopt
+    | Adopted
+    | StartWorker
+    | Admit
+    | Join
+    | EndWorker
+    | Left
+    | SeenOff
+    | Has
+    | Close
+)
 
 
 # a host to the head
@@ -233,7 +271,9 @@ class Printed(Message):
     line: str
 
 
-OfWorker = Heard | Gone | Lacks | Taken | AwaitsVersion | AwaitsPlace | Computes
+OfStep = Taken | AwaitsVersion | AwaitsPlace | Computes
+"""What a host says of a worker that takes part."""
+OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
 ToHead = OfWorker | Begun | Has | Fetched | Printed

@@ -118,8 +118,10 @@ class Branch:
         self._later = []
         self.region = Region.create(self._plan.region_bytes(self._offer))
         self.versions.newest = version
-        self.shelf.claim(BEGINNING, Version(version))
-        items = [*self._comes_to(FIXED, self._plan.fixed(self._offer)), Version(version)]
+        items = self._comes_to(FIXED, self._plan.fixed(self._offer))
+        if workers:  # else one comes while others train, and fetches the newest
+            self.shelf.claim(BEGINNING, Version(version))
+            items.append(Version(version))
         kept: dict[int, int] = {}
         for worker, goes_on in workers.items():
             if goes_on is not None:
@@ -136,7 +138,7 @@ class Branch:
                 self._news.lacks(worker, f"what training begins with can't come: {why}")
 
         def there() -> None:
-            assert self.shelf.place(Version(version)) == 0  # where all have mapped it
+            assert not workers or self.shelf.place(Version(version)) == 0  # where all have mapped it
             for worker, goes_on in workers.items():
                 self._train(worker, goes_on, kept.get(worker))
             self._go_on()
@@ -185,26 +187,25 @@ class Branch:
         def there() -> None:
             self._workers.send(worker, messages.Snapshot(self.shelf.place(item)))
 
-        def lost(why: str) -> None:
-            self._news.lacks(worker, f"{item} can't come: {why}")
-
-        if self._away(item):  # it comes even if the worker leaves: its script waits for that
-            self._carrier.fetch(item, _shown_to(worker), there, lost)
-        else:
-            there()
+        self._bring(worker, item, there)  # even if the worker leaves: its script waits for that
 
     def say(self, worker: int, message: messages.Message, attached: Attached | None) -> None:
         """Tell the worker that, with what comes along."""
         if self._waits(partial(self.say, worker, message, attached)):
             return
+        if isinstance(message, messages.HandOver):  # see `Joins`
+            self.releases.after(worker, partial(self._workers.send, worker, message))
+            return
         if attached is None:
             self._workers.send(worker, message)
             return
+        seat = self._seats[worker]
         file, self._beside[Blob(attached.name)] = empty_file(attached.size)
 
         def there() -> None:
             self._news.has(attached.name)
-            self._workers.send(worker, message, (file,))
+            if self._seats[worker] is seat:  # else its process has ended, and another one has begun
+                self._workers.send(worker, message, (file,))
             os.close(file)
 
         def lost(why: str) -> None:
@@ -212,6 +213,45 @@ class Branch:
             self._news.lacks(worker, f"what the head has for it can't come: {why}")
 
         self._carrier.fetch(Blob(attached.name), ("attached", attached.name), there, lost)
+
+    def in_turn(self, call: Callable[[], None]) -> None:
+        """Call that after all that was ordered before."""
+        if not self._waits(call):
+            call()
+
+    def returns(self, worker: int) -> None:
+        """A new process is about to begin as this worker. Call this in turn."""
+        self._seats[worker] = Seat(worker)
+        self.pushes.returns(worker)
+
+    def admit(self, worker: int, epoch: int, at: float) -> None:
+        """See `contract.Host`."""
+        if self._waits(partial(self.admit, worker, epoch, at)):
+            return
+        newest = Version(self.versions.newest)
+        self.shelf.claim(step_of(worker), newest)
+
+        def there() -> None:
+            assert self.region is not None
+            begin = messages.Begin(
+                self._plan.slots,
+                self._plan.areas,
+                self._spec.holder,
+                self._spec.pushes,
+                place=self.shelf.place(newest),
+                resumed=messages.Resumed(epoch=epoch, buffers=None, kept=False),
+                joins=True,
+                at=at,
+            )
+            self._workers.send(worker, begin, (self.region.descriptor,))
+
+        self._bring(worker, newest, there)
+
+    def join(self, worker: int) -> None:
+        """The worker takes part from now on."""
+        if self._waits(partial(self.join, worker)):
+            return
+        self._seats[worker].trains = self._seats[worker].trained = self._seats[worker].here
 
     def adopt(self, worker: int) -> None:
         """See `contract.Host`."""
@@ -260,6 +300,7 @@ class Branch:
         """See `contract.Host`."""
         if self._waits(partial(self.gone, worker)):
             return
+        self._seats[worker].here = False
         self._carrier.cancel(_shown_to(worker))
         self.pushes.gone(worker)
         self.releases.gone(worker)
@@ -333,6 +374,17 @@ class Branch:
 
     def _away(self, item: Update | Version) -> bool:
         return isinstance(item, Version) and (not self.shelf.has(item) or item in self.shelf.claimed(_arriving(item)))
+
+    def _bring(self, worker: int, version: Version, there: Callable[[], None]) -> None:
+        """Bring the version outside of any step, until the worker's process ends. Whoever needs it has claimed it."""
+
+        def lost(why: str) -> None:
+            self._news.lacks(worker, f"{version} can't come: {why}")
+
+        if self._away(version):
+            self._carrier.fetch(version, _shown_to(worker), there, lost)
+        else:
+            there()
 
     def _go_on(self) -> None:
         """Do what has waited, in order."""

@@ -8,7 +8,6 @@ from typing import cast
 
 from paceline.host import between, messages
 from paceline.host.output import Output
-from paceline.host.processes import NoProcess
 from paceline.host.several import Other
 from paceline.host.workers import Workers
 
@@ -32,8 +31,9 @@ class WorkersEverywhere:
         """See `Workers`."""
         for worker in workers:
             if (other := self._by_worker.get(worker)) is not None:
-                raise NoProcess(f"host {other.name} starts no worker once more yet")
-        self._here.start(workers)
+                other.tell(between.StartWorker(worker))
+            else:
+                self._here.start([worker])
 
     def send(self, worker: int, message: messages.Message) -> None:
         """See `Workers`."""

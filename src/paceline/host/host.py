@@ -104,8 +104,8 @@ class LocalHost:
         """Called when the first version is what that worker has written."""
         self._lent: set[str] = set()
         """Other hosts that fetch what training begins with."""
-        self.hands: Callable[[int, messages.Message, int], None] = lambda worker, message, file: None
-        """Tells a worker of another host something that a file comes along with."""
+        self.hands: Callable[[int, messages.Message, int | None], None] = lambda worker, message, file: None
+        """Tells a worker of another host something, with the descriptor of a file that comes along, if one does."""
         self.never_comes: Callable[[int, str], None] = lambda worker, why: None
         """Told that an update of a worker of another host will not come, and why."""
         self._offers: dict[int, messages.Offered] = {}
@@ -167,7 +167,7 @@ class LocalHost:
             self._fetcher,
             seats,
             news,
-            workers.send,
+            self._tell,
         )
 
     # --- how orders are going -----------------------------------------------------------------------
@@ -235,18 +235,22 @@ class LocalHost:
 
     def returns(self, worker: int) -> None:
         """See `contract.Host`."""
-        self._seats[worker] = Seat(worker, joined=self._seats[worker].joined)  # its last steps may still be applied
+        before = self._seats[worker]
+        self._seats[worker] = Seat(worker, elsewhere=before.elsewhere, joined=before.joined)  # as its last steps count
         self.pushes.returns(worker)
 
     def admit(self, worker: int, epoch: int, at: float) -> None:
         """See `contract.Host`."""
+        place = self.joins.shows(worker)
+        if self._seats[worker].elsewhere:  # its own host lets it in
+            return
         ends = [self.averages.connect(worker)] if self._spec.holder == "replica" else []
         begin = messages.Begin(
             self.plan.slots,
             self.plan.areas,
             self._spec.holder,
             self._spec.pushes,
-            place=self.joins.shows(worker),
+            place=place,
             resumed=messages.Resumed(epoch=epoch, buffers=None, kept=False),
             joins=True,
             at=at,
@@ -563,6 +567,13 @@ class LocalHost:
         self.commits.lost()
         self.snapshots.lost()
         self._news.lost(why)
+
+    def _tell(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Tell a worker, wherever it is."""
+        if self._seats[worker].elsewhere:
+            self.hands(worker, message, descriptors[0] if descriptors else None)
+        else:
+            self._workers.send(worker, message, descriptors)
 
     def _send_with(self, worker: int, message: messages.Message, ends: Sequence[Any]) -> None:
         """Tell the worker. The region comes along, and these ends of channels or open files, which are closed here."""

@@ -15,7 +15,7 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartP
 from paceline.host import between, messages
 from paceline.host.attached import bring, empty_file, file_bytes
 from paceline.host.carrier import Carrier
-from paceline.host.contract import Host, News, NotHere, Progress, Resumption, Updates
+from paceline.host.contract import Host, News, Progress, Resumption, Updates
 from paceline.host.fetches import Where
 from paceline.host.host import LocalHost
 from paceline.host.shelf import Owner
@@ -50,6 +50,8 @@ class SeveralHosts:
         """Workers of other hosts whose processes have ended."""
         self._left: set[int] = set()
         """Workers that take no part any more."""
+        self._begun: set[str] = set()
+        """Hosts that have what training begins with, or are about to."""
         self._carrier = carrier
         self._news = news
         self._now = now
@@ -72,6 +74,8 @@ class SeveralHosts:
         if isinstance(message, between.OfWorker) and message.worker in self._behind:
             self._behind[message.worker].append(message)
             return
+        if isinstance(message, between.OfStep) and message.worker in self._left:  # its host had not heard of that
+            return
         match message:
             case between.Heard(worker=worker, message=messages.Adopted()):
                 self._bring(name, message, self._written_by(name, worker))
@@ -87,10 +91,9 @@ class SeveralHosts:
             case between.Lacks(worker=worker, why=why):
                 self._never_comes(worker, why)
             case between.Taken(worker=worker, version=version):
-                if worker not in self._left:  # its host had not heard of that
-                    if (fetched := self._fetched.get((name, version))) is not None:
-                        self._news.brought(worker, fetched.began, fetched.ended)
-                    self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
+                if (fetched := self._fetched.get((name, version))) is not None:
+                    self._news.brought(worker, fetched.began, fetched.ended)
+                self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
             case between.Begun():
                 self._head.begun(name)
             case between.AwaitsVersion(worker=worker, version=version):
@@ -110,6 +113,7 @@ class SeveralHosts:
         self._head.begun(name)  # what training begins with is not lent to it any more
         self._attached = {item: one for item, one in self._attached.items() if one[0] != name}
         for worker in other.workers:
+            self._behind.pop(worker, None)  # what came before that never comes
             if worker not in self._gone:
                 self._gone.add(worker)
                 self._news.gone(worker, signal.SIGKILL)
@@ -183,6 +187,7 @@ class SeveralHosts:
         for other in self._others.values():
             if there := [worker for worker in workers if worker in other.workers]:
                 self._head.lends_beginning(other.name)
+                self._begun.add(other.name)
                 goes_on = {worker: self._goes_on(worker) for worker in there}
                 other.tell(between.Train(goes_on, self._head.newest, self._now()))
 
@@ -214,22 +219,27 @@ class SeveralHosts:
 
     def returns(self, worker: int) -> None:
         """See `contract.Host`."""
-        self._here(worker)
+        self._gone.discard(worker)
         self._head.returns(worker)
 
     def admit(self, worker: int, epoch: int, at: float) -> None:
         """See `contract.Host`."""
-        self._here(worker)
         self._head.admit(worker, epoch, at)
+        if (other := self._by_worker.get(worker)) is None:
+            return
+        if other.name not in self._begun:
+            self._begun.add(other.name)
+            other.tell(between.Train({}, self._head.newest, self._now()))
+        other.tell(between.Admit(worker, epoch, at))
 
     def join(self, worker: int, others: Sequence[int]) -> None:
         """See `contract.Host`."""
-        self._here(worker)
-        self._head.join(worker, [one for one in others if one not in self._by_worker])
+        self._left.discard(worker)
+        self._tell(worker, between.Join(worker))
+        self._head.join(worker, others)
 
     def begin_anew(self, worker: int, version: int | None, file: str) -> None:
         """See `contract.Host`."""
-        self._here(worker)
         self._head.begin_anew(worker, version, file)
 
     def adopt(self, worker: int) -> None:
@@ -274,10 +284,6 @@ class SeveralHosts:
         if (other := self._by_worker.get(worker)) is not None:
             other.tell(message)
 
-    def _here(self, worker: int) -> None:
-        if worker in self._by_worker:
-            raise NotHere(f"worker {worker} is on host {self._by_worker[worker].name}, where none joins yet")
-
     def _has_fetched(self, fetch: Fetch) -> None:
         if fetch.kind == "version" and fetch.number is not None:
             if len(self._fetched) >= KEPT * len(self._by_worker):
@@ -285,11 +291,11 @@ class SeveralHosts:
             self._fetched[fetch.host, fetch.number] = fetch
         self._news.fetched(fetch)
 
-    def _hands(self, worker: int, message: messages.Message, file: int) -> None:
-        """Tell a worker of another host that, with a file."""
+    def _hands(self, worker: int, message: messages.Message, file: int | None) -> None:
+        """Tell a worker of another host that, with a file if there is one."""
         if worker in self._gone:
             return
-        attached = self._attach(worker, file_bytes(file))
+        attached = None if file is None else self._attach(worker, file_bytes(file))
         self._tell(worker, between.Say(worker, cast(messages.ToWorker, message), attached))
 
     def _attach(self, worker: int, memory: memoryview) -> between.Attached:

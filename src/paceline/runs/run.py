@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from paceline.cluster.scenario import Kill, Scenario
+from paceline.cluster.scenario import Scenario
 from paceline.core.choice import Choice, check_fit, choose
 from paceline.core.listed import count, listed
 from paceline.errors import ConfigError
@@ -70,14 +70,12 @@ def check_fits(choice: Choice | None, scenario: Scenario, workers: int, flags: M
         check_fit(choice, scenario.hosts(workers))
 
 
-def check_hosts(choice: Choice | None, scenario: Scenario, *, restart: int) -> None:
+def check_hosts(choice: Choice | None, scenario: Scenario) -> None:
     """Raises ConfigError, in one line, for what several hosts can't do yet."""
     named = f"{scenario.name}: [[host]]" if scenario.host_tables else "--emulate-hosts"
     if choice is None or choice.spec.versions != "stored":
         name = baseline.NAME if choice is None else choice.spec.name
         raise ConfigError(f"{named}: {name} runs on one host only so far; name a protocol with a store")
-    if restart or any(event.rejoin_after is not None for event in scenario.events if isinstance(event, Kill)):
-        raise ConfigError(f"{named}: workers don't come back on several hosts yet")
     if scenario.network is not None and not scenario.host_tables:
         raise ConfigError(
             f"{named}: {scenario.name} has a [network], which is modelled on one host; write [[host]] tables, with "

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 from paceline.core.facts import Fact, ParametersTaken
@@ -143,10 +145,16 @@ class _Agent:
                 self._branch.adopted(worker)
             case between.Has(attached=name):
                 self._branch.drop(name)
+            case between.StartWorker(worker=worker):
+                self._branch.in_turn(partial(self._start, worker))
+            case between.Admit(worker=worker, epoch=epoch, at=at):
+                self._branch.admit(worker, epoch, at)
+            case between.Join(worker=worker):
+                self._branch.join(worker)
             case between.EndWorker(worker=worker, why=None):
-                self._workers.end(worker)
+                self._branch.in_turn(partial(self._workers.end, worker))
             case between.EndWorker(worker=worker, why=str(why)):
-                self._workers.give_up(worker, why)
+                self._branch.in_turn(partial(self._workers.give_up, worker, why))
             case between.Left(worker=worker, died=died):
                 self._branch.left(worker, died)
             case between.SeenOff(worker=worker):
@@ -176,6 +184,14 @@ class _Agent:
     def show(self, line: str) -> None:
         """See `HostNews`."""
         sys.stderr.write(f"paceline: {line}\n")
+
+    def _start(self, worker: int) -> None:
+        self._branch.returns(worker)
+        try:
+            self._workers.start([worker])
+        except NoProcess as error:
+            self.show(f"worker {worker} can't be started again: {error}")
+            self.gone(worker, signal.SIGKILL)
 
     def _judge(self) -> None:
         if self.over is None and self._fence.tick(self._link.now()):
