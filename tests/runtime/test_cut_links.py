@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from support import nursery
-from support.cut_links import LONG, WAYS, Kind, Link, Links, Way
+from support.cut_links import KINDS, LONG, WAYS, Kind, Link, Links, Way
+from support.events import said
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended
@@ -124,3 +125,52 @@ def test_a_connection_that_passes_nothing_on_one_way_is_replaced_in_time(
     link.await_made("control", 1)
     link.mend()
     went_on(ended(process))
+
+
+@pytest.mark.parametrize("kinds", [KINDS, ("control",), ("data",)])
+def test_a_host_whose_link_does_not_come_back_in_time_is_lost_and_the_others_go_on(
+    kinds: tuple[Kind, ...], links: Links, link: Link, launch: Launch
+) -> None:
+    process = launch.start(script(MEETS), *HOSTS, "-p", "asp", "--host-timeout", "2", first=links.first)
+    await_file(launch.tmp_path / "third")
+    link.block(kinds)
+    if "control" not in kinds:
+        (launch.tmp_path / "mended").touch()
+    run = ended(process).completed()
+    why = "its connection was lost, and it has not come back"
+    why = why if "control" in kinds else "it and host node-0 can't reach each other"
+    assert f"host node-1 is lost: {why}" in run.err
+    left = run.rows("SELECT json_extract(body, '$.worker') FROM facts WHERE kind = 'WorkerLeft' AND body LIKE '%died%'")
+    assert left == [(2,), (3,)]
+    assert (found := checked(run.folder)).ok, found.wrong
+    launch.assert_nothing_left()
+
+
+BACK = """
+        if paceline.resumed():
+            (THERE / "back").touch()
+        if batches >= 3 and not (THERE / "back").exists():
+            time.sleep(0.05)
+        if batches == 3 and paceline.worker() < 2 and not paceline.resumed():
+            (THERE / f"third-{paceline.worker()}").touch()
+            wait("mended")
+"""
+
+
+def test_a_host_whose_link_was_cut_for_too_long_comes_back_as_a_new_incarnation(
+    links: Links, link: Link, launch: Launch
+) -> None:
+    """It has ended its workers by then, as the head has given them up."""
+    flags = (*HOSTS[:-2], "-p", "asp", "--host-timeout", "2", "--restart", "1")
+    process = launch.start(script(BACK), *flags, first=links.first)
+    for worker in (0, 1):
+        await_file(launch.tmp_path / f"third-{worker}")
+    link.block()
+    said(process, "host node-1 is lost: its connection was lost, and it has not come back")
+    link.mend()
+    said(process, "host node-1 is back")
+    (launch.tmp_path / "mended").touch()
+    run = ended(process)
+    joined = run.rows("SELECT count(*) FROM facts WHERE kind = 'WorkerJoined'")
+    assert joined[0][0] >= 1
+    went_on(run)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
 
 from support import nursery
+from support.events import LONG, said
 from support.launch import Launch
 from support.recorded import checked
-from support.runs import Run
+from support.runs import Run, ended
 
 SCRIPT = """
 import os, signal, time
@@ -24,6 +31,9 @@ import paceline
 THERE = Path(__file__).parent
 def touch(name):
     (THERE / name).touch()
+def write(name, text):
+    (THERE / f"new-{name}").write_text(text)
+    os.replace(THERE / f"new-{name}", THERE / name)
 def wait(name):
     while not (THERE / name).exists():
         time.sleep(0.002)
@@ -61,6 +71,13 @@ HOSTS = ("--emulate-hosts", "2", "-n", "2", "--threads", "1")
 
 def script(each_step: str) -> str:
     return SCRIPT.replace("EACH_STEP", each_step.strip().replace("\n", "\n        "))
+
+
+def await_file(path: Path) -> None:
+    deadline = time.monotonic() + LONG
+    while not path.exists():
+        assert time.monotonic() < deadline, f"there is no {path} in {LONG} s"
+        time.sleep(0.002)
 
 
 def facts(run: Run, *kinds: str) -> list[tuple[str, int]]:
@@ -125,3 +142,116 @@ def test_a_scenario_says_when_a_killed_worker_of_another_host_comes_back(launch:
     assert facts(run, "WorkerJoined") == [("WorkerJoined", 2)]
     assert "it comes back in 10ms" in run.err
     is_sound(run)
+
+
+STOPS = """
+if me in (2, 3) and not paceline.resumed():
+    write(f"pids-{me}", f"{os.getppid()} {os.getpid()}")
+    if batches == 4:
+        touch(f"fourth-{me}")
+        wait("over")  # which a replay finds
+if me in (0, 1) and batches == 5:
+    wait("prepared")
+if me in (0, 1) and batches >= 5:
+    linger("back")
+"""
+
+
+def stop_host(launch: Launch) -> Callable[[], None]:
+    """Stop the processes of host node-1: its agent, and its workers. Return what lets them go on."""
+    for worker in (2, 3):
+        await_file(launch.tmp_path / f"fourth-{worker}")
+    processes = {int(one) for worker in (2, 3) for one in (launch.tmp_path / f"pids-{worker}").read_text().split()}
+    assert len(processes) == 3
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+
+    def go_on() -> None:
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+
+    return go_on
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp"])
+def test_a_host_that_was_stopped_comes_back_as_a_new_incarnation(protocol: str, launch: Launch) -> None:
+    flags = ("-p", protocol, "--restart", "1", "--host-timeout", "2")
+    process = launch.start(script(STOPS), *HOSTS, *flags)
+    go_on = stop_host(launch)
+    said(process, "host node-1 is lost: silent for")
+    go_on()
+    said(process, "host node-1 is back")
+    run = ended(process).completed()
+    (launch.tmp_path / "over").touch()
+    assert facts(run, "WorkerLeft")[:2] == [("WorkerLeft", 2), ("WorkerLeft", 3)]
+    assert sorted(facts(run, "WorkerJoined")) == [("WorkerJoined", 2), ("WorkerJoined", 3)]
+    is_sound(run)
+
+
+def test_a_host_that_nobody_awaits_ends_when_it_goes_on(launch: Launch) -> None:
+    """The run takes long enough for that: worker 0 waits for the agent's end."""
+    waits = STOPS.replace('wait("prepared")', 'wait("ended")')
+    process = launch.start(script(waits), *HOSTS, "-p", "asp", "--host-timeout", "2")
+    go_on = stop_host(launch)
+    agent, worker = map(int, (launch.tmp_path / "pids-2").read_text().split())
+    watches = [os.pidfd_open(one) for one in (agent, worker)]
+    said(process, "host node-1 is lost: silent for")
+    go_on()
+    for watch in watches:
+        assert select.select([watch], [], [], LONG)[0]
+        os.close(watch)
+    (launch.tmp_path / "ended").touch()
+    (launch.tmp_path / "back").touch()
+    run = ended(process).completed()
+    assert not facts(run, "WorkerJoined")
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
+def test_a_host_whose_agent_is_killed_stays_away_and_so_do_its_workers(launch: Launch) -> None:
+    kills = "if me == 2 and batches == 4:\n    os.kill(os.getppid(), signal.SIGKILL)\n    wait('never')"
+    run = launch.run(script(kills), *HOSTS, "-p", "asp", "--restart", "3").completed()
+    assert "host node-1 is lost: its agent has ended" in run.err
+    assert "back" not in run.err
+    assert facts(run, "WorkerLeft")[:2] == [("WorkerLeft", 2), ("WorkerLeft", 3)]
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
+@pytest.mark.parametrize("restart", ["0", "1"])
+def test_agents_end_with_a_head_that_is_stopped_and_leave_nothing(restart: str, launch: Launch) -> None:
+    stays = "write(f'pids-{me}', f'{os.getppid()} {os.getpid()}')\nwait('never')"
+    flags = ("-p", "asp", "--host-timeout", "2", "--restart", restart)
+    process = launch.start(script(stays), *HOSTS, *flags)
+    for worker in range(4):
+        await_file(launch.tmp_path / f"pids-{worker}")
+    pids = [[int(one) for one in (launch.tmp_path / f"pids-{worker}").read_text().split()] for worker in range(4)]
+    assert pids[0][0] == process.pid
+    watches = [os.pidfd_open(number) for number in {one for two in pids[2:] for one in two}]
+    os.kill(process.pid, signal.SIGSTOP)
+    for watch in watches:
+        assert select.select([watch], [], [], LONG)[0]
+        os.close(watch)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    launch.assert_nothing_left()
+
+
+FIRST_LIVES_WAIT = """
+me = paceline.worker()
+if me in (2, 3) and not (THERE / f"pids-{me}").exists():
+    write(f"pids-{me}", f"{os.getppid()} {os.getpid()}")
+    touch(f"fourth-{me}")
+    wait("over")
+"""
+
+
+def test_a_run_awaits_a_host_that_was_stopped_before_training_began(launch: Launch) -> None:
+    text = script("pass").replace("torch.manual_seed(3)", FIRST_LIVES_WAIT + "torch.manual_seed(3)", 1)
+    process = launch.start(text, *HOSTS, "-p", "bsp", "--restart", "1", "--host-timeout", "2")
+    go_on = stop_host(launch)
+    said(process, "host node-1 is lost: silent for")
+    go_on()
+    run = ended(process).completed()
+    assert run.summary["samples"] == SAMPLES
+    ((began,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
+    assert [host for _, host, _ in json.loads(began)["members"]] == ["node-0", "node-0", "node-1", "node-1"]
+    assert (found := checked(run.folder)).ok, found.wrong

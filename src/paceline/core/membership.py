@@ -145,6 +145,10 @@ class Membership(Generic[One]):
         """Return the workers that do not train."""
         return [one.worker for one in self._members.values() if not one.trains]
 
+    def awaited(self) -> list[One]:
+        """Return the workers whose processes have ended, and that are to begin again."""
+        return [one for one in self._members.values() if one.comes_back]
+
     def here(self) -> list[One]:
         """Return the workers whose processes run."""
         return [one for one in self._members.values() if one.here]

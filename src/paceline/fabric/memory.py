@@ -13,6 +13,7 @@ PAGE = mmap.PAGESIZE
 HUGE = 2 * 1024 * 1024  # bytes: a huge page of x86 and, with 4 KiB pages, of ARM
 
 POPULATE_READ, POPULATE_WRITE, COLLAPSE = 22, 23, 25  # madvise: Linux 5.14, 5.14, 6.1; not in the mmap module
+REMOVE = 9
 FIXED, NO_RESERVE = 0x10, 0x4000  # mmap
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # mallopt
 
@@ -57,6 +58,11 @@ class Region:
     def attach(cls, descriptor: int) -> Region:
         """Map the region behind a descriptor that another process passed."""
         return cls(descriptor, os.fstat(descriptor).st_size)
+
+    def free(self) -> None:
+        """Give all pages back, for all processes. Whoever still reads them finds zeros."""
+        _libc.madvise(self.address, self.size, REMOVE)
+        os.close(self.descriptor)
 
     def populate(self, start: int, stop: int) -> None:
         """Get these bytes' pages now rather than during training, as huge ones where that can be.

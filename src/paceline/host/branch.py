@@ -306,6 +306,11 @@ class Branch:
         self.releases.gone(worker)
         self.shelf.release(_written_by(worker))
 
+    def close(self) -> None:
+        """All workers have been told to end: the memory of all items here is free."""
+        if self.region is not None:
+            self.region.free()
+
     # --- items: see `carrier.Items` -----------------------------------------------------------------
 
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:

@@ -111,12 +111,20 @@ class SeveralHosts:
         if other is None:
             return
         self._head.begun(name)  # what training begins with is not lent to it any more
+        self._begun.discard(name)
         self._attached = {item: one for item, one in self._attached.items() if one[0] != name}
+        self._fetched = {item: one for item, one in self._fetched.items() if item[0] != name}
         for worker in other.workers:
             self._behind.pop(worker, None)  # what came before that never comes
             if worker not in self._gone:
                 self._gone.add(worker)
                 self._news.gone(worker, signal.SIGKILL)
+
+    def back(self, name: str) -> None:
+        """That host has come again, as a new incarnation. None of its workers is there yet."""
+        other = next(one for one in self._by_worker.values() if one.name == name)
+        self._others[name] = other
+        other.tell(between.Open())
 
     # --- items: see `carrier.Items` -----------------------------------------------------------------
 

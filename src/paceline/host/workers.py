@@ -126,10 +126,10 @@ class Workers:
                 end_group(one.process)
 
     def await_all(self) -> None:
-        """Wait until all of them have ended."""
+        """Wait until all of them have ended. Nothing more is heard of them."""
         for one in self._processes.values():
             if one.here:
-                os.waitpid(one.process, 0)
+                self._let_go(one)
 
     def _listen(self, one: Process) -> None:
         self._loop.watch(one.channel, lambda: self._receive(one))
@@ -160,6 +160,10 @@ class Workers:
             self._receive(one)
         while one.printed is not None and self._loop.watches(one.printed) and self._pass_on(one):
             pass
+        self._gone(one.worker, self._let_go(one))
+
+    def _let_go(self, one: Process) -> int:
+        """Wait for the process's end, and close what was there for it. Return how it ended, as waitpid does."""
         for source in (one.channel, one.printed, one.watch):  # a stranger may hold their other ends open
             if source is not None and self._loop.watches(source):
                 self._loop.unwatch(source)
@@ -170,7 +174,7 @@ class Workers:
         one.channel.close()
         _, status = os.waitpid(one.process, 0)
         one.here = False
-        self._gone(one.worker, status)
+        return status
 
     def _pass_on(self, one: Process) -> bool:
         """Pass on what is there. Return whether there was anything."""

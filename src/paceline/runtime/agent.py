@@ -1,7 +1,8 @@
 """A host besides the head's: its workers, and its end of what the head and it say to each other.
 
 An agent imports torch once, as the launcher does, and its workers are forked from a zygote of its own. It ends with the
-head, and its workers end with it.
+head, and its workers end with it. A host that was given up, or has given itself up, ends its workers. It may come again
+as a new incarnation, which has no workers until the head has them begun.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
@@ -38,6 +40,8 @@ from paceline.runtime.settings import Settings
 
 HEAD = 1
 """The head's own incarnation: a run has no other head."""
+PAUSE = 1.0
+"""Seconds before a host comes again."""
 
 
 def agent(
@@ -53,22 +57,34 @@ def agent(
         folders, loop = notes(), Loop()
         output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
         output.after = loop.after
-        processes = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders))
+
+        def take_part(begin: Sequence[int]) -> bool:
+            """Be one incarnation of the host, with these workers at first. Return whether to come again."""
+            processes = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders))
+            try:
+                for first in range(0, len(begin), AT_ONCE):
+                    processes.start(begin[first : first + AT_ONCE])
+                here = _Agent(settings, name, addresses, token, processes, loop, first=bool(begin))
+                while here.over is None:
+                    loop.wait()
+                processes.end_all()  # first of all: nobody awaits what they do any more
+                here.close()
+                return here.may_come_again
+            finally:
+                processes.end_all()
+                processes.await_all()
+                end_adopted(strangers)
+
         try:
-            for first in range(0, len(workers), AT_ONCE):
-                processes.start(workers[first : first + AT_ONCE])
-            here = _Agent(settings, name, addresses, token, processes, loop)
-            while here.over is None:
-                loop.wait()
-            here.close()
+            again = take_part(workers)
+            while again:
+                time.sleep(PAUSE)
+                again = take_part([])
             return 0
         except NoProcess as error:
             sys.stderr.write(f"paceline: host {name}: {workers_named(workers)} can't be started: {error}\n")
             return 1
         finally:
-            processes.end_all()
-            processes.await_all()
-            end_adopted(strangers)
             os.close(folders)
             output.close()
             loop.close()
@@ -85,9 +101,15 @@ class _Agent:
         token: Token,
         workers: Workers,
         loop: Loop,
+        *,
+        first: bool = True,
     ) -> None:
+        """`first`: whether the host comes for the first time, so that the head waits for it."""
         self.over: str | None = None
-        """Why this host takes no part any more; None: it does."""
+        """Why this incarnation takes no part any more; None: it does."""
+        self.may_come_again = False
+        """Whether the host may come as another incarnation, once this one is over."""
+        self._comes_back = settings.any_comes_back
         self._workers = workers
         self._loop = loop
         self._begun = 0.0
@@ -114,12 +136,17 @@ class _Agent:
         self._branch = Branch(places, spec, workers, self._carrier, self, head=head, now=self._now)
         self._carrier.begins(0, self._branch)
 
+        if not first:
+            loop.after(settings.host_timeout, self._not_let_in)
+
     def close(self) -> None:
-        """Leave no socket."""
+        """Leave no socket, and free the memory of items."""
+        self._alarm.turn_off()
         self._link.close()
         if self._dialler is not None:
             self._dialler.close()
         self._carrier.close()
+        self._branch.close()
 
     # --- the link -----------------------------------------------------------------------------------
 
@@ -160,11 +187,12 @@ class _Agent:
             case between.SeenOff(worker=worker):
                 self._branch.gone(worker)
             case between.Close():
-                self.over = "the run is over"
+                self.over, self.may_come_again = "the run is over", False
 
     def connected(self, incarnation: int) -> None:
         """See `HostNews`."""
         if self._dialler is None:
+            self.may_come_again = self._comes_back
             hello = Hello(PROTOCOL, self._name, secrets.token_bytes(16), incarnation, 0, self._token.proof("host"))
             check = self._token.check("head")
             self._dialler = Dialler(self._bulk, self._address, self._loop, hello, check, self.show, self._timeout)
@@ -179,11 +207,15 @@ class _Agent:
 
     def ended(self, why: str) -> None:
         """See `HostNews`."""
-        self.over = why
+        self.over = self.over or why
 
     def show(self, line: str) -> None:
         """See `HostNews`."""
         sys.stderr.write(f"paceline: {line}\n")
+
+    def _not_let_in(self) -> None:
+        if self._dialler is None:
+            self.over = self.over or "the head does not answer"
 
     def _start(self, worker: int) -> None:
         self._branch.returns(worker)

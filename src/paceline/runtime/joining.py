@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from paceline.cluster.scenario import Kill
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined, WorkerLeft
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from paceline.host.everywhere import WorkersEverywhere
 
 
+There = Literal["here", "away", "gone"]
+"""Where a worker's host is. `away`: it was lost, and may come again; `gone`: it won't."""
+AWAY = 60.0
+"""Seconds that a lost host has to come again if nobody trains meanwhile."""
+
+
 class Returns:
     """Begins a process in the place of one that has died: after a while, if the scenario says so, or `--restart`."""
 
@@ -43,8 +49,9 @@ class Returns:
         *,
         say: Callable[[str], None],
         stopping: Callable[[], bool],
+        there: Callable[[int], There],
     ) -> None:
-        """`stopping()`: whether the run is about to end, so that no process begins."""
+        """`stopping()`: whether the run is about to end, so that no process begins. `there(worker)`: see `There`."""
         self._settings = settings
         self._membership = membership
         self._workers = workers
@@ -52,6 +59,7 @@ class Returns:
         self._loop = loop
         self._say = say
         self._stopping = stopping
+        self._there = there
         self.in_vain: Callable[[Member], None] = lambda member: None
         """Told of a worker that can't be started again. The coordinator sets it."""
         self._due: list[Member] = []
@@ -60,6 +68,8 @@ class Returns:
         """By worker: the event that has killed it, by time."""
         self._over = False
         """Whether no worker trains any more."""
+        self._alone_since: float | None = None
+        """Since when nobody trains, and hosts are awaited to go on with."""
 
     def kill(self, event: Kill) -> None:
         """The moment of that event has come. A worker that is away can't die."""
@@ -70,7 +80,7 @@ class Returns:
     def due(self, member: Member, step: int | None) -> float | None:
         """The worker has died in that step, if in any. Return after how many seconds it is to come back, if at all."""
         event = self._killed.pop(member.worker, None) or self._settings.scenario.kill_at_step(member.worker, step)
-        if self._stopping() or self._over:
+        if self._stopping() or self._over or self._there(member.worker) == "gone":
             return None
         if event is not None:
             return event.rejoin_after
@@ -86,9 +96,20 @@ class Returns:
 
     def go_on(self) -> None:
         """Begin what is due. The machine has been told how the last processes ended, and all that they had said."""
-        due, self._due = self._due, []
+        due, self._due = [member for member in self._due if member.comes_back], []
         for member in due:
-            self._begin(member)
+            match self._there(member.worker):
+                case "here":
+                    self._begin(member)
+                case "gone":
+                    self._give_up(member, "its host has ended")
+                case "away":
+                    self._due.append(member)
+        self._await_hosts()
+
+    def awaits(self, workers: Sequence[int]) -> bool:
+        """Whether any of these workers is to begin again."""
+        return any(one.worker in workers for one in self._membership.awaited())
 
     def close(self) -> None:
         """No worker trains any more: none comes back, as nothing would be left for it."""
@@ -114,8 +135,24 @@ class Returns:
         except NoProcess as error:
             self._membership.goes(member.worker)
             self._host.gone(member.worker)
-            self._say(f"worker {member.worker} can't be started again: {error}")
-            self.in_vain(member)
+            self._give_up(member, str(error))
+
+    def _give_up(self, member: Member, why: str) -> None:
+        member.comes_back = False
+        self._say(f"worker {member.worker} can't be started again: {why}")
+        self.in_vain(member)
+
+    def _await_hosts(self) -> None:
+        """If nobody trains, hosts that are away are not awaited for ever."""
+        if not self._due or self._membership.any_trains:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = self._loop.now()
+            self._loop.after(AWAY, _nothing)  # which comes by here once more
+        elif self._loop.now() - self._alone_since >= AWAY:
+            due, self._due = self._due, []
+            for member in due:
+                self._give_up(member, f"its host has not come back within {AWAY:.0f} s")
 
 
 class Joining:
@@ -230,3 +267,7 @@ class Joining:
                 if worker in self._membership.absent():  # it has left since, and the machine is about to hear that
                     return
                 self._host.join(worker, self._terms.hand_over(worker, self._joins[worker], others))
+
+
+def _nothing() -> None:
+    pass

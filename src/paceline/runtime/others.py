@@ -21,6 +21,7 @@ from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.runtime.agent import HEAD
 from paceline.runtime.emulated import Emulated
+from paceline.runtime.joining import There
 from paceline.runtime.settings import Settings
 
 GATHERING = 60.0
@@ -32,10 +33,14 @@ class Others:
 
     def __init__(self, settings: Settings, hosts: Emulated, loop: Loop, *, say: Callable[[str], None]) -> None:
         names = settings.scenario.hosts(settings.workers)
+        self._names = dict(enumerate(names))
+        """By worker: its host."""
         workers = [settings.workers_of(host) for host in range(1, settings.hosts)]
         self.others = [Other(names[there[0]], there, self._teller(names[there[0]])) for there in workers]
         self.lost: Callable[[str, str], None] = lambda host, why: None
         """Told of a host that takes no part any more, and why."""
+        self._back: Callable[[str], None] = lambda host: None
+        """Told of a host that takes part again."""
         self._delivered: Callable[[str, messages.Message], None] = _unheard
         self._incarnations: dict[str, int] = {}
         self._loop = loop
@@ -49,8 +54,14 @@ class Others:
         )
         self._link = HeadLink(end, hosts.control, loop, self, timeout)
         self._alarm = Alarm(loop, self._judge)
-        self._agents_ended: list[str] = []
-        """Hosts whose agents' processes have ended."""
+        self.needed: Callable[[Sequence[int]], bool] = lambda workers: False
+        """Whether any of these workers is to begin again. The rooms set it."""
+        self._begun = False
+        """Whether the run has begun: a host that comes from then on comes again."""
+        self._agents_ended: set[str] = set()
+        """Hosts whose agents' processes have ended: they don't come again."""
+        self._never: set[str] = set()
+        """Hosts that were lost before the run could begin."""
         self._report_waits = settings.report_waits
         room = plan(settings.choice.spec, settings.choice.unapplied, settings.workers).places
         self.carrier = Carrier(names[0], room, loop.now)
@@ -67,7 +78,7 @@ class Others:
     def together(self, head: LocalHost, news: News, now: Callable[[], float]) -> SeveralHosts:
         """Return these hosts and the head's, as one."""
         hosts = SeveralHosts(head, self.others, self.carrier, news, now)
-        self._delivered, self.lost = hosts.delivered, hosts.lost
+        self._delivered, self.lost, self._back = hosts.delivered, hosts.lost, hosts.back
         self.carrier.begins(0, hosts)
         for host in self._absent():
             self._loop.after(0.0, partial(hosts.lost, host, "it has not come"))  # once workers are listened to
@@ -78,7 +89,7 @@ class Others:
         began, reported, why = self._loop.now(), False, None
         while (absent := self._absent()) and why is None and not to_end():
             waited = self._loop.now() - began
-            if never := [host for host in absent if host in self._agents_ended]:
+            if never := [host for host in absent if host in self._agents_ended | self._never]:
                 why = f"{_named(never)} ended before training could begin"
             elif waited >= GATHERING:
                 why = f"{_named(absent)} did not come within {GATHERING:.0f} s"
@@ -88,7 +99,15 @@ class Others:
             else:
                 self._loop.wait((GATHERING if reported else min(GATHERING, self._report_waits)) - waited)
         self._hosts.begins(self._link.now())
+        self._begun = True
         return why
+
+    def there(self, worker: int) -> There:
+        """Whether the worker's host is there. `away`: it may come again; `gone`: it won't."""
+        host = self._names[worker]
+        if host == self._hosts.head or host in self._hosts.here():
+            return "here"
+        return "gone" if host in self._agents_ended else "away"
 
     def close(self) -> None:
         """Leave no socket. What was said before goes out."""
@@ -103,10 +122,18 @@ class Others:
         """See `HeadNews`."""
         for order in self._hosts.came(host, self._link.now()):
             match order:
+                case Admit(incarnation=incarnation) if self._begun and not self._needs(host):
+                    why = f"this run goes on without host {host}: none of its workers is to begin again"
+                    self._hosts.leaves(host, incarnation, why)
+                    self._link.refuse(connection, why)
                 case Admit(incarnation=incarnation):
                     self._incarnations[host] = incarnation
                     self._port.expect(self.carrier.meet(host, incarnation))
                     self._link.admit(connection, incarnation)
+                    if self._begun:
+                        self._hosts.joins(host, incarnation)
+                        self._say(f"host {host} is back")
+                        self._back(host)
                 case Refuse(why=why):
                     self._link.refuse(connection, why)
                 case _:
@@ -142,6 +169,9 @@ class Others:
 
     # --- inside -------------------------------------------------------------------------------------
 
+    def _needs(self, host: str) -> bool:
+        return self.needed([worker for worker, there in self._names.items() if there == host])
+
     def _absent(self) -> list[str]:
         here = self._hosts.here()
         return [other.name for other in self.others if other.name not in here]
@@ -152,7 +182,7 @@ class Others:
     def _agent_ended(self, host: str) -> None:
         """The agent's process has ended. What it had still said is heard first: timers come after that."""
         why = "its agent has ended"
-        self._agents_ended.append(host)
+        self._agents_ended.add(host)
         self._loop.after(0.0, lambda: self.ended(host, self._incarnations.get(host, 0), why))
 
     def _judge(self) -> None:
@@ -175,6 +205,8 @@ class Others:
             case EndHost(host=host, incarnation=incarnation, why=why):
                 self._link.end(host, incarnation, why)
                 self._say(f"host {host} is lost: {why}")
+                if not self._begun:
+                    self._never.add(host)
                 self.lost(host, why)
                 self.carrier.ended(host, why)  # after that: no worker of it is to be ended
             case Gathered():

@@ -27,7 +27,7 @@ from paceline.runtime.data import Data
 from paceline.runtime.display import Display
 from paceline.runtime.ending import Ending
 from paceline.runtime.evaluations import Evaluations
-from paceline.runtime.joining import Joining, Returns
+from paceline.runtime.joining import Joining, Returns, There
 from paceline.runtime.leaving import Leaving
 from paceline.runtime.limits import Limits
 from paceline.runtime.losses import Losses
@@ -132,7 +132,10 @@ class Rooms:
             loop,
             say=say,
             stopping=lambda: self.ending.stopping,
+            there=_here if others is None else others.there,
         )
+        if others is not None:
+            others.needed = self.returns.awaits
         self.joining = Joining(
             settings,
             self.membership,
@@ -270,3 +273,8 @@ class Rooms:
             f"{self.settings.script} ended without calling paceline.prepare(); add the line "
             "model, optimizer, loader = paceline.prepare(model, optimizer, loader) before its loop"
         )
+
+
+def _here(worker: int) -> There:
+    """Where the only host is."""
+    return "here"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.cluster.scenario import Scenario
+from paceline.cluster.scenario import Kill, Scenario
 from paceline.core.choice import Choice
 from paceline.records.snapshots import Snapshot
 from paceline.records.summary import Target
@@ -72,6 +72,12 @@ class Settings:
     """What the run goes on from; None: it begins."""
     simulated: Scenario | None = None
     """The cluster whose times are virtual; None: time is real."""
+
+    @property
+    def any_comes_back(self) -> bool:
+        """Whether any worker that dies may begin again."""
+        events = (event for event in self.scenario.events if isinstance(event, Kill))
+        return self.restart > 0 or any(event.rejoin_after is not None for event in events)
 
     def log(self, worker: int) -> Path:
         """Where what that worker prints goes."""

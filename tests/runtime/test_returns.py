@@ -1,0 +1,136 @@
+"""Which processes begin anew, and when: what depends on the hosts of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import Mock
+
+from paceline.cluster.scenario import Scenario
+from paceline.core.membership import Membership
+from paceline.runtime.joining import AWAY, Returns, There
+from paceline.runtime.member import Member
+
+
+@dataclass
+class Clock:
+    """A loop whose time is set by a test."""
+
+    time: float = 0.0
+    timers: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+
+    def now(self) -> float:
+        return self.time
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self.timers.append((self.time + seconds, call))
+
+    def pass_until(self, time: float) -> None:
+        self.time = time
+        due = [call for at, call in self.timers if at <= time]
+        self.timers = [one for one in self.timers if one[0] > time]
+        for call in due:
+            call()
+
+
+class Company:
+    """Workers 0 and 1 train, and worker 1 dies. Its host is where `there` says."""
+
+    def __init__(self) -> None:
+        self.there: There = "here"
+        self.clock = Clock()
+        self.members = {worker: Member(worker=worker) for worker in (0, 1)}
+        self.membership = Membership(self.members)
+        self.lines: list[str] = []
+        self.in_vain: list[int] = []
+        self.workers = Mock()
+        settings = Mock(scenario=Scenario(), restart=1, start="together")
+        loop: Any = self.clock
+        self.returns = Returns(
+            settings,
+            self.membership,
+            self.workers,
+            Mock(),
+            loop,
+            say=self.lines.append,
+            stopping=lambda: False,
+            there=lambda worker: self.there if worker == 1 else "here",
+        )
+        self.returns.in_vain = lambda member: self.in_vain.append(member.worker)
+        for worker in (0, 1):
+            self.membership.comes(worker)
+            self.membership.trains(worker)
+
+    def dies(self, worker: int) -> None:
+        member = self.members[worker]
+        self.membership.leaves(worker, "died")
+        self.membership.goes(worker)
+        if (seconds := self.returns.due(member, None)) is not None:
+            self.returns.begin_after(member, seconds)
+
+    def go_on(self, time: float = 0.0) -> None:
+        self.clock.pass_until(time)
+        self.returns.go_on()
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.workers.start.called)
+
+
+def test_a_worker_whose_host_is_away_begins_once_its_host_is_back() -> None:
+    company = Company()
+    company.there = "away"
+    company.dies(1)
+    company.go_on()
+    company.go_on(10 * AWAY)  # worker 0 trains, so nobody has to wait
+    assert not company.begun
+    assert company.returns.awaits([1])
+    company.there = "here"
+    company.go_on(10 * AWAY)
+    company.workers.start.assert_called_once_with([1])
+    assert not company.returns.awaits([1])
+
+
+def test_a_worker_whose_host_does_not_come_again_stays_dead() -> None:
+    company = Company()
+    company.there = "gone"
+    company.dies(1)
+    assert not company.members[1].comes_back
+    assert not company.returns.awaits([1])
+
+
+def test_a_worker_is_given_up_whose_host_ends_while_it_is_away() -> None:
+    company = Company()
+    company.there = "away"
+    company.dies(1)
+    company.go_on()
+    company.there = "gone"
+    company.go_on()
+    assert company.lines == ["worker 1 can't be started again: its host has ended"]
+    assert company.in_vain == [1]
+    assert not company.members[1].comes_back
+
+
+def test_if_nobody_trains_a_host_has_a_minute_to_come_back() -> None:
+    company = Company()
+    company.there = "away"
+    company.dies(1)
+    company.go_on()
+    company.there = "away"
+    company.membership.leaves(0, "died")
+    company.membership.goes(0)
+    company.go_on(100.0)
+    company.go_on(100.0 + AWAY - 1)
+    assert not company.in_vain
+    company.go_on(100.0 + AWAY)
+    assert company.lines == ["worker 1 can't be started again: its host has not come back within 60 s"]
+    assert company.in_vain == [1]
+
+
+def test_a_process_does_not_begin_while_an_earlier_end_is_being_told() -> None:
+    company = Company()
+    company.dies(1)
+    assert not company.begun
+    company.go_on()
+    assert company.begun
