@@ -136,6 +136,7 @@ AT_HOME = (
     *(
         "arithmetic",
         "averages",
+        "carrier",
         "commits",
         "contract",
         "copies",
@@ -147,7 +148,7 @@ AT_HOME = (
         "pulls",
         "pushes",
     ),
-    *("releases", "seat", "shelf", "snapshots", "steps", "turns", "workers"),
+    *("releases", "seat", "shelf", "snapshots", "steps", "turns", "wire", "workers"),
 )
 
 

@@ -1,0 +1,301 @@
+"""The contract of fetchers: each item that is fetched is there once, and none for a worker that has gone.
+
+Each kind is held to it. What breaks between hosts breaks in the tests of `Wire`, by a script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from paceline.cluster.group_links import GroupLinks
+from paceline.cluster.network import SharedLink
+from paceline.cluster.scenario import Network, Scenario
+from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
+from paceline.core.items import Item, Update, Version
+from paceline.host.carrier import Carrier
+from paceline.host.fetch import Fetcher, Local
+from paceline.host.fetches import Peer, Where
+from paceline.host.paced import Paced
+from paceline.host.shelf import Owner
+from paceline.host.wire import Wire
+from paceline.records.times import Fetch, TransferTimes
+
+NETWORK = Network(bandwidth=100.0, message=100)
+"""A second for what is alone on its link."""
+
+
+class Fetching:
+    """A fetcher, a clock, and what it has told."""
+
+    def __init__(self, make: Callable[[Fetching], Fetcher]) -> None:
+        self.at = 0.0
+        self.facts: list[Fact] = []
+        self.noted: list[tuple[int, str, int, float]] = []
+        """Worker, what, number, end."""
+        self.brings: Callable[[], None] = lambda: None
+        """Has everything come that another host was asked for."""
+        self.fetcher = make(self)
+
+    def note(self, worker: int, what: str, number: int, size: int, times: TransferTimes) -> None:
+        self.noted.append((worker, what, number, times.ended))
+
+    def push(self, worker: int, step: int) -> None:
+        def then(at: float) -> Fact:
+            return UpdateArrived(worker=worker, step=step, at=at)
+
+        self.fetcher.fetch(worker, Update(worker, step), then)
+
+    def pull(self, worker: int, version: int) -> None:
+        def then(at: float) -> Fact:
+            return ParametersTaken(worker=worker, version=version, at=at)
+
+        self.fetcher.fetch(worker, Version(version), then)
+
+    def all(self) -> list[Fact]:
+        """Everything that comes of what is under way, as the loop would take it."""
+        self.brings()
+        while (due := self.fetcher.due()) is not None:
+            self.at += due
+            while (fact := self.fetcher.next(self.at)) is not None:
+                self.facts.append(fact)
+        return self.facts
+
+
+def local(fetching: Fetching) -> Fetcher:
+    return Local(lambda: fetching.at, fetching.facts.append)
+
+
+def paced(fetching: Fetching) -> Fetcher:
+    def now() -> float:
+        return fetching.at
+
+    store, groups = SharedLink.of(NETWORK), GroupLinks.of(Scenario(network=NETWORK), 4)
+    made = Paced(store, groups, Local(now, fetching.facts.append), now, now, fetching.note)
+    made.size = 100
+    return made
+
+
+SIZE = 10
+OTHER = Peer("node-1", 1)
+
+
+class Elsewhere:
+    """All updates and versions are on another host, whose bytes the test brings."""
+
+    def __init__(self, fetching: Fetching) -> None:
+        self.places: dict[Item, bytearray] = {}
+        self.lost: list[tuple[int, str]] = []
+        self.carrier = Carrier("node-0", 3, lambda: fetching.at)
+        self.bulk = self.carrier.meet(*OTHER)
+        self.carrier.begins(0, self)
+        self.carrier.connected(OTHER)
+        self.wire = Wire(
+            local(fetching),
+            self.carrier,
+            lambda: fetching.at,
+            fetching.facts.append,
+            away=lambda item: True,
+            lost=lambda worker, why: self.lost.append((worker, why)),
+        )
+
+    def comes(self, request: int, most: int = SIZE) -> bool:
+        """So many bytes of the request come. Return whether somebody wants them."""
+        memory = self.carrier.memory(OTHER, request)
+        if memory is None:
+            return False
+        count = min(most, len(memory))
+        memory[:count] = b"x" * count
+        self.carrier.came(OTHER, request, count)
+        return True
+
+    def brings(self) -> None:
+        request = 1
+        while request <= self.carrier._fetches._asked:
+            self.comes(request)
+            request += 1
+
+    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
+        return [(OTHER.host, 0, SIZE)]
+
+    def lay(self, item: Item) -> memoryview:
+        assert item not in self.places
+        self.places[item] = bytearray(SIZE)
+        return memoryview(self.places[item])
+
+    def free(self, item: Item, whole: bool) -> None:
+        assert whole == (self.places.pop(item) == b"x" * SIZE)
+
+    def fetched(self, fetch: Fetch) -> None:
+        pass
+
+    def look(self, item: Item) -> Where:
+        return "gone"
+
+    def claim(self, item: Item, owner: Owner) -> None:
+        raise AssertionError("nothing is here")
+
+    def release(self, item: Item, owner: Owner) -> None:
+        raise AssertionError("nothing is here")
+
+    def view(self, item: Item) -> memoryview:
+        raise AssertionError("nothing is here")
+
+
+def wire(fetching: Fetching) -> Fetcher:
+    elsewhere = Elsewhere(fetching)
+    fetching.brings = elsewhere.brings
+    return elsewhere.wire
+
+
+@pytest.fixture(params=[local, paced, wire])
+def fetching(request: pytest.FixtureRequest) -> Fetching:
+    return Fetching(request.param)
+
+
+def test_each_fetch_ends_once(fetching: Fetching) -> None:
+    fetching.push(0, 3)
+    fetching.pull(1, 7)
+    facts = fetching.all()
+    assert [(type(fact), fact.worker) for fact in facts] == [(UpdateArrived, 0), (ParametersTaken, 1)]  # type: ignore[union-attr]
+    assert (fetching.fetcher.next(1e9), fetching.fetcher.due()) == (None, None)
+
+
+def test_ends_are_told_in_the_order_of_time(fetching: Fetching) -> None:
+    for worker in range(4):
+        fetching.push(worker, 0)
+        fetching.pull(worker, 1)
+        fetching.at += 0.125
+    moments = [fact.at for fact in fetching.all()]
+    assert (moments, len(moments)) == (sorted(moments), 8)
+
+
+def test_a_group_is_gathered_once_and_nothing_need_happen_then(fetching: Fetching) -> None:
+    ends: list[float] = []
+    began = fetching.fetcher.gather(5, (0, 1), ends.append)
+    assert fetching.all() == []
+    assert (began, len(ends)) == (0.0, 1)
+
+
+def test_nothing_comes_of_what_a_worker_that_has_gone_was_fetching_and_of_nobody_elses(fetching: Fetching) -> None:
+    fetching.push(0, 3)
+    fetching.pull(0, 7)
+    fetching.pull(1, 7)
+    before = list(fetching.facts)
+    fetching.fetcher.cancel(0)
+    fetching.fetcher.cancel(0)
+    came = [(type(fact), fact.worker) for fact in fetching.all() if fact not in before]  # type: ignore[union-attr]
+    assert came == ([] if before else [(ParametersTaken, 1)])
+
+
+def test_a_fetch_may_begin_as_another_ends(fetching: Fetching) -> None:
+    def then(at: float) -> None:
+        fetching.pull(1, 8)
+        fetching.pull(0, 7)
+
+    fetching.fetcher.fetch(0, Version(7), then)
+    assert sorted(fact.worker for fact in fetching.all()) == [0, 1]  # type: ignore[union-attr]
+    assert (fetching.fetcher.next(1e9), fetching.fetcher.due()) == (None, None)
+
+
+def test_cancelling_what_is_not_there_disturbs_nothing(fetching: Fetching) -> None:
+    fetching.fetcher.cancel(2)
+    fetching.push(0, 3)
+    assert len(fetching.all()) == 1
+
+
+def test_at_a_network_s_pace_ends_of_both_links_come_in_the_order_of_time_with_the_model_s_moments() -> None:
+    """An average of two moves as much as one model here. Late as the loop may be, the moments are the links'."""
+    fetching = Fetching(paced)
+    fetching.fetcher.gather(5, (0, 1), lambda at: UpdateArrived(worker=9, step=5, at=at))
+    fetching.at = 0.5
+    fetching.push(0, 3)
+    fetching.at = 60.0
+    fetching.all()
+    assert fetching.facts == [UpdateArrived(worker=9, step=5, at=1.0), UpdateArrived(worker=0, step=3, at=1.5)]
+    assert fetching.noted == [(0, "average", 5, 1.0), (1, "average", 5, 1.0), (0, "push", 3, 1.5)]
+
+
+def test_what_no_link_paces_is_local() -> None:
+    def only_averages(fetching: Fetching) -> Fetcher:
+        groups = GroupLinks.of(Scenario(network=NETWORK), 4)
+        return Paced(None, groups, Local(lambda: 0.0, fetching.facts.append), lambda: 0.0, lambda: 0.0, fetching.note)
+
+    fetching = Fetching(only_averages)
+    fetching.push(0, 3)
+    assert (fetching.facts, fetching.noted) == ([UpdateArrived(worker=0, step=3, at=0.0)], [])
+
+
+# --- scripted faults: what lies on another host may not come
+
+
+class Faulty(Fetching):
+    """Workers 0 and 1 pull version 7, and worker 2 version 8: requests 1 and 2."""
+
+    def __init__(self) -> None:
+        super().__init__(local)
+        self.there = Elsewhere(self)
+        self.fetcher = self.there.wire
+        for worker, version in ((0, 7), (1, 7), (2, 8)):
+            self.pull(worker, version)
+
+    def taken(self) -> list[int]:
+        """Who has what it has fetched."""
+        return [fact.worker for fact in self.facts if isinstance(fact, ParametersTaken)]
+
+
+@pytest.mark.parametrize("came", range(SIZE))
+def test_a_connection_that_breaks_after_any_byte_and_comes_back_ends_each_fetch_once(came: int) -> None:
+    faulty = Faulty()
+    if came:
+        faulty.there.comes(1, came)
+    faulty.there.carrier.disconnected(OTHER)
+    assert not faulty.there.comes(1), "it came over the connection that is lost"
+    faulty.there.carrier.connected(OTHER)
+    faulty.there.brings()
+    assert faulty.taken() == [0, 1, 2]
+    assert (faulty.there.lost, faulty.there.places) == ([], {})
+
+
+def test_what_another_host_does_not_have_is_told_to_each_that_waits_and_to_nobody_else() -> None:
+    faulty = Faulty()
+    faulty.there.carrier.refused(OTHER, 1, "it is not here any more")
+    faulty.there.brings()
+    assert faulty.there.lost == [(worker, f"{Version(7)} can't come: it is not here any more") for worker in (0, 1)]
+    assert faulty.taken() == [2]
+    faulty.fetcher.cancel(0)
+
+
+def test_the_end_of_another_host_is_told_to_all_that_wait_and_to_those_that_come_later() -> None:
+    faulty = Faulty()
+    faulty.there.comes(1, 4)
+    faulty.there.carrier.ended(OTHER.host, "silent for 15.0 s")
+    faulty.pull(3, 9)
+    assert [worker for worker, _ in faulty.there.lost] == [0, 1, 2, 3]
+    assert (faulty.taken(), faulty.there.places) == ([], {})
+
+
+def test_the_last_worker_to_leave_cancels_and_nothing_is_written_then() -> None:
+    faulty = Faulty()
+    faulty.there.comes(1, 4)
+    faulty.fetcher.cancel(0)
+    assert faulty.there.carrier.memory(OTHER, 1) is not None
+    faulty.fetcher.cancel(1)
+    assert faulty.there.carrier.memory(OTHER, 1) is None
+    assert list(faulty.there.places) == [Version(8)]
+    faulty.pull(1, 7)
+    faulty.there.brings()
+    assert (faulty.taken(), faulty.there.lost) == ([2, 1], [])
+    assert faulty.there.carrier.pending() == []
+
+
+def test_what_waits_for_a_place_comes_once_one_is_free() -> None:
+    faulty = Faulty()
+    faulty.pull(3, 9)
+    faulty.pull(4, 10)
+    assert len(faulty.there.places) == 3
+    faulty.fetcher.cancel(2)
+    assert list(faulty.there.places) == [Version(7), Version(9), Version(10)]
+    faulty.there.brings()
+    assert faulty.taken() == [0, 1, 3, 4]
