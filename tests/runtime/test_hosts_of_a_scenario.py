@@ -9,7 +9,9 @@ import pytest
 
 from paceline.cluster.scenario import HostTable, Scenario
 from paceline.errors import ConfigError
+from paceline.protocols import registry
 from paceline.runs.run import settled
+from support import nursery
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run
@@ -85,6 +87,64 @@ def test_hosts_of_unequal_size_train_and_the_run_is_made_again_by_its_configurat
     assert (found := checked(run.folder)).ok, found.wrong
     again = launch.run(SCRIPT, "--config", str(run.folder / "config.toml")).completed()
     assert hosts_in(again) == ["small", "big", "big"]
+
+
+LINKED = """
+[cluster]
+compute = "20ms"
+[network]
+message = "1MB"
+[[host]]
+workers = 1
+bandwidth = "25MB/s"
+latency = "10ms"
+[[host]]
+name = "far"
+workers = 2
+bandwidth = "50MB/s"
+"""
+TAKES = 0.01 + 1e6 / 25e6
+"""Seconds of one update or version alone."""
+STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+
+
+@pytest.mark.parametrize("protocol", STORED)
+def test_what_moves_between_hosts_takes_what_their_links_say_or_longer(protocol: str, launch: Launch) -> None:
+    file = written(launch.tmp_path, LINKED)
+    run = launch.run(SCRIPT, "--scenario", str(file), "--threads", "1", "-p", protocol).completed()
+    assert (found := checked(run.folder)).ok, found.wrong
+    rows = run.rows("SELECT kind, bytes, ended - began FROM fetches WHERE kind = 'update' OR number > 0")
+    assert {kind for kind, _, _ in rows} == {"update", "version"}
+    assert {size for _, size, _ in rows} == {1_000_000}
+    assert min(seconds for _, _, seconds in rows) >= TAKES - 1e-9
+    came = run.rows(
+        "SELECT facts.at - fetches.ended FROM facts JOIN fetches ON fetches.kind = 'version' "
+        "AND fetches.number = facts.version WHERE facts.kind = 'ParametersTaken' AND facts.worker > 0 "
+        "AND facts.version > 0"
+    )
+    assert came
+    assert min(late for (late,) in came) >= 0
+    moved = [row["transfer_seconds"] for row in run.summary["per_worker"]]
+    assert min(moved[1:]) > TAKES or protocol == "ps-plus", "PS+ computes meanwhile"
+    again = nursery.Process(["replay", str(run.folder), "--out", str(launch.tmp_path / "again")])
+    out, err = again.communicate(timeout=120)
+    assert "the same bits" in out, err
+
+
+def test_a_script_that_looks_at_the_model_while_it_trains_waits_for_no_link(launch: Launch) -> None:
+    looks = SCRIPT.replace("        optimizer.step()\n", "        optimizer.step()\n        model.state_dict()\n")
+    run = launch.run(
+        looks, "--scenario", str(written(launch.tmp_path, LINKED)), "--threads", "1", "-p", "asp"
+    ).completed()
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
+def test_a_worker_that_is_killed_as_its_update_crosses_leaves_the_link_to_the_others(launch: Launch) -> None:
+    text = LINKED + "[[event]]\nworker = 1\nat_step = 3\nkill = true\n"
+    flags = ("--scenario", str(written(launch.tmp_path, text)), "--threads", "1", "-p", "ssp", "--on-loss", "continue")
+    run = launch.run(SCRIPT, *flags).completed()
+    assert run.summary["samples"] + run.summary["samples_missed"] == 2 * 96
+    assert (found := checked(run.folder)).ok, found.wrong
 
 
 TWICE = """

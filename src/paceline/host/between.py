@@ -85,6 +85,13 @@ class Made(Message):
     version: int
 
 
+class Let(Message):
+    """The worker may have that version now, as far as the links between hosts are concerned."""
+
+    worker: int
+    version: int
+
+
 class Look(Message):
     """This version is the newest, and the worker wants to see it."""
 
@@ -165,6 +172,7 @@ FromHead = (
     | Train
     | CarryOut
     | Made
+    | Let
     | Look
     | Say
     | Adopt

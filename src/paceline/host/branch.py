@@ -17,8 +17,9 @@ from paceline.host.attached import bring, empty_file, file_bytes
 from paceline.host.between import Attached, GoesOn
 from paceline.host.carrier import Carrier
 from paceline.host.contract import WorkersNews
-from paceline.host.fetch import Local
+from paceline.host.fetch import Fetcher, Local
 from paceline.host.fetches import Where
+from paceline.host.linked import Told
 from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
 from paceline.host.pushes import Pushes
@@ -77,8 +78,12 @@ class Branch:
         *,
         head: str,
         now: Callable[[], float],
+        linked: bool = False,
     ) -> None:
-        """`head` is the host that has the store. `now()` is seconds since the run's start."""
+        """`head` is the host that has the store. `now()` is seconds since the run's start.
+
+        `linked`: whether the head says who may have a version, as a model of links has it.
+        """
         self.shelf = Shelf()
         self.versions = Elsewhere()
         self.region: Region | None = None
@@ -99,7 +104,12 @@ class Branch:
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
         self._seats = seats = Seats((worker, Seat(worker)) for worker in workers.numbers)
-        fetcher = Wire(Local(now, news.happened), carrier, now, news.happened, away=self._away, lost=news.lacks)
+        fetcher: Fetcher = Wire(
+            Local(now, news.happened), carrier, now, news.happened, away=self._away, lost=news.lacks
+        )
+        self._told: Told | None = None
+        if linked:
+            fetcher = self._told = Told(fetcher, now, news.happened)
         self.pushes = Pushes(self.shelf, plan, fetcher, seats)
         self.pulls = Pulls(self.shelf, self.versions, fetcher, seats)
         self.releases = Releases(
@@ -176,6 +186,11 @@ class Branch:
         for worker, step in self._contributed.pop(version, ()):
             self.pushes.dropped(worker, step)
         self.versions.made(version)
+
+    def let(self, worker: int, version: int) -> None:
+        """The worker may have that version."""
+        if not self._waits(partial(self.let, worker, version)) and self._told is not None:
+            self._told.let(worker, version)
 
     def show(self, worker: int, version: int, hold: bool) -> None:
         """That version is the newest: show it to the worker, which has asked for that."""
@@ -342,8 +357,10 @@ class Branch:
             del self._beside[item]
 
     def fetched(self, fetch: Fetch) -> None:
-        """See `Items`."""
-        self._news.fetched(fetch)
+        """See `Items`. What a model of links is asked about, the head notes as that says."""
+        modelled = self._told is not None and self._later is None and fetch.kind == "version"
+        if not modelled:
+            self._news.fetched(fetch)
 
     def look(self, item: Item) -> Where:
         """See `Items`. An update is here before the head hears that it is ready."""

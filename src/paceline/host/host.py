@@ -48,8 +48,10 @@ from paceline.host.wire import ADOPTED, FIXED, Wire
 from paceline.host.workers import Workers
 
 if TYPE_CHECKING:  # which a run on one host does without
+    from paceline.cluster.host_traffic import HostTraffic
     from paceline.host.carrier import Carrier
     from paceline.host.fetches import Where
+    from paceline.host.linked import Linked
 
 
 def beginning_of(worker: int) -> Owner:
@@ -74,15 +76,16 @@ class LocalHost:
         rate_scale: float,
         network: Network | None,
         groups: GroupLinks | None,
+        traffic: HostTraffic | None = None,
         evaluator: Evaluator | None,
         now: Callable[[], float],
         leaves_undone: Callable[[int, int], bool],
         deaths_are_told: bool,
     ) -> None:
         """`elsewhere` are workers of other hosts. The store that is here is theirs, too; see `SeveralHosts`.
-        `carrier` fetches their updates. `threads` are those of each worker. `network` paces pushes and pulls, and
-        `groups` averages. `evaluator` is forked besides the arithmetic process, if it is given. `now()` is seconds
-        since the run's start. See `Commits`, `Steps` and `Averages` for the others.
+        `carrier` fetches their updates. `threads` are those of each worker. `network` paces pushes and pulls, `groups`
+        averages, and `traffic` what moves between hosts. `evaluator` is forked besides the arithmetic process, if it is
+        given. `now()` is seconds since the run's start. See `Commits`, `Steps` and `Averages` for the others.
         """
         self.plan = plan
         self.shelf = Shelf()
@@ -108,6 +111,8 @@ class LocalHost:
         """Tells a worker of another host something, with the descriptor of a file that comes along, if one does."""
         self.never_comes: Callable[[int, str], None] = lambda worker, why: None
         """Told that an update of a worker of another host will not come, and why."""
+        self.lets: Callable[[int, int], None] = lambda worker, version: None
+        """Lets a worker of another host have a version that a link has brought there."""
         self._offers: dict[int, messages.Offered] = {}
         """By worker: what its script brought to `prepare`."""
         self._forker: int | None = None
@@ -125,6 +130,11 @@ class LocalHost:
                 away=self._away,
                 lost=lambda worker, why: self.never_comes(worker, why),
             )
+        self._linked: Linked | None = None
+        if traffic is not None:
+            from paceline.host.linked import Linked  # which a run on one host does without
+
+            self._fetcher = self._linked = Linked(traffic, self._fetcher, news, now, self._moment)
         self.arithmetic = Arithmetic(
             self.shelf,
             loop,
@@ -153,7 +163,8 @@ class LocalHost:
         copies = Copies(self.shelf, plan, self.arithmetic, self.steps, news)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = Snapshots(self.shelf, plan, self.arithmetic, self.commits, self.steps, news)
-        self.pulls = Pulls(self.shelf, self.commits, self._fetcher, seats)
+        lets = None if traffic is None else self._lets
+        self.pulls = Pulls(self.shelf, self.commits, self._fetcher, seats, lets)
         self.releases = Releases(
             self.shelf, self.pulls, self.pushes, self.commits, self.steps, seats, news, workers.send, now
         )
@@ -228,6 +239,8 @@ class LocalHost:
         model_bytes = self._offers[workers[0]].model_bytes
         given = None if self._network is None else self._network.message
         self._paced.size = model_bytes if given is None else given
+        if self._linked is not None:
+            self._linked.size = self._paced.size
         if owns_replica and not resumes:
             self.steps.begin(workers, Version(0))
             self.steps.keep_beginning(Version(0))
@@ -374,6 +387,11 @@ class LocalHost:
         """The newest version that is made."""
         return self.commits.newest
 
+    @property
+    def linked(self) -> bool:
+        """Whether a model of links says what comes from other hosts, and when."""
+        return self._linked is not None
+
     def lends_beginning(self, host: str) -> None:
         """That host fetches what training begins with. Keep it until then, even if a script changes it for all."""
         self._lent.add(host)
@@ -424,6 +442,9 @@ class LocalHost:
         assert self.region is not None
         start, stop = span
         return self.region.memory[start:stop]
+
+    def _lets(self, worker: int, version: int) -> None:
+        self.lets(worker, version)
 
     def _away(self, item: Update | Version) -> bool:
         return isinstance(item, Update) and self._seats[item.worker].elsewhere

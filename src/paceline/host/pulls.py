@@ -21,18 +21,29 @@ def ahead(worker: int) -> Owner:
 class Pulls:
     """Carries out `StartPull`, and the pull that a release begins with."""
 
-    def __init__(self, shelf: Shelf, versions: Versions, fetcher: Fetcher, seats: Mapping[int, Seat]) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        versions: Versions,
+        fetcher: Fetcher,
+        seats: Mapping[int, Seat],
+        lets: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """`lets(worker, version)` lets a worker of another host have that version. None: that host doesn't ask."""
         self._shelf = shelf
         self._versions = versions
         self._fetcher = fetcher
         self._seats = seats
+        self._lets = lets
 
     def carry_out(self, order: StartPull) -> None:
         """Bring the worker a version that a later step is to begin with."""
         if not self._seats[order.worker].trains:  # the machine is about to hear that the worker has left
             return
         self._shelf.claim(ahead(order.worker), Version(order.version))
-        if not self._seats[order.worker].elsewhere:  # else its own host fetches it
+        if self._seats[order.worker].elsewhere:  # its own host fetches it
+            self.lend(order.worker, order.version)
+        else:
             self.pull(order.worker, order.version, lambda: None)
 
     def pull(self, worker: int, version: int, then: Callable[[], None]) -> None:
@@ -45,6 +56,20 @@ class Pulls:
         def made() -> None:
             if self._seats[worker].trains:
                 self._fetcher.fetch(worker, Version(version), taken)
+
+        self._versions.when_made(version, made)
+
+    def lend(self, worker: int, version: int) -> None:
+        """Let a worker of another host have that version once it is made, and a link has brought it there."""
+        if (lets := self._lets) is None:
+            return
+
+        def there(at: float) -> None:
+            lets(worker, version)
+
+        def made() -> None:
+            if self._seats[worker].trains:
+                self._fetcher.fetch(worker, Version(version), there)
 
         self._versions.when_made(version, made)
 

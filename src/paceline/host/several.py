@@ -64,7 +64,7 @@ class SeveralHosts:
         self._fetched: dict[tuple[str, int], Fetch] = {}
         """By host and version: the last fetches."""
         self._numbers = count()
-        head.made, head.adopted = self._made, self._adopted
+        head.made, head.adopted, head.lets = self._made, self._adopted, self._lets
         head.hands, head.never_comes = self._hands, self._never_comes
 
     # --- what comes from other hosts ----------------------------------------------------------------
@@ -145,8 +145,9 @@ class SeveralHosts:
         self._beside.pop(item, None)
 
     def fetched(self, fetch: Fetch) -> None:
-        """See `Items`."""
-        self._news.fetched(fetch.ending(self._now()))
+        """See `Items`. What a model of links is asked about is noted as that says."""
+        if fetch.kind != "update" or not self._head.linked:
+            self._news.fetched(fetch.ending(self._now()))
 
     def look(self, item: Item) -> Where:
         """See `Items`."""
@@ -369,6 +370,9 @@ class SeveralHosts:
         """The worker can't go on, unless it takes no part any more. Its host may have said so before it heard that."""
         if worker not in self._left and worker not in self._gone:
             self._tell(worker, between.EndWorker(worker, why))
+
+    def _lets(self, worker: int, version: int) -> None:
+        self._tell(worker, between.Let(worker, version))
 
     def _made(self, version: int) -> None:
         self._carrier.made(Version(version))

@@ -133,7 +133,8 @@ class _Agent:
         self._bulk = self._carrier.meet(head, HEAD)
         self._name, self._address, self._token = name, addresses[1], token
         self._timeout = settings.host_timeout
-        self._branch = Branch(places, spec, workers, self._carrier, self, head=head, now=self._now)
+        linked = settings.scenario.links_hosts
+        self._branch = Branch(places, spec, workers, self._carrier, self, head=head, now=self._now, linked=linked)
         self._carrier.begins(0, self._branch)
 
         if not first:
@@ -162,6 +163,8 @@ class _Agent:
                 self._branch.carry_out(message.order)
             case between.Made(version=version):
                 self._branch.made(version)
+            case between.Let(worker=worker, version=version):
+                self._branch.let(worker, version)
             case between.Look(worker=worker, version=version, hold=hold):
                 self._branch.show(worker, version, hold)
             case between.Say(worker=worker, message=said, attached=attached):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from paceline.cluster.host_traffic import HostTraffic
 from paceline.core.hosts import Admit, EndHost, Gathered, Hosts, Order, Refuse
 from paceline.core.listed import listed
 from paceline.fabric.control import PROTOCOL, HeadEnd, Hello
@@ -32,6 +33,7 @@ class Others:
     """Lets hosts in, passes on what they say, and judges who is lost."""
 
     def __init__(self, settings: Settings, hosts: Emulated, loop: Loop, *, say: Callable[[str], None]) -> None:
+        self._settings = settings
         names = settings.scenario.hosts(settings.workers)
         self._names = dict(enumerate(names))
         """By worker: its host."""
@@ -74,6 +76,12 @@ class Others:
     def workers(self) -> list[int]:
         """Those of these hosts."""
         return [worker for other in self.others for worker in other.workers]
+
+    def traffic(self) -> HostTraffic | None:
+        """Return the model of what moves between the hosts; None if the scenario has none."""
+        settings = self._settings
+        begins = 0 if settings.resumed is None else settings.resumed.state.version
+        return HostTraffic.of(settings.scenario, settings.workers, begins)
 
     def together(self, head: LocalHost, news: News, now: Callable[[], float]) -> SeveralHosts:
         """Return these hosts and the head's, as one."""

@@ -231,6 +231,7 @@ class Rooms:
             rate_scale=settings.learning_rate_scale,
             network=settings.scenario.network,
             groups=GroupLinks.of(settings.scenario, settings.workers),
+            traffic=None if others is None else others.traffic(),
             evaluator=self.evaluator,
             now=self.clock.at,
             leaves_undone=self.terms.leaves_undone,

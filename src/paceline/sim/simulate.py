@@ -273,6 +273,7 @@ def _config(simulation: Simulation) -> dict[str, Any]:
         "simulated": True,
         "protocol": simulation.choice.to_plain(),
         "workers": simulation.workers,
+        **({"hosts": simulation.scenario.nodes} if simulation.scenario.links_hosts else {}),
         "seed": simulation.seed,
         "batch": simulation.batch or 0,
         "limits": noted_limits(simulation),

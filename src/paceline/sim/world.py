@@ -49,7 +49,7 @@ from paceline.core.orders import (
 )
 from paceline.errors import RunFailed
 from paceline.records.journal import Journal
-from paceline.records.times import StepTimes, TransferTimes, exposed
+from paceline.records.times import Fetch, StepTimes, TransferTimes, exposed
 from paceline.sim.costs import Costs
 
 
@@ -618,6 +618,8 @@ class World:
     def _came(self, came: Came) -> None:
         """An item has come from one host to another."""
         self.now = came.ended
+        host, source, times = came.target, came.source, {"began": came.began, "ended": came.ended}
+        self._journal.fetched(Fetch.of(came.item, host=host, source=source, size=came.size, **times))
         for worker, since in came.waiting:
             match came.item:
                 case Update(step=number):
