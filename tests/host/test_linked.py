@@ -108,6 +108,16 @@ def test_workers_of_one_host_may_have_a_version_at_the_same_moment_which_moves_o
     assert head.news.brought.call_args_list == [call(2, 0.0, 1.0), call(3, 0.5, 1.0)]
 
 
+def test_a_version_begins_to_move_once_it_is_made_though_the_fact_that_asks_for_it_came_before() -> None:
+    head, let = Head(), list[tuple[int, float]]()
+    for version, at in ((1, 0.5), (2, 20.0), (3, 20.5)):
+        head.linked.made(version, at)
+    head.now = 20.25
+    head.pull(2, 3, let)
+    assert head.linked.next(30.0) is None
+    assert let == [(2, 21.5)]
+
+
 @pytest.mark.parametrize(("worker", "version"), [(0, 5), (2, 0)], ids=["at the head", "the first version"])
 def test_what_is_there_takes_no_time(worker: int, version: int) -> None:
     head, let = Head(local), list[tuple[int, float]]()

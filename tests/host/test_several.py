@@ -20,7 +20,7 @@ class Several:
     """The head, and one other host with workers 2 and 3."""
 
     def __init__(self) -> None:
-        self.head, self.carrier, self.news = Mock(), Mock(), Mock()
+        self.head, self.carrier, self.news = Mock(linked=False), Mock(), Mock()
         self.told: list[messages.Message] = []
         self.at = 0.0
         self.head.goes_on.return_value = None
@@ -115,6 +115,21 @@ def test_only_the_last_fetches_are_remembered() -> None:
     for version in range(100):
         several.hosts.delivered("node-1", between.Taken(2, version))
     assert several.news.brought.call_count == 8, "four for each worker"
+
+
+def test_what_a_model_of_links_says_of_is_not_noted_as_it_was() -> None:
+    several = Several()
+    several.head.linked = True
+    several.hosts.fetched(
+        Fetch(host="node-0", source="node-1", kind="update", number=3, worker=2, bytes=40, began=90.0, ended=90.5)
+    )
+    several.news.fetched.assert_not_called()
+
+
+def test_a_worker_elsewhere_is_let_have_a_version_by_way_of_its_host() -> None:
+    several = Several()
+    several.head.lets(3, 7)
+    assert several.told == [between.Let(3, 7)]
 
 
 def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:

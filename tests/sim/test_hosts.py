@@ -13,6 +13,7 @@ from paceline.core.choice import choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.summary import Summary
+from paceline.sim.calibration import read
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 from support.recorded import checked
@@ -116,3 +117,9 @@ def test_bytes_that_nobody_says_are_asked_for() -> None:
     scenario = Scenario(nodes=2, workers=2, compute=1.0, host_tables=tables)
     with pytest.raises(ConfigError, match=r"\[\[host\]\] has a bandwidth, and nothing says how many bytes"):
         simulated("bsp", scenario, 8)
+
+
+def test_a_run_whose_hosts_have_links_is_no_source_of_costs(tmp_path: Path) -> None:
+    simulated("bsp", two(1), 8, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"its hosts have links.*simulate its scenario's file"):
+        read(tmp_path / "run", registry())

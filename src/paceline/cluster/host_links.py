@@ -20,6 +20,7 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from paceline.cluster.network import Way
+from paceline.cluster.scenario import Scenario
 
 Pair = tuple[str, str]
 """Two hosts: a source and a target."""
@@ -72,6 +73,15 @@ class HostLinks:
     """By pair: its transfers whose bytes are still leaving, which all have the same share. No pair without any."""
     ends: list[tuple[float, int]] = field(default_factory=list)
     """A heap of (end, number) of transfers whose last byte has left. Skip those that are no longer in `open`."""
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> HostLinks:
+        """The links that a scenario's hosts have."""
+        tables = scenario.host_tables
+        return cls(
+            {table.name: math.inf if table.bandwidth is None else table.bandwidth for table in tables},
+            {table.name: table.latency for table in tables},
+        )
 
     def begin(self, source: str, target: str, size: int, at: float) -> int:
         """Begin a transfer of `size` bytes at second `at`, or at `moment` if that is later. Return its number."""

@@ -10,7 +10,6 @@ That this is what moves is ours, as `host.wire` does it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from paceline.cluster.host_links import Carried, HostLinks
@@ -60,12 +59,7 @@ class HostTraffic:
         """What a scenario asks for; None if what moves between its hosts takes no time."""
         if not scenario.links_hosts:
             return None
-        tables = scenario.host_tables
-        links = HostLinks(
-            {table.name: math.inf if table.bandwidth is None else table.bandwidth for table in tables},
-            {table.name: table.latency for table in tables},
-        )
-        return cls(links, tuple(scenario.hosts(workers)), begins)
+        return cls(HostLinks.of(scenario), tuple(scenario.hosts(workers)), begins)
 
     def begin(self, worker: int, item: Update | Version, size: int, at: float) -> bool:
         """Bring the worker's update to the store, or that version to the worker, from second `at` on.

@@ -531,6 +531,8 @@ class LocalHost:
         match message:
             case messages.Committed():
                 at = self._at = self._now()  # workers that wait for it go on at the same moment
+                if self._linked is not None:
+                    self._linked.made(message.version, at)
                 asked = self.commits.committed(message, at)
                 self._at = None
                 if asked:

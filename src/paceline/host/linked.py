@@ -18,6 +18,9 @@ from paceline.host.contract import News
 from paceline.host.fetch import Fetcher, Then
 from paceline.records.times import Fetch
 
+LATE = 10.0
+"""Seconds after its moment by which a fact is handled."""
+
 
 @dataclass(slots=True)
 class _Crossing:
@@ -49,19 +52,30 @@ class Linked:
         self._news = news
         self._now = now
         self._moment = moment
+        self._made: dict[int, float] = {}
+        """By version, in order: when it was made. Those that no fact comes before any more are forgotten."""
         self._updates: dict[Update, _Crossing] = {}
         self._versions: dict[tuple[int, Version], list[Then]] = {}
         """By worker elsewhere and version on its way: what is to be done then."""
 
     def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
         """See `Fetcher`."""
-        if isinstance(item, Replica) or not self._traffic.begin(worker, item, self.size, self._moment()):
+        began = self._moment()
+        if isinstance(item, Version):  # it may have been made after the fact whose orders are carried out
+            began = max(began, self._made.get(item.version, began))
+        if isinstance(item, Replica) or not self._traffic.begin(worker, item, self.size, began):
             self._inner.fetch(worker, item, then)
         elif isinstance(item, Update):
             self._updates[item] = _Crossing(then)
             self._inner.fetch(worker, item, partial(self._here, item))
         else:
             self._versions.setdefault((worker, item), []).append(then)
+
+    def made(self, version: int, at: float) -> None:
+        """The store has made that version, at that moment."""
+        self._made[version] = at
+        while self._made[oldest := next(iter(self._made))] < at - LATE:
+            del self._made[oldest]
 
     def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
         """See `Fetcher`."""

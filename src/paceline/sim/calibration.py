@@ -301,6 +301,11 @@ def read(folder: Path, known: Mapping[str, Spec]) -> Run:
 def _read(run: RecordedRun) -> Run:
     folder, config, scenario, workers, seed = run.folder, run.config, run.scenario, run.workers, run.seed
     database, simulated = run.ledger, run.simulated
+    if scenario.links_hosts:
+        raise ConfigError(
+            f"{folder}: its hosts have links, whose part in that run is not told apart from other costs yet; simulate "
+            "its scenario's file"
+        )
     reading = _Reading(SharedLink.of(scenario.network) is not None)
     reading.take_commits(database)
     reading.take_transfers(database)

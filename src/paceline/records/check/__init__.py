@@ -16,6 +16,7 @@ from paceline.records.check.data import data
 from paceline.records.check.fetches import fetches
 from paceline.records.check.files import files
 from paceline.records.check.history import history
+from paceline.records.check.links import links
 from paceline.records.check.replays import for_replay
 from paceline.records.check.segments import segments
 from paceline.records.check.simulated import Again, simulated
@@ -79,6 +80,7 @@ def _everything(checking: Checking, again: Again | None) -> None:
     times(checking)
     averages(checking)
     fetches(checking)
+    links(checking)
     simulated(checking, again)
     versions(checking)
     files(checking)
