@@ -7,11 +7,13 @@ Cases, each of runs of `paceline run` that take turns in every round, a differen
 
     padded    eight workers, steps of 60 ms with a jitter of 10 %, one worker twice as slow
     link      the same, and a push or a pull takes 5 ms alone on the store's link
+    hosts     eight workers on three emulated hosts, one of them half as fast, with links of 100 to 400 MB/s
     unpadded  two workers, steps of about a millisecond: what is measured is mostly messages
 
 Each run is then made again in virtual time, with what its own ledger says (*own run*), with what the runs of bsp and of
 asp in that round say (*bsp's run*, *asp's run*), and with the scenario alone, where nothing but steps and transfers
-takes any time (*scenario*; unpadded, it does not say how long a step takes). All make as many steps. *off* is the
+takes any time (*scenario*; unpadded, it does not say how long a step takes). Runs on several hosts are predicted from
+the scenario alone. All make as many steps. *off* is the
 predicted steps/s over those measured, less 1, the median over the rounds; a run's start counts in both. *spread* is by
 how much the rounds' measured steps/s differ, the greatest over the least: no prediction of a single run is better than
 that. Waiting is the share of all workers' time. Below the table stands how many protocols are within the case's bound.
@@ -59,6 +61,25 @@ LINK = """
 bandwidth = "200MB/s"
 message = "1MB"
 """
+HOSTS = """
+[cluster]
+compute = "60ms"
+jitter = 0.1
+[network]
+message = "1MB"
+[[host]]
+workers = 2
+bandwidth = "400MB/s"
+latency = "1ms"
+[[host]]
+workers = 3
+bandwidth = "200MB/s"
+[[host]]
+workers = 3
+speed = 0.5
+bandwidth = "100MB/s"
+latency = "1ms"
+"""
 PROTOCOLS = (
     *("bsp", "asp", "ssp:bound=3", "dssp", "hsp", "ps-plus", "sync-switch:switch_at=0.5"),
     *("all-reduce", "ad-psgd", "ripples"),
@@ -84,6 +105,7 @@ class Case:
 CASES = {
     "padded": Case(PADDED, 8, 400, 0.05),
     "link": Case(PADDED + LINK, 8, 400, 0.05, PROTOCOLS[:7]),
+    "hosts": Case(HOSTS, 8, 400, 0.05, PROTOCOLS[:7]),
     "unpadded": Case("", 2, 6000, 0.1),
 }
 
@@ -110,23 +132,26 @@ class Compared:
 
     measured: Speed
     predicted: tuple[Speed | None, ...]
-    """In the order of `PREDICTIONS`; None where the scenario doesn't say how long steps take, and for a run's own."""
+    """In the order of `PREDICTIONS`; None where the scenario doesn't say how long steps take, for a run's own, and from
+    a run whose hosts have links."""
 
 
-def measure(case: Case, protocol: str, seed: int, folder: Path) -> tuple[Speed, Run]:
-    """A real run, and what its ledger says. One that is there already is not made again."""
+def measure(case: Case, protocol: str, seed: int, folder: Path) -> tuple[Speed, Run | None]:
+    """A real run, and what its ledger says; None if its hosts have links. One that is there is not made again."""
     kept = folder / protocol
     if not (kept / "summary.json").exists():
         print(f"seed {seed}: {protocol}, {case.workers} workers", file=sys.stderr)
         make(case, protocol, seed, folder)
-    return Speed.of(json.loads((kept / "summary.json").read_text())), read(kept, registry())
+    linked = load(folder / "scenario.toml").links_hosts
+    return Speed.of(json.loads((kept / "summary.json").read_text())), None if linked else read(kept, registry())
 
 
 def make(case: Case, protocol: str, seed: int, folder: Path) -> None:
     """The real run, in the folder's folder of that name."""
     scenario = folder / "scenario.toml"
     scenario.write_text(case.scenario)
-    flags = ["-n", str(case.workers), "-p", protocol, "--scenario", str(scenario), "--seed", str(seed)]
+    flags = ["-p", protocol, "--scenario", str(scenario), "--seed", str(seed)]
+    flags += [] if load(scenario).host_tables else ["-n", str(case.workers)]
     flags += ["--threads", "1", "--record", "0", "--tee", "none", "--out", str(folder / protocol)]
     command = [sys.executable, "-m", "paceline", "run", *flags, str(WORKLOAD), "--samples", str(case.steps * BATCH)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
@@ -134,9 +159,9 @@ def make(case: Case, protocol: str, seed: int, folder: Path) -> None:
         raise Failed(f"{protocol}: exit code {done.returncode}\n{done.stderr}")
 
 
-def predicted(run: Run, protocol: str) -> Speed:
+def predicted(run: Run | None, protocol: str) -> Speed | None:
     """Of that protocol in the run's place."""
-    return Speed.of(simulate(run.simulation(choose(protocol, registry()))))
+    return None if run is None else Speed.of(simulate(run.simulation(choose(protocol, registry()))))
 
 
 def from_scenario(case: Case, protocol: str, seed: int, folder: Path) -> Speed | None:
@@ -199,7 +224,9 @@ def within(compared: Mapping[tuple[str, str], Sequence[Compared]]) -> list[str]:
     lines = []
     for name, case in CASES.items():
         parts = []
-        for column, prediction in enumerate(PREDICTIONS[:-1]):
+        for column, prediction in enumerate(PREDICTIONS):
+            if prediction == "scenario" and name != "hosts":  # which leaves out what was measured in the others
+                continue
             offs = [
                 _off([one.measured for one in rounds], [one.predicted[column] for one in rounds])
                 for (of, _), rounds in compared.items()
