@@ -16,8 +16,11 @@ Span = tuple[float, float]
 
 _ROWS = """
     SELECT rowid, source, host, kind, worker, number, bytes, began, ended FROM fetches
-    WHERE kind = 'update' OR (kind = 'version' AND number > ?) ORDER BY began, rowid
+    WHERE kind = 'update' OR (kind = 'version' AND number > 0 AND NOT EXISTS (
+        SELECT 1 FROM segments WHERE segments.version = fetches.number AND segments.fact <= fetches.fact))
+    ORDER BY began, rowid
 """
+"""What the model is asked about. What a segment begins with is not."""
 _ON_THE_WAY = """
     SELECT id AS fact, 0 AS part, at, worker, kind, iif(kind = 'UpdateArrived', step, version) FROM facts
     WHERE kind IN ('TrainingBegan', 'WorkerLeft', 'UpdateArrived', 'ParametersTaken')
@@ -38,7 +41,7 @@ def links(checking: Checking) -> None:
     checking.table = "fetches"
     never_came = list(_never_came(checking))
     period, fetches, again = _Period(run.scenario, run.simulated), 0, 0
-    for row in run.ledger.execute(_ROWS, (checking.rules.first or 0,)):
+    for row in run.ledger.execute(_ROWS):
         if period.idle_by(row[7]):
             again += period.conclude(never_came)
             period = _Period(run.scenario, run.simulated)
