@@ -7,7 +7,7 @@ Cases, each of runs of `paceline run` that take turns in every round, a differen
 
     padded    eight workers, steps of 60 ms with a jitter of 10 %, one worker twice as slow
     link      the same, and a push or a pull takes 5 ms alone on the store's link
-    hosts     eight workers on three emulated hosts, one of them half as fast, with links of 100 to 400 MB/s
+    hosts     eight workers on three emulated hosts, steps of 120 ms, one host half as fast, links of 25 to 100 MB/s
     unpadded  two workers, steps of about a millisecond: what is measured is mostly messages
 
 Each run is then made again in virtual time, with what its own ledger says (*own run*), with what the runs of bsp and of
@@ -63,21 +63,21 @@ message = "1MB"
 """
 HOSTS = """
 [cluster]
-compute = "60ms"
+compute = "120ms"
 jitter = 0.1
 [network]
 message = "1MB"
 [[host]]
 workers = 2
-bandwidth = "400MB/s"
+bandwidth = "100MB/s"
 latency = "1ms"
 [[host]]
 workers = 3
-bandwidth = "200MB/s"
+bandwidth = "50MB/s"
 [[host]]
 workers = 3
 speed = 0.5
-bandwidth = "100MB/s"
+bandwidth = "25MB/s"
 latency = "1ms"
 """
 PROTOCOLS = (
