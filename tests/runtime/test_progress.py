@@ -42,7 +42,8 @@ class Asked:
     """Stands in for `Settings`."""
 
     def __init__(self, **given: Any) -> None:
-        self.__dict__ |= {"epochs": None, "max_steps": None, "max_seconds": None, "targets": (), **given}
+        unasked = {"epochs": None, "max_steps": None, "max_seconds": None, "targets": (), "hosts_of_workers": {}}
+        self.__dict__ |= {**unasked, **given}
 
 
 def member(worker: int = 0, **known: Any) -> Member:
@@ -164,24 +165,44 @@ def test_a_worker_that_is_idle_while_its_update_is_on_the_way_is_pushing() -> No
 def test_a_wait_is_for_those_who_have_not_come_by_now_and_counts_for_each_of_them() -> None:
     first, second = "waiting for worker 1, 2, 3, 4", "waiting for worker 2, 3"
     known = {0: first, 1: second, 2: "computing", 3: "pushing", 4: second}
-    states, awaited_by = settled(known, dict.fromkeys(known, 0))
+    states, awaited_by = settled(known, dict.fromkeys(known, 0), {})
     assert states == {**known, **dict.fromkeys((0, 1, 4), "waiting for workers 2-3")}
     assert awaited_by == {2: 3, 3: 3}
     in_circle = {0: "waiting for worker 1", 1: "waiting for worker 0"}
-    assert settled(in_circle, dict.fromkeys(in_circle, 0)) == (in_circle, {0: 1, 1: 1})
+    assert settled(in_circle, dict.fromkeys(in_circle, 0), {}) == (in_circle, {0: 1, 1: 1})
 
 
 @pytest.mark.parametrize("said", ["5 workers", "the slowest of 80 workers (1 of them)"])
 def test_a_wait_for_so_many_workers_is_for_the_slowest_of_those_who_do_not_wait(said: str) -> None:
     known = {0: f"waiting for {said}", 1: "computing", 2: "computing", 3: "waiting: version 7 is being made", 4: "died"}
-    states, awaited_by = settled(known, {0: 1, 1: 1, 2: 0, 3: 0, 4: None})
+    states, awaited_by = settled(known, {0: 1, 1: 1, 2: 0, 3: 0, 4: None}, {})
     assert states == {**known, 0: "waiting for worker 2"}
     assert awaited_by == {2: 1}
 
 
 def test_a_wait_for_something_else_stays_as_it_is() -> None:
     known = {0: "waiting for worker 1 to come to prepare()", 1: "waiting for 2 of its 3 workers"}
-    assert settled(known, {0: 0, 1: 0}) == (known, {})
+    assert settled(known, {0: 0, 1: 0}, {}) == (known, {})
+
+
+HOSTS = {0: "node-0", 1: "node-0", 2: "node-1", 3: "node-1", 4: "node-2"}
+
+
+@pytest.mark.parametrize(
+    ("awaited", "gone", "said"),
+    [
+        ("2, 3", (), "host node-1, workers 2-3"),
+        ("2", (), "worker 2"),
+        ("3", (2,), "host node-1, worker 3"),
+        ("1, 4", (), "workers 1, 4"),
+        ("4", (), "host node-2, worker 4"),
+    ],
+)
+def test_a_wait_for_all_workers_of_a_host_names_the_host(awaited: str, gone: tuple[int, ...], said: str) -> None:
+    known = {0: f"waiting for worker {awaited}", **dict.fromkeys((1, 2, 3, 4), "computing")}
+    leads = {worker: None if worker in gone else 0 for worker in known}
+    states, _ = settled(known, leads, HOSTS)
+    assert states[0] == f"waiting for {said}"
 
 
 def test_a_curve_keeps_its_course_and_its_mean_in_a_few_points_however_long_it_is() -> None:

@@ -42,7 +42,7 @@ class Display:
         self._clock = clock
         self._watch = Watch(settings, members, tally, logged, evaluations)
         self._watch.pushing = pushing
-        self._waits = WaitReports(settings.report_waits)
+        self._waits = WaitReports(settings.report_waits, settings.hosts_of_workers)
         self._board = Board(settings.folder) if settings.tensorboard else None
         self._shower: Shower | None = None
         self._epochs: int | None = None

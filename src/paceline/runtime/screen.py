@@ -138,7 +138,7 @@ def _state(group: _Group) -> Text:
         who = "others wait" if len(group.rows) > 1 else f"{_waiting(group.awaited_by)} for it"
         return Text(f"{group.state}; {who}", AWAITED)
     text = Text(group.state, STYLES.get(group.state.partition(" ")[0].rstrip(":"), "dim"))
-    text.highlight_regex(r"(?<=^waiting for )workers? .+", AWAITED)
+    text.highlight_regex(r"(?<=^waiting for )(?:host|workers?) .+", AWAITED)
     return text
 
 

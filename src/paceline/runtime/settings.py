@@ -83,6 +83,11 @@ class Settings:
         """Where what that worker prints goes."""
         return self.folder / f"worker-{worker}.log"
 
+    @property
+    def hosts_of_workers(self) -> dict[int, str]:
+        """By worker, the name of its host, if there are several."""
+        return dict(enumerate(self.scenario.hosts(self.workers))) if self.hosts > 1 else {}
+
     def workers_of(self, host: int) -> range:
         """The workers of that host, of which the head's is 0."""
         return range(self.workers) if self.hosts == 1 else self.scenario.dealt(self.workers)[host]

@@ -160,6 +160,7 @@ class Watch:
         self.pushing: Callable[[int], bool] = lambda worker: False
         """Whether an update of that worker has still to arrive."""
         self._settings = settings
+        self._hosts = settings.hosts_of_workers
         self._members = members
         self._tally = tally
         self._logged = logged
@@ -190,7 +191,9 @@ class Watch:
         counts = self._tally.counts
         leads = {worker: counts.lead(worker) if worker in counts.finished else None for worker in self._members}
         states, awaited_by = settled(
-            {worker: state(member, self.pushing(worker)) for worker, member in self._members.items()}, leads
+            {worker: state(member, self.pushing(worker)) for worker, member in self._members.items()},
+            leads,
+            self._hosts,
         )
         rows = tuple(
             Row(
@@ -273,8 +276,10 @@ def state(member: Member, pushing: bool = False) -> str:
     return "pushing" if pushing else "idle"
 
 
-def settled(states: Mapping[int, str], leads: Mapping[int, int | None]) -> tuple[dict[int, str], Counter[int]]:
-    """The states as they are by now, and how many workers wait for each.
+def settled(
+    states: Mapping[int, str], leads: Mapping[int, int | None], hosts: Mapping[int, str]
+) -> tuple[dict[int, str], Counter[int]]:
+    """The states as they are by now, and how many workers wait for each. `hosts`: by worker, if there are several.
 
     A state says for whom a worker waited at first. Of those, the ones that wait too have come meanwhile. In a large
     company it says only how many there were: they are the slowest.
@@ -291,7 +296,8 @@ def settled(states: Mapping[int, str], leads: Mapping[int, int | None]) -> tuple
             continue
         still = [one for one in first if not states.get(one, "").startswith("waiting")] or first
         if still:
-            now[said] = f"waiting for {named(still)}"
+            there = {worker: host for worker, host in hosts.items() if leads.get(worker) is not None}
+            now[said] = f"waiting for {whole_host(still, there)}{named(still)}"
             awaited_by.update(dict.fromkeys(still, times))
     return {worker: now.get(said, said) for worker, said in states.items()}, awaited_by
 
@@ -299,6 +305,13 @@ def settled(states: Mapping[int, str], leads: Mapping[int, int | None]) -> tuple
 def named(workers: Sequence[int]) -> str:
     """`worker 3`, `workers 0-4, 7`."""
     return f"worker{'s' if len(workers) > 1 else ''} {ranges(workers)}"
+
+
+def whole_host(workers: Sequence[int], hosts: Mapping[int, str]) -> str:
+    """`host node-1, `, if these are all workers of that host; else nothing. `hosts`: by worker."""
+    names = {hosts.get(worker, "") for worker in workers}
+    host = names.pop() if len(names) == 1 else ""
+    return f"host {host}, " if host and len(workers) == list(hosts.values()).count(host) else ""
 
 
 def ranges(workers: Iterable[int], most: int = NAMED) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from paceline.core.listed import MOST, workers_named
 from paceline.runtime.member import Member
@@ -11,9 +11,10 @@ from paceline.runtime.member import Member
 class WaitReports:
     """Makes the lines. Each wait comes up again when it has lasted twice as long."""
 
-    def __init__(self, limit: float) -> None:
-        """`limit`: seconds that a wait may last without a word."""
+    def __init__(self, limit: float, hosts: Mapping[int, str]) -> None:
+        """`limit`: seconds that a wait may last without a word. `hosts`: by worker, if there are several."""
         self._limit = limit
+        self._hosts = hosts
         self._next: dict[tuple[int, float], float] = {}
         """When a wait, by worker and beginning, is due again."""
 
@@ -24,7 +25,8 @@ class WaitReports:
         if not due:
             return []
         busy = [member for member in members if member.waits is None and member.here]
-        doing = [*_doing(busy, now), *([besides] if besides else [])]
+        here = {member.worker: self._hosts[member.worker] for member in members if self._hosts and member.here}
+        doing = [*_doing(busy, now), *_whole_hosts(busy, here), *([besides] if besides else [])]
         lines = [f"{_waited(group, now)}: " + "; ".join([group[0].waits or "", *doing]) for group in due[:MOST]]
         if rest := [member for group in due[MOST:] for member in group]:
             lines.append(f"{_waited(rest, now)}, too, for other reasons")
@@ -55,6 +57,13 @@ def _waited(group: Sequence[Member], now: float) -> str:
     has = "has" if len(group) == 1 else "have"
     more = "" if shortest == longest else " or more"
     return f"{workers_named(member.worker for member in group)} {has} waited for {shortest} s{more}"
+
+
+def _whole_hosts(busy: Sequence[Member], here: Mapping[int, str]) -> Iterator[str]:
+    """Yield a clause for each host none of whose workers waits, unless none of any host does. `here`: by worker."""
+    waiting = {here[worker] for worker in here.keys() - {member.worker for member in busy}}
+    for host in sorted(set(here.values()) - waiting) if waiting else ():
+        yield f"no worker of host {host} waits"
 
 
 def _doing(busy: Sequence[Member], now: float) -> list[str]:
