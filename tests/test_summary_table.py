@@ -41,6 +41,19 @@ def test_of_hundreds_of_workers_the_first_have_a_line_and_the_others_one(capsys:
     assert "more workers" not in shown([50] * 16, 32.0, capsys)
 
 
+def test_each_worker_s_line_names_its_host_if_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
+    per_host = [{"host": "node-0", "workers": [0]}, {"host": "far", "workers": [1, 2]}]
+    lines = shown([50, 50, 50], 32.0, capsys, per_host=per_host).splitlines()
+    head = next(number for number, line in enumerate(lines) if "computing" in line)
+    assert [line.split()[:3] for line in lines[head : head + 4]] == [
+        ["host", "worker", "steps"],
+        ["node-0", "0", "50"],
+        ["far", "1", "50"],
+        ["far", "2", "50"],
+    ]
+    assert "host" not in shown([50, 50, 50], 32.0, capsys)
+
+
 def test_a_resumed_run_says_how_often_and_what_was_undone(capsys: pytest.CaptureFixture[str]) -> None:
     undone = {"versions": 4, "samples": 64, "seconds": 0.25}
     assert "resumed 2 times; undone: 4 versions, 64 samples and 0.25 s\n" in shown(

@@ -41,7 +41,8 @@ def print_summary(summary: Summary, folder: Path) -> None:
     if summary["segments"] > 1:
         console.print(_resumed(summary["segments"], summary["undone"]), soft_wrap=True)
     if summary["per_worker"]:
-        console.print(_workers(summary["per_worker"][:SHOWN]))
+        hosts = {worker: one["host"] for one in summary.get("per_host", ()) for worker in one["workers"]}
+        console.print(_workers(summary["per_worker"][:SHOWN], hosts))
     if rest := summary["per_worker"][SHOWN:]:
         console.print(f"and {len(rest)} more workers, with {_between([row['steps'] for row in rest])} steps each")
     if rate is None and summary["workers"] > 1 and summary["per_worker"]:
@@ -143,13 +144,16 @@ def _between(counts: Sequence[int]) -> str:
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
-def _workers(rows: list[dict[str, Any]]) -> Table:
-    table = Table("worker", "steps", "computing", "waiting", "transfer", "other", "lead", "left", box=None)
-    for column in table.columns[1:7]:
+def _workers(rows: list[dict[str, Any]], hosts: Mapping[int, str]) -> Table:
+    """A line for each worker. `hosts`: by worker, in a run on several hosts."""
+    parts = ("steps", "computing", "waiting", "transfer", "other", "lead")
+    table = Table(*(["host"] if hosts else []), "worker", *parts, "left", box=None)
+    for column in table.columns[-1 - len(parts) : -1]:
         column.justify = "right"
     for row in rows:
         left = row["left"]
         table.add_row(
+            *([hosts.get(row["worker"], "")] if hosts else []),
             str(row["worker"]),
             str(row["steps"]),
             *(share(row, part) for part in ("compute", "wait", "transfer", "other")),
