@@ -8,6 +8,7 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from itertools import accumulate, pairwise
@@ -452,3 +453,17 @@ def test_the_trace_has_every_step_and_slices_of_a_thread_never_overlap(protocol:
     }
     names = [event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "process_name"]
     assert names == ["first", "second"]
+
+
+def test_the_threads_of_a_trace_name_their_worker_s_host_if_there_are_several() -> None:
+    timeline, _ = busy(4)
+    hosts = {10: "node-0", 11: "node-1"}
+
+    def named(timeline: Timeline) -> list[str]:
+        events = trace([("run", timeline, {}, lambda why, at: "")])["traceEvents"]
+        return [event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "thread_name"]
+
+    threads = [f"worker {worker}{of}" for worker in (10, 11) for of in ("", ", push", ", pull")]
+    assert named(timeline) == threads
+    of_hosts = [f"{hosts[worker]}, worker {worker}{of}" for worker in (10, 11) for of in ("", ", push", ", pull")]
+    assert named(replace(timeline, hosts=hosts)) == of_hosts
