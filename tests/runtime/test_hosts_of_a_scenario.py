@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.scenario import HostTable, Scenario
+from paceline.core.choice import choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.runs.run import settled
+from paceline.runs.run import check_fits, settled
 from support import nursery
 from support.launch import Launch
 from support.recorded import checked
@@ -77,6 +78,11 @@ def test_flags_that_contradict_the_tables_are_refused(workers: int | None, hosts
     with pytest.raises(ConfigError, match="leave") as caught:
         settled(TABLES, workers, hosts)
     assert str(caught.value) == told
+
+
+def test_a_comparison_refuses_what_none_of_its_runs_can_do_before_the_first() -> None:
+    with pytest.raises(ConfigError, match="ripples runs on one host only so far"):
+        check_fits(choose("ripples", registry()), TABLES, 3, {})
 
 
 def test_hosts_of_unequal_size_train_and_the_run_is_made_again_by_its_configuration(launch: Launch) -> None:

@@ -68,6 +68,8 @@ def check_fits(choice: Choice | None, scenario: Scenario, workers: int, flags: M
         baseline.check(flags, scenario)
     else:
         check_fit(choice, scenario.hosts(workers))
+        if len(scenario.host_tables) > 1:
+            check_hosts(choice, scenario)
 
 
 def check_hosts(choice: Choice | None, scenario: Scenario) -> None:
