@@ -132,3 +132,30 @@ def test_a_run_ends_when_a_version_meets_the_target_and_is_such_as_check_expects
     in_the_worker, *others = Path("evaluated").read_text().splitlines()  # the first call asks for the metrics' names
     assert (in_the_worker, set(others)) == ("evaluates True", {"evaluates False"})
     assert main(["check", str(run.folder)]) == 0
+
+
+WAITS = """
+beginning = os.getpid()
+def evaluate(model):
+    while os.getpid() != beginning and not os.path.exists(__file__ + ".go"):
+        time.sleep(0.01)
+    return {"bias": model.bias.sum().item()}
+"""
+
+
+def test_a_run_that_goes_on_evaluates_first_what_it_had_recorded_before(launch: Launch) -> None:
+    ends = "if step == 9 and me == 0 and not paceline.resumed(): os.kill(os.getppid(), signal.SIGTERM)"
+    script = launch.tmp_path / "train.py"
+    script.write_text(training(ends, before=WAITS))
+    flags = ("-n", "2", "-p", "bsp", "--target", "bias>=1e9", "--stop-at-target", "--checkpoint", "2")
+    stopped = launch.run(script, *flags)
+    assert stopped.code == 130, stopped.err
+    before = [version for (version,) in stopped.rows("SELECT version FROM versions ORDER BY version")]
+    assert before
+    assert stopped.rows("SELECT * FROM evaluations") == []
+    (launch.tmp_path / "train.py.go").touch()
+    resumed = launch.resume(stopped.folder).completed()
+    versions = [version for (version,) in resumed.rows("SELECT version FROM versions ORDER BY version")]
+    assert versions[: len(before)] == before
+    assert [version for (version,) in resumed.rows("SELECT version FROM evaluations ORDER BY rowid")] == versions
+    assert main(["check", str(resumed.folder)]) == 0

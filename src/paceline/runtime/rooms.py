@@ -194,6 +194,7 @@ class Rooms:
         """The run goes on from there, with what it had before."""
         self.applied.resumed(state.steps, state.samples)
         self.recordings.resumed(state.version, state.at, state.samples, before.recorded)
+        self.scores.resumed()
         if before.epoch_samples is not None:
             self._epoch_opened(before.epoch_samples)
         self.snapshots.stays = before.went_on_from

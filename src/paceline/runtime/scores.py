@@ -49,6 +49,14 @@ class Scores:
 
     # --- while workers train ------------------------------------------------------------------------
 
+    def resumed(self) -> None:
+        """The run goes on. What it had recorded before and not evaluated comes first, as versions come in order."""
+        if self._evaluator is not None:
+            done = self._journal.tally.metrics
+            for version, file in self._recordings.files():
+                if version not in done:
+                    self._evaluator.recorded(version, file)
+
     def recorded(self) -> None:
         """Another version is on disk."""
         if self._evaluator is not None and self._ending.outcome == "completed":
