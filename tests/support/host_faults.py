@@ -35,7 +35,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import paceline
 
-comes_to = getattr(paceline, "comes_to", lambda place: None)
+comes_to = getattr(paceline, "comes_to", lambda place: None)  # nothing befalls a replay
 comes_to("begin")
 torch.manual_seed(3)
 model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
@@ -120,8 +120,6 @@ def befall(what, seconds):
         sys.exit(0)
     elif what == "exit with a code":
         sys.exit(5)
-    elif what == "end at once":
-        os._exit(7)
 
 def around(owner, name, place):
     real = getattr(owner, name)
