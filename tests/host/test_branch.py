@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from paceline.core.choice import choose
-from paceline.core.items import Version
-from paceline.core.orders import Release
+from paceline.core.items import Update, Version
+from paceline.core.orders import Release, StartPush
+from paceline.host import messages
 from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Peer
@@ -41,9 +42,14 @@ class Host:
         self.carrier.begins(0, self.branch)
         self.carrier.connected(HEAD)
         self.branch.open()
-        workers.open.call_args.args[0](2, msgspec.structs.replace(OFFER, fixed_bytes=fixed_bytes), [])
+        self._hear = workers.open.call_args.args[0]
+        self.says(2, msgspec.structs.replace(OFFER, fixed_bytes=fixed_bytes))
         self.begun = Mock()
         self.branch.begin({2: None, 3: None}, 0, self.begun)
+
+    def says(self, worker: int, message: messages.Message) -> None:
+        """The worker says this."""
+        self._hear(worker, message, [])
 
     def comes(self, request: int, count: int | None = None) -> None:
         """So many bytes of the request come, or the rest."""
@@ -99,6 +105,18 @@ def test_a_version_that_did_not_come_whole_is_asked_for_again(host: Host) -> Non
     host.comes(4)
     assert host.taken() == [(3, 1)]
     assert bytes(host.branch.view(Version(1))) == bytes([4]) * OFFER.slot_bytes
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_the_update_of_a_worker_that_leaves_stays_if_the_head_has_asked_for_it(host: Host, asked_for: bool) -> None:
+    host.branch.carry_out(pulls(2))
+    host.comes(3)
+    host.says(2, messages.StepFinished(1, 1, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    if asked_for:
+        host.branch.carry_out(StartPush(worker=2, step=1))
+    host.branch.left(2, died=True)
+    host.branch.gone(2)
+    assert host.branch.shelf.has(Update(2, 1)) == asked_for
 
 
 def test_who_lacks_a_version_that_will_never_come_is_told(host: Host) -> None:

@@ -445,10 +445,8 @@ class Branch:
     def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
         seat = self._seats[worker]
         match message:
-            case messages.StepFinished(step=step):  # its version stays: it may be released on that once more
-                if seat.trains:
-                    self.pushes.ready(worker, step)
-                seat.step = None
+            case messages.StepFinished():  # its version stays: it may be released on that once more
+                seat.step = None  # and its update, if the head asks for that before the worker leaves
             case messages.Declined():
                 if seat.step is not None:
                     self.pushes.dropped(worker, seat.step)
