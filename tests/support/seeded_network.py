@@ -107,9 +107,9 @@ class Faults:
     def drawn(self, seed: int) -> list[Fault]:
         """Draw a list of faults, by time. Rates differ from seed to seed."""
         lots = random.Random(f"faults {seed}")
-        makers: list[Callable[[random.Random], Fault]] = [self._cut, self._blocked, self._slow, self._garbled]
+        makers: list[Callable[[random.Random], Fault]] = [self.cut, self.blocked, self.slow, self._garbled]
         if self.pausing:
-            makers.append(self._paused)
+            makers.append(self.paused)
         if self.mortal:
             makers.append(self._killed)
         rates = [lots.choice([0, 0, 1, 3]) for _ in makers]
@@ -118,7 +118,7 @@ class Faults:
         kinds = lots.choices(makers, rates, k=lots.randint(0, 12))
         return sorted((make(lots) for make in kinds), key=lambda fault: fault.at)
 
-    def _lasts(self, lots: random.Random) -> tuple[Seconds, Seconds]:
+    def lasts(self, lots: random.Random) -> tuple[Seconds, Seconds]:
         """From when to when: often less than a fifth of the timeout, and sometimes more than all of it."""
         at = lots.uniform(0, self.end)
         length = lots.choice([0.05, 0.2, 0.2, 0.7, 1.0, 1.5]) * self.timeout * lots.uniform(0.5, 1.5)
@@ -128,19 +128,19 @@ class Faults:
         one, other = lots.choice(self.pairs)
         return (one, other) if lots.random() < 0.5 else (other, one)
 
-    def _cut(self, lots: random.Random) -> Fault:
+    def cut(self, lots: random.Random) -> Fault:
         one, other = lots.choice(self.pairs)
         heard = [lots.choice([0.0, lots.uniform(0, 0.1), lots.uniform(0, self.timeout), None]) for _ in "12"]
         return Cut(lots.uniform(0, self.end), one, other, (heard[0], heard[1]))
 
-    def _blocked(self, lots: random.Random) -> Fault:
-        return Blocked(*self._lasts(lots), *self._way(lots))
+    def blocked(self, lots: random.Random) -> Fault:
+        return Blocked(*self.lasts(lots), *self._way(lots))
 
-    def _slow(self, lots: random.Random) -> Fault:
-        return Slow(*self._lasts(lots), *self._way(lots), lots.choice([0.05, 0.5, 4.0]))
+    def slow(self, lots: random.Random) -> Fault:
+        return Slow(*self.lasts(lots), *self._way(lots), lots.choice([0.05, 0.5, 4.0]))
 
-    def _paused(self, lots: random.Random) -> Fault:
-        return Paused(*self._lasts(lots), lots.choice(self.pausing), lots.random() < 0.5)
+    def paused(self, lots: random.Random) -> Fault:
+        return Paused(*self.lasts(lots), lots.choice(self.pausing), lots.random() < 0.5)
 
     def _killed(self, lots: random.Random) -> Fault:
         at = lots.uniform(0, self.end)

@@ -1,0 +1,83 @@
+"""Runs on several hosts in virtual time: the code of a run, over a virtual network, under faults that a seed draws.
+
+A seed that fails is named, with the least of its history that still fails. To run some seeds alone:
+
+    WORLD_SEEDS=4569 python -m pytest tests/cluster/test_seeded_world.py -k any_history
+    WORLD_SEEDS=1000:2000 python -m pytest tests/cluster/test_seeded_world.py -k any_history
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from support.world.faults import PROTOCOLS, drawn
+from support.world.histories import all_tried, tried
+from support.world.world import run
+
+SEEDS, MANY, AT_ONCE = 300, 20_000, 100
+
+
+def seeds() -> range:
+    """Those of the environment, or the first ones."""
+    first, colon, stop = os.environ.get("WORLD_SEEDS", f"0:{SEEDS}").partition(":")
+    return range(int(first), int(stop) if colon else int(first) + 1)
+
+
+def test_any_history_keeps_the_rules_and_comes_to_its_end() -> None:
+    all_tried(seeds())
+
+
+@pytest.mark.long
+def test_many_more_histories_keep_the_rules_and_come_to_their_ends() -> None:
+    parts = [range(first, min(first + AT_ONCE, MANY)) for first in range(SEEDS, MANY, AT_ONCE)]
+    with ProcessPoolExecutor() as processes:
+        for _ in processes.map(all_tried, parts):
+            pass
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_run_without_faults_completes_under_every_protocol(protocol: str) -> None:
+    loads = replace(drawn(0).script, loads=True)
+    tried(replace(drawn(0), protocol=protocol, script=loads, faults=(), lost=(), max_steps=None, max_seconds=None))
+
+
+def test_a_seed_draws_the_same_history_whatever_python_s_hashes_are() -> None:
+    said = [_trace_under(hash_seed) for hash_seed in ("0", "1")]
+    assert said[0] == said[1]
+
+
+def test_seeds_draw_what_the_world_is_to_show() -> None:
+    """All protocols, all kinds of faults, and runs that go on without a host."""
+    histories = [drawn(seed) for seed in range(SEEDS)]
+    kinds = Counter(type(fault).__name__ for history in histories for fault in history.faults)
+    assert len(kinds) == 12, kinds
+    assert {history.choice.spec.name for history in histories} == set(PROTOCOLS)
+    assert {history.hosts for history in histories} == {2, 3, 4}
+    assert any(history.lost for history in histories)
+
+
+def trace(seed: int) -> str:
+    """All that a world has said and done, in short."""
+    world = run(drawn(seed))
+    told = "\n".join([*(line.replace(str(world.settings.folder), "") for line in world.said), *world.judge.trace])
+    return f"{seed} {world.scheduler.happened} {hashlib.sha256(told.encode()).hexdigest()}"
+
+
+def _trace_under(hash_seed: str) -> str:
+    code = "from tests.cluster.test_seeded_world import trace\nfor seed in range(12): print(trace(seed))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join([".", "tests", *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout

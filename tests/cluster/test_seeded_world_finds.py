@@ -1,0 +1,243 @@
+"""Faults that are put back into the code of a run: few seeds of the world in virtual time find each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.core.hosts import Fence, Hosts
+from paceline.core.items import Update, Version
+from paceline.core.orders import StartPush
+from paceline.fabric.control import HeadEnd
+from paceline.fabric.numbered import Line
+from paceline.host import between, messages
+from paceline.host.branch import Branch
+from paceline.host.carrier import Carrier
+from paceline.host.commits import Commits
+from paceline.host.host import LocalHost
+from paceline.host.pushes import Pushes
+from paceline.host.releases import Releases, step_of
+from paceline.host.several import SeveralHosts
+from paceline.runtime.agent import _Agent
+from paceline.runtime.others import Others
+from support.world.faults import History, drawn
+from support.world.world import run
+
+Patch = pytest.MonkeyPatch
+MOST = 400
+"""Seeds that are tried for each."""
+
+
+def what_is_not_acknowledged_is_not_sent_again(patch: Patch) -> None:
+    again = Line.again
+    patch.setattr(Line, "again", lambda self, received: again(self, received) and b"")
+
+
+def what_came_before_is_taken_again(patch: Patch) -> None:
+    """Each end asks for its last message once more, and takes it."""
+    take = Line.take
+
+    def taken(self: Line, data: Any, now: float) -> Any:
+        if data.number == self._received:
+            self._received -= 1
+        return take(self, data, now)
+
+    patch.setattr(Line, "take", taken)
+    patch.setattr(Line, "received", property(lambda self: max(0, self._received - 1)))
+
+
+def an_incarnation_is_given_twice(patch: Patch) -> None:
+    ends = Hosts._ends
+
+    def ended(self: Hosts, one: Any, why: str) -> Any:
+        orders = ends(self, one, why)
+        one.incarnation -= 1
+        return orders
+
+    patch.setattr(Hosts, "_ends", ended)
+    patch.setattr(HeadEnd, "end", lambda self, host, incarnation, why: [])
+
+
+def a_host_that_was_given_up_is_not_told(patch: Patch) -> None:
+    patch.setattr(HeadEnd, "end", lambda self, host, incarnation, why: [])
+    a_host_that_is_cut_off_goes_on(patch)
+
+
+def a_host_that_is_cut_off_goes_on(patch: Patch) -> None:
+    patch.setattr(Fence, "tick", lambda self, now: False)
+    patch.setattr(Fence, "due", lambda self: None)
+
+
+def what_is_served_stays_claimed(patch: Patch) -> None:
+    patch.setattr(SeveralHosts, "release", lambda self, item, owner: None)
+
+
+def a_worker_that_has_gone_keeps_its_version(patch: Patch) -> None:
+    patch.setattr(Releases, "gone", lambda self, worker: None)
+
+
+def what_training_begins_with_stays_lent_to_a_lost_host(patch: Patch) -> None:
+    patch.setattr(LocalHost, "begun", lambda self, host: None)
+
+
+def an_update_stays_after_its_worker(patch: Patch) -> None:
+    hear = Branch._hear
+
+    def heard(self: Branch, worker: int, message: messages.Message, descriptors: list[int]) -> None:
+        if isinstance(message, messages.StepFinished) and self._seats[worker].trains:
+            self.pushes.ready(worker, message.step)
+        hear(self, worker, message, descriptors)
+
+    patch.setattr(Branch, "_hear", heard)
+
+
+def an_order_is_carried_out_twice(patch: Patch) -> None:
+    delivered = _Agent.delivered
+
+    def twice(self: _Agent, message: Any) -> None:
+        delivered(self, message)
+        if isinstance(message, between.CarryOut) and isinstance(message.order, StartPush) and message.order.step == 2:
+            message.fields["step"] = 1
+            delivered(self, message)
+
+    patch.setattr(_Agent, "delivered", twice)
+
+
+def training_begins_before_all_hosts_are_there(patch: Patch) -> None:
+    patch.setattr(Others, "gather", lambda self, to_end: None)
+
+
+def a_version_is_served_before_it_is_made(patch: Patch) -> None:
+    look = LocalHost.look
+    patch.setattr(LocalHost, "look", lambda self, item: "here" if self.shelf.has(item) else look(self, item))
+    carry_out = Commits.carry_out
+
+    def early(self: Commits, order: Any) -> None:
+        carry_out(self, order)
+        if self._committing is not None:
+            self._news._rooms.host._made(self._committing.version)  # type: ignore[attr-defined]
+
+    patch.setattr(Commits, "carry_out", early)
+
+
+def an_older_version_is_served(patch: Patch) -> None:
+    view = LocalHost.view
+
+    def older(self: LocalHost, item: Any) -> memoryview:
+        if isinstance(item, Version) and self.shelf.has(before := Version(item.version - 1)):
+            return view(self, before)
+        return view(self, item)
+
+    patch.setattr(LocalHost, "view", older)
+
+
+def half_a_version_counts_as_here(patch: Patch) -> None:
+    patch.setattr(Branch, "_away", lambda self, item: isinstance(item, Version) and not self.shelf.has(item))
+
+
+def a_version_that_did_not_come_counts_as_here(patch: Patch) -> None:
+    free = Branch.free
+    patch.setattr(Branch, "free", lambda self, item, whole: free(self, item, True))
+
+
+def an_update_counts_twice(patch: Patch) -> None:
+    bring = Pushes.bring
+
+    def twice(self: Pushes, order: StartPush) -> None:
+        bring(self, order)
+        if order.step == 2:
+            bring(self, order)
+
+    patch.setattr(Pushes, "bring", twice)
+
+
+def an_update_is_applied_before_it_is_here(patch: Patch) -> None:
+    def at_once(self: Carrier, item: Any, owner: Any, arrived: Callable[[], object], lost: Any) -> None:
+        if isinstance(item, Update):
+            arrived()
+        else:
+            fetch(self, item, owner, arrived, lost)
+
+    fetch = Carrier.fetch
+    patch.setattr(Carrier, "fetch", at_once)
+
+
+def the_workers_of_a_lost_host_are_not_told(patch: Patch) -> None:
+    patch.setattr(SeveralHosts, "lost", lambda self, name, why: self._head.begun(name))
+
+
+def a_worker_that_has_left_takes_a_version(patch: Patch) -> None:
+    patch.setattr(SeveralHosts, "left", _left_untold(SeveralHosts.left))
+
+
+def _left_untold(left: Callable[..., None]) -> Callable[..., None]:
+    def untold(self: SeveralHosts, worker: int, died: bool) -> None:
+        left(self, worker, died)
+        self._left.discard(worker)
+
+    return untold
+
+
+def a_worker_is_not_told_that_the_run_stops(patch: Patch) -> None:
+    carry_out = _Agent.delivered
+
+    def untold(self: _Agent, message: Any) -> None:
+        if not (isinstance(message, between.Say) and isinstance(message.message, messages.FinalRecorded)):
+            carry_out(self, message)
+
+    patch.setattr(_Agent, "delivered", untold)
+
+
+def a_version_is_let_go_while_its_worker_may_compute_on_it_again(patch: Patch) -> None:
+    hear = Branch._hear
+
+    def heard(self: Branch, worker: int, message: messages.Message, descriptors: list[int]) -> None:
+        if isinstance(message, messages.StepFinished):
+            self.shelf.release(step_of(worker))
+        hear(self, worker, message, descriptors)
+
+    patch.setattr(Branch, "_hear", heard)
+
+
+OURS = [one for one in list(globals().values()) if callable(one) and getattr(one, "__module__", "") == __name__]
+OURS = [one for one in OURS if not one.__name__.startswith("_")]
+
+
+def _stopped_early(history: History) -> History:
+    """The history without faults, and with a limit that it reaches while workers compute."""
+    script = replace(history.script, starts=0.01, computes=0.05, epochs=8, looks=0.3)
+    return replace(history, script=script, faults=(), lost=(), max_steps=history.seed % 7 + 1)
+
+
+def _with_idle_workers(history: History) -> History:
+    """The history without faults, under a protocol whose workers compute ahead."""
+    return replace(history, protocol="hsp:idle=always", faults=(), lost=())
+
+
+HISTORIES = {
+    an_update_stays_after_its_worker: _stopped_early,
+    a_version_that_did_not_come_counts_as_here: _stopped_early,
+    a_worker_that_has_left_takes_a_version: _stopped_early,
+    a_version_is_let_go_while_its_worker_may_compute_on_it_again: _with_idle_workers,
+}
+"""What is made of a seed's history for faults that few of them would find."""
+
+
+def first_found(ours: Callable[[Patch], None]) -> tuple[int, str] | None:
+    """The first seed whose world is wrong, and how. So many are tried."""
+    made = HISTORIES.get(ours, lambda history: history)
+    for seed in range(MOST):
+        try:
+            run(made(drawn(seed)))
+        except Exception as error:
+            return seed, f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("ours", OURS, ids=lambda ours: ours.__name__)
+def test_the_world_finds(ours: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    ours(monkeypatch)
+    assert first_found(ours) is not None

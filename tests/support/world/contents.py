@@ -1,0 +1,74 @@
+"""What the bytes of each item are. An update's follow from its name, a version's from the orders in the ledger."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPush
+
+SIZE = 32
+"""Bytes of each item's content. A place has it as often as it fits."""
+TORN = b"\xee"
+"""What a place is full of while something is written there."""
+
+
+class Contents:
+    """What is to lie in each place that somebody reads."""
+
+    def __init__(self) -> None:
+        self.fixed = _digest("what never moves")
+        self._versions = [_digest("version 0")]
+        self._made_of: list[tuple[tuple[int, int, float], ...]] = [()]
+        """By version: its updates, with their weights as they were ordered."""
+        self._scales: dict[tuple[int, int], float] = {}
+        self._unapplied: dict[int, dict[int, int | None]] = {}
+        """By worker: steps that were pushed, and the version that was ordered of each. None: none was."""
+        self._lacking: dict[tuple[int, int], list[int]] = {}
+
+    def ordered(self, order: Order) -> None:
+        """The machine has given that order."""
+        match order:
+            case StartPush(worker=worker, step=step, scale=scale):
+                self._scales[worker, step] = scale
+                self._unapplied.setdefault(worker, {})[step] = None
+            case DropUpdate(worker=worker, step=step):
+                self._unapplied.get(worker, {}).pop(step, None)
+            case Release(worker=worker, step=step, version=version, parameters="eager"):
+                pushed = self._unapplied.get(worker, {})
+                self._lacking[worker, step] = [one for one, of in pushed.items() if of is None or of > version]
+            case ApplyUpdate(version=version, contributions=contributions):
+                assert version == len(self._versions), f"version {version} is ordered after {len(self._versions) - 1}"
+                parts = tuple(
+                    (worker, step, weight * self._scales[worker, step]) for worker, step, weight in contributions
+                )
+                for worker, step, _ in contributions:
+                    self._unapplied[worker][step] = version
+                self._versions.append(_digest(self._versions[-1], parts))
+                self._made_of.append(parts)
+
+    @property
+    def newest(self) -> int:
+        """The last version that was ordered."""
+        return len(self._versions) - 1
+
+    def version(self, version: int) -> bytes:
+        """The content of a version that was ordered."""
+        assert version < len(self._versions), f"version {version} is nowhere ordered"
+        return self._versions[version]
+
+    def lacking(self, worker: int, step: int) -> list[int]:
+        """The worker's own steps that it has to add to the version that it computes that step on, in order."""
+        return self._lacking.get((worker, step), [])
+
+    def made_of(self, version: int) -> tuple[tuple[int, int, float], ...]:
+        """(worker, step, weight) of that version's updates, in order."""
+        return self._made_of[version]
+
+    def update(self, worker: int, step: int) -> bytes:
+        """The content of that worker's update."""
+        return _digest("update", worker, step)
+
+
+def _digest(*what: Any) -> bytes:
+    return blake2b(repr(what).encode(), digest_size=SIZE).digest()

@@ -1,0 +1,322 @@
+"""What may go wrong in a world, and a history drawn from one seed: hosts, workers, protocol, script, and faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.cluster.scenario import Scenario
+from paceline.core.choice import Choice, choose, declared, written
+from paceline.core.machine import Spec
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from support.seeded_network import Blocked, Cut, Faults, Killed, Seconds, Slow
+from support.settings import values_of
+from support.world.processes import Script
+
+PROTOCOLS = ("asp", "bsp", "dssp", "hsp", "ps-plus", "ssp", "sync-switch")
+"""Those with a store."""
+HEAD = "node-0"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A host's process is stopped for a while. Its kernel still takes bytes and connections."""
+
+    at: Seconds
+    until: Seconds
+    node: str
+    sleeps: bool
+    """Whether its machine sleeps, so that one of its two clocks stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKilled:
+    """A worker's process is killed."""
+
+    at: Seconds
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStopped:
+    """A worker's process is stopped for a while."""
+
+    at: Seconds
+    worker: int
+    seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptFails:
+    """A worker's script raises, in the place of saying this message, counted from 1."""
+
+    worker: int
+    message: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """A host can't dial, for a while."""
+
+    at: Seconds
+    until: Seconds
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoDescriptor:
+    """The head can't accept a connection, for a while."""
+
+    at: Seconds
+    until: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A signal asks the head for the run's end."""
+
+    at: Seconds
+    times: int
+    keyboard: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKilled:
+    """The process that makes versions is killed."""
+
+    at: Seconds
+
+
+Fault = (
+    Cut
+    | Blocked
+    | Slow
+    | Stopped
+    | Killed
+    | WorkerKilled
+    | WorkerStopped
+    | ScriptFails
+    | Unreachable
+    | NoDescriptor
+    | Interrupted
+    | StoreKilled
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What is drawn before a world begins. What takes how long is drawn from the seed as it goes."""
+
+    seed: int
+    hosts: int
+    each: int
+    """Workers of each host."""
+    protocol: str
+    script: Script
+    commits: Seconds
+    """What making a version takes at most."""
+    timeout: Seconds
+    """The hosts'."""
+    on_loss: str
+    max_steps: int | None
+    max_seconds: Seconds | None
+    parts: int
+    """Bytes of the parts in which items are sent."""
+    end: Seconds
+    """When faults are over."""
+    lost: tuple[tuple[str, str], ...]
+    """Hosts that don't work any more once faults are over, and what is wrong with each."""
+    faults: tuple[Fault, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The hosts."""
+        return [f"node-{host}" for host in range(self.hosts)]
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return self.hosts * self.each
+
+    @property
+    def choice(self) -> Choice:
+        """The protocol, with its settings."""
+        return choose(self.protocol, registry())
+
+    @property
+    def limited(self) -> bool:
+        """Whether the run may end before its work is done."""
+        return self.max_steps is not None or self.max_seconds is not None
+
+    @property
+    def touched(self) -> set[str]:
+        """The hosts that may be lost, by what is drawn."""
+        touched = {name for name, _ in self.lost}
+        for fault in self.faults:
+            match fault:
+                case Stopped(node=node) | Killed(node=node) if node == HEAD:
+                    return set(self.names)
+                case NoDescriptor():
+                    return set(self.names)
+                case Cut(other=node) | Stopped(node=node) | Killed(node=node) | Unreachable(node=node):
+                    touched.add(node)
+                case Blocked(sender=sender, receiver=receiver) | Slow(sender=sender, receiver=receiver):
+                    touched |= {sender, receiver}
+        return touched
+
+    @property
+    def bound(self) -> Seconds:
+        """Seconds after the last fault in which the run must be over."""
+        steps = self.script.epochs * self.script.batches * (1 if self.script.loads else self.workers)
+        work = 3 * self.script.computes + self.commits + 2.0
+        return 150.0 + 6 * self.timeout + 10 * self.script.starts + work * (steps + 5)
+
+
+def drawn(seed: int) -> History:
+    """Draw a history."""
+    lots = random.Random(f"history {seed}")
+    hosts = lots.choice([2, 2, 2, 3, 3, 4])
+    each = lots.choice([1, 1, 2, 2, 3]) if hosts < 4 else lots.choice([1, 1, 2])
+    loads = lots.random() < 0.7
+    per_worker = lots.choice([1, 2, 4, 7])
+    script = Script(
+        loads=loads,
+        epochs=lots.choice([1, 1, 2]),
+        batches=max(1, per_worker * (hosts * each if loads else 1) - lots.randint(0, 1)),
+        starts=lots.choice([0.01, 1.0, 8.0]),
+        computes=lots.choice([0.001, 0.02, 0.05, 0.2, 1.0, 4.0]),
+        finishes=lots.random() < 0.5,
+        looks=lots.choice([0.0, 0.0, 0.1, 0.3]),
+    )
+    timeout = lots.choice([2.0, 5.0, 15.0])
+    protocol = _protocol(lots, hosts, hosts * each)
+    max_steps = script.epochs * script.batches * hosts * each
+    history = History(
+        seed=seed,
+        hosts=hosts,
+        each=each,
+        protocol=protocol,
+        script=script,
+        commits=lots.choice([0.0, 0.01, 0.5]),
+        timeout=timeout,
+        on_loss=lots.choice(["auto", "continue", "continue", "continue", "stop"]),
+        max_steps=max_steps if not loads else lots.choice([None, None, None, max(1, max_steps // 2)]),
+        max_seconds=None,
+        parts=lots.choice([40, 100, 1 << 20]),
+        end=0.0,
+        lost=(),
+        faults=(),
+    )
+    return _with_faults(history, lots)
+
+
+def _protocol(lots: random.Random, hosts: int, workers: int) -> str:
+    """A protocol that can train on these hosts, and a value for some of its parameters."""
+    spec = registry()[lots.choice(PROTOCOLS)]
+    names = Scenario(nodes=hosts).hosts(workers)
+    while True:
+        text = _settings(lots, spec)
+        try:
+            choice = choose(text, registry())
+        except ConfigError:
+            continue
+        if choice.spec.misfit is None or not choice.spec.misfit(choice.config, names):
+            return text
+
+
+def _settings(lots: random.Random, spec: Spec) -> str:
+    given = []
+    for name, parameter in declared(spec.config).items():
+        values: list[Any] = values_of(parameter, spec)
+        if parameter.kind is int and parameter.most is None:
+            values += [1, 2, 5]
+        if lots.random() < 0.6:
+            given.append(f"{name}={written(lots.choice(values))}")
+    return f"{spec.name}:{','.join(given)}" if given else spec.name
+
+
+def _with_faults(history: History, lots: random.Random) -> History:
+    script, names = history.script, history.names
+    steps = script.epochs * script.batches / (history.workers if script.loads else 1)
+    length = 2 * script.starts + steps * (script.computes + history.commits) + 0.5
+    end = length * lots.choice([0.5, 1.0, 1.5]) + lots.choice([0.0, history.timeout])
+    if lots.random() < 0.15:
+        history = replace(history, max_seconds=lots.uniform(0, length))
+    others = names[1:]
+    some = Faults(
+        pairs=tuple((HEAD, name) for name in others),
+        mortal=tuple(others),
+        timeout=history.timeout,
+        end=end,
+    )
+    if lots.random() < 0.1:
+        return replace(history, end=end)
+    kinds = {
+        "cut": lots.choice([0, 1, 3]),
+        "blocked": lots.choice([0, 1, 3]),
+        "slow": lots.choice([0, 1]),
+        "stopped": lots.choice([0, 1, 2]),
+        "killed": lots.choice([0, 0, 1]),
+        "worker killed": lots.choice([0, 0, 1]),
+        "worker stopped": lots.choice([0, 1]),
+        "script fails": lots.choice([0, 0, 0, 1]),
+        "unreachable": lots.choice([0, 0, 1]),
+        "no descriptor": lots.choice([0, 0, 0.5]),
+        "interrupted": lots.choice([0, 0, 1]),
+        "store killed": lots.choice([0, 0, 0.1]),
+        "head killed": lots.choice([0, 0, 0.1]),
+    }
+    if not any(kinds.values()):
+        return replace(history, end=end)
+    faults = [
+        _fault(kind, some, history, lots)
+        for kind in lots.choices(list(kinds), list(kinds.values()), k=lots.choice([1, 1, 2, 4, 8]))
+    ]
+    lost = [name for name in others if lots.random() < 0.15]
+    return replace(
+        history,
+        end=end,
+        faults=tuple(faults),
+        lost=tuple((name, lots.choice(["killed", "stopped", "deaf", "mute", "cut off"])) for name in lost),
+    )
+
+
+def _fault(kind: str, some: Faults, history: History, lots: random.Random) -> Fault:
+    at = lots.uniform(0, some.end) * lots.choice([1.0, 1.0, 0.2])
+    _, until = some.lasts(lots)
+    match kind:
+        case "cut":
+            return some.cut(lots)
+        case "blocked":
+            return some.blocked(lots)
+        case "slow":
+            return some.slow(lots)
+        case "stopped":
+            return Stopped(*some.lasts(lots), lots.choice(history.names), lots.random() < 0.3)
+        case "killed":
+            return Killed(at, lots.choice(some.mortal), lots.random() < 0.5, None)
+        case "head killed":
+            return Killed(at, HEAD, lots.random() < 0.5, None)
+        case "worker killed":
+            return WorkerKilled(at, lots.randrange(history.workers))
+        case "worker stopped":
+            return WorkerStopped(at, lots.randrange(history.workers), lots.uniform(0, 2 * history.timeout))
+        case "script fails":
+            return ScriptFails(lots.randrange(history.workers), lots.randint(1, 12))
+        case "unreachable":
+            return Unreachable(at, max(at, until), lots.choice(some.mortal))
+        case "no descriptor":
+            return NoDescriptor(at, max(at, until))
+        case "interrupted":
+            return Interrupted(at, lots.choice([1, 1, 1, 2]), lots.random() < 0.5)
+        case "store killed":
+            return StoreKilled(at)
+    raise AssertionError(kind)
+
+
+def told(faults: Sequence[Fault]) -> str:
+    """The faults, a line each."""
+    return "\n".join(f"  {fault}" for fault in faults) or "  none"

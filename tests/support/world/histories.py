@@ -1,0 +1,98 @@
+"""Histories under many seeds. One that fails names its seed, and the least of it that still fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from support.seeded_network import shrunk
+from support.world.faults import Fault, History, drawn, told
+from support.world.world import run
+
+MOST_TRIES = 60
+"""Worlds that are run to make a failing history smaller."""
+
+
+def all_tried(seeds: Iterable[int]) -> None:
+    """Try each of these seeds."""
+    for seed in seeds:
+        tried(drawn(seed))
+
+
+def tried(history: History) -> None:
+    """Let this happen. One that fails is told with the fewest faults, hosts, workers and steps with which it fails."""
+    try:
+        run(history)
+    except Exception as first:
+        least, failure = _smaller(history, first)
+        raise AssertionError(
+            f"seed {history.seed} fails with {len(least.faults)} of {len(history.faults)} faults:\n"
+            f"{told(least.faults)}\n"
+            f"{least.hosts} hosts with {least.each} workers each, {least.protocol}, {least.script}, timeout "
+            f"{least.timeout} s, on_loss {least.on_loss}, lost at the end: {dict(least.lost)}\n"
+            f"{type(failure).__name__}: {failure}"
+        ) from failure
+
+
+def _smaller(history: History, failure: Exception) -> tuple[History, Exception]:
+    """Return the least that fails, and how."""
+    tries = 0
+
+    def fails(one: History) -> Exception | None:
+        nonlocal tries
+        tries += 1
+        if tries > MOST_TRIES:
+            return None
+        try:
+            run(one)
+        except Exception as error:
+            return error
+        return None
+
+    def with_faults(left: list[Fault]) -> None:
+        if (error := fails(replace(history, faults=tuple(left)))) is not None:
+            raise error
+
+    faults, failure = shrunk(list(history.faults), failure, with_faults)  # type: ignore[arg-type]
+    history = replace(history, faults=tuple(faults))
+    smaller = True
+    while smaller:
+        smaller = False
+        for one in _less(history):
+            if (error := fails(one)) is not None:
+                history, failure, smaller = one, error, True
+                break
+    return history, failure
+
+
+def _less(history: History) -> Iterator[History]:
+    """Histories with a little less."""
+    script = history.script
+    if history.lost:
+        yield replace(history, lost=())
+    if history.hosts > 2:
+        yield _fitting(history, hosts=history.hosts - 1)
+    if history.each > 1:
+        yield _fitting(history, each=history.each - 1)
+    if script.epochs > 1:
+        yield replace(history, script=replace(script, epochs=1))
+    if script.batches > 1:
+        yield replace(history, script=replace(script, batches=script.batches // 2))
+    if script.looks:
+        yield replace(history, script=replace(script, looks=0.0))
+
+
+def _fitting(history: History, **given: int) -> History:
+    """The history with fewer hosts or workers, and without the faults of those that are gone."""
+    fewer = replace(history, **given)  # type: ignore[arg-type]
+    gone = {f"node-{host}" for host in range(fewer.hosts, history.hosts)}
+    named = ("node", "one", "other", "sender", "receiver")
+    return replace(
+        fewer,
+        lost=tuple(one for one in history.lost if one[0] not in gone),
+        faults=tuple(
+            fault
+            for fault in history.faults
+            if getattr(fault, "worker", 0) < fewer.workers and not {getattr(fault, name, "") for name in named} & gone
+        ),
+    )

@@ -1,0 +1,219 @@
+"""The hosts of a world: the real head and the real agents, on virtual machines, with virtual workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.fabric.token import Token
+from paceline.host import messages
+from paceline.host.turns import Turns
+from paceline.host.workers import Process, Workers
+from paceline.runtime.agent import PAUSE, _Agent
+from paceline.runtime.settings import Settings
+from support.world.clock import VirtualLoop
+from support.world.lines import lines, named_by
+from support.world.network import Address, Machine
+from support.world.processes import KILLED, Worker
+
+Begins = Callable[[int, Any], Worker]
+"""Begins that worker's process, with its end of the channel."""
+
+
+class VirtualWorkers(Workers):
+    """Workers whose processes are the world's."""
+
+    def __init__(self, loop: VirtualLoop, output: Any, begins: Begins) -> None:
+        self.programs: dict[int, Worker] = {}
+        """By worker: the last process."""
+        self._begins = begins
+        real: Any = loop
+        super().__init__(real, output, self._forks)
+
+    def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
+        program = self.programs[worker]
+        if isinstance(message, messages.ForkStore):
+            program.forks = named_by(descriptors[1])
+            if program.status is not None:
+                program.drops_fork()
+        super().send(worker, message, descriptors)
+
+    def end(self, worker: int) -> None:
+        if self._processes[worker].here:
+            self.programs[worker].end(KILLED)
+
+    def end_all(self) -> None:
+        for program in self.programs.values():
+            program.end(KILLED)
+
+    def await_all(self) -> None:
+        for one in self._processes.values():
+            if one.here:
+                self._let_go(one)
+
+    def _forks(self, workers: Sequence[int]) -> list[Process]:
+        made = []
+        for worker in workers:
+            ours, theirs = lines(messages.FromWorker, f"worker {worker}", messages.ToWorker)
+            program = self.programs[worker] = self._begins(worker, theirs)
+            channel: Any = ours
+            made.append(
+                Process(
+                    worker=worker,
+                    process=program.number,
+                    watch=-1,
+                    channel=channel,
+                    log=Path(),
+                    printed=None,
+                    turns=Turns(stored=True),
+                )
+            )
+        return made
+
+    def _listen(self, one: Process) -> None:
+        self._loop.watch(one.channel, lambda: self._receive(one))
+        self._loop.await_end(one.process, lambda: self._ended(one))
+
+    def _ended(self, one: Process) -> None:
+        while self._loop.watches(one.channel) and one.channel.ready():
+            self._receive(one)
+        self._gone(one.worker, self._let_go(one))
+
+    def _let_go(self, one: Process) -> int:
+        program = self.programs[one.worker]
+        for source in (one.channel, program.machine.processes[program.number]):
+            if self._loop.watches(source):
+                self._loop.unwatch(source)
+        one.outbox.forget()
+        one.channel.close()
+        one.here = False
+        assert program.status is not None
+        return program.status
+
+
+class Said:
+    """Stands in for a run's output."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+
+    def died(self, worker: int, log: Path, how: str, at: str, shown: bool) -> None:
+        self.say(f"worker {worker} died ({how}){at}")
+
+
+class Signals:
+    """Stands in for `Interrupts`: signals that ask the head for an end."""
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self.keyboard = False
+        self.changed: Callable[[], object] = lambda: None
+
+    def send(self, times: int, keyboard: bool) -> None:
+        """So many come."""
+        self.pending, self.keyboard = self.pending + times, keyboard
+        self.changed()
+
+    def take(self) -> int:
+        taken, self.pending = self.pending, 0
+        return taken
+
+    def readable(self) -> bool:
+        return self.pending > 0
+
+    def writable(self) -> bool:
+        return False
+
+
+class WorldAgent(_Agent):
+    """An agent whose lines are kept."""
+
+    def __init__(self, *given: Any, say: Callable[[str], None], first: bool) -> None:
+        self._say = say
+        super().__init__(*given, first=first)
+
+    def show(self, line: str) -> None:
+        self._say(line)
+
+
+class Agent:
+    """A host besides the head's: what `runtime.agent.agent` does."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        workers: Sequence[int],
+        machine: Machine,
+        loop: VirtualLoop,
+        begins: Begins,
+        say: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self.machine = machine
+        self.loop = loop
+        self.process = machine.begins()
+        self.alive = True
+        self.agent: WorldAgent | None = None
+        """Its present incarnation. None: it has not come so far, or comes again."""
+        self.ended: list[WorldAgent] = []
+        """Its incarnations that are over."""
+        self._settings = settings
+        self._numbers = workers
+        self._begins = begins
+        self._say = say
+        self._meets: tuple[tuple[Address, Address], Token] | None = None
+        self.workers = self._no_workers()
+        loop.turned = self._see
+
+    def begin(self, addresses: tuple[Address, Address], token: Token) -> None:
+        """Its process has come so far that it dials."""
+        if self.alive:
+            self._meets = addresses, token
+            self.workers.start(self._numbers)
+            self._take_part(first=True)
+
+    def die(self, silently: bool = False) -> None:
+        """The process is killed, or its machine is switched off."""
+        if self.alive:
+            self.alive = False
+            self.loop.die()
+            self.machine.lets_go(silently)
+            self.workers.end_all()
+            self.workers.await_all()
+            if not silently:
+                self.machine.ended(self.process)
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation that it takes itself for; 0: none, or its process has ended."""
+        return self.agent._link._end.incarnation if self.alive and self.agent is not None else 0  # type: ignore[attr-defined]
+
+    def _see(self) -> None:
+        agent = self.agent
+        if agent is None or agent.over is None:
+            return
+        self.workers.end_all()
+        agent.close()
+        self.workers.await_all()
+        self.ended.append(agent)
+        self.agent = None
+        if agent.may_come_again:
+            self.loop.after(PAUSE, self._comes_again)
+        else:
+            self.die()
+
+    def _comes_again(self) -> None:
+        self.workers = self._no_workers()
+        self._take_part(first=False)
+
+    def _take_part(self, first: bool) -> None:
+        assert self._meets is not None
+        addresses, token = self._meets
+        given = self._settings, self.name, addresses, token, self.workers, self.loop
+        self.agent = WorldAgent(*given, say=self._say, first=first)
+
+    def _no_workers(self) -> VirtualWorkers:
+        output: Any = Said(self._say)
+        return VirtualWorkers(self.loop, output, self._begins)

@@ -1,0 +1,115 @@
+"""Judges a world: the rules of `check` and the protocol's own after every fact, and what must hold at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.facts import Fact, TrainingBegan, WorkerLeft
+from paceline.core.orders import Order
+from paceline.host.branch import BEGINNING
+from paceline.host.commits import NEWEST
+from paceline.records.rules import Rules
+
+if TYPE_CHECKING:
+    from support.world.world import World
+
+MOST_UNACKNOWLEDGED = 3_000
+"""Messages that may wait for one host. A world has some thousand facts."""
+
+
+class Judge:
+    """Looks at a world as it goes."""
+
+    def __init__(self, world: World) -> None:
+        self.trace: list[str] = []
+        """Every fact, with its orders."""
+        self.here: dict[int, None] = {}
+        """Workers that take part, as the machine knows."""
+        self._broken_off = False
+        """Whether the run has ended before all was done that was ordered."""
+        self._world = world
+        choice = world.history.choice
+        self._rules = Rules(choice.spec)
+        self._invariants = [(sentence, holds, "") for sentence, holds in choice.spec.invariants.items()]
+        for name, part in zip(choice.spec.parts, choice.parts, strict=True):
+            self._invariants += [(sentence, holds, name) for sentence, holds in part.spec.invariants.items()]
+
+    def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
+        """The machine was told of that fact, and has given these orders, which are carried out after this."""
+        self.trace.append(f"{fact} {orders}")
+        self._rules.fact(fact)
+        for order in orders:
+            self._rules.order(order)
+            self._world.contents.ordered(order)
+        machine: Any = self._world.machine
+        for sentence, holds, part in self._invariants:
+            judged = getattr(machine, part).machine if part else machine
+            assert holds(judged), f"{sentence}: not so after {fact}"
+        match fact:
+            case TrainingBegan(members=members):
+                self.here = {worker: None for worker, _, _ in members}
+            case WorkerLeft(worker=worker):
+                del self.here[worker]
+        self._look_at_head()
+
+    def said(self, host: str, line: str) -> None:
+        """That host has shown this line."""
+        for wrong in (" is ended: ", "can't be read", "does not take what"):
+            assert wrong not in line, line
+        if host == "node-0" and line.startswith("host ") and " is lost: " in line:
+            self._ended(line.split()[1])
+
+    def head_ended(self) -> None:
+        """The coordinator is through: all processes have ended."""
+        world = self._world
+        assert world.rooms is not None
+        assert world.others is not None
+        ending, host = world.rooms.ending, world.rooms.host
+        here = world.others._hosts.here()  # what training begins with may be on its way to a host yet
+        claims = [
+            claim
+            for claim in host._head.shelf.claims()  # type: ignore[attr-defined]
+            if claim[0] != NEWEST and not (claim[0][0] in ("lent", "serve") and claim[0][1] in here)
+        ]
+        self._broken_off = host.progress.lost or ending.at_once
+        assert not claims or self._broken_off, f"claimed at the head's end: {claims}"
+        if ending.outcome == "completed":
+            assert not self.here, f"workers {list(self.here)} are here after the last fact"
+            left = self._rules.fates.ready
+            assert not left, f"updates {list(left)} were neither applied nor dropped"
+        if not world.history.faults and not world.history.lost:
+            how = f"{ending.outcome}: {ending.error}"
+            assert ending.outcome == "completed" or world.history.limited, f"without a fault the run ended as {how}"
+            missed = world.rooms.data.leases.left_over()
+            assert not missed or world.history.limited, f"{missed} samples were missed"
+
+    def ended(self, killed: bool) -> None:
+        """Nothing of the world goes on. `killed`: whether the head was."""
+        if killed or self._broken_off:
+            return
+        for name, agent in self._world.agents.items():
+            for one in agent.ended:
+                if one.over == "the run is over":
+                    claims = [claim for claim in one._branch.shelf.claims() if claim[0] != BEGINNING]
+                    assert not claims, f"claimed at the end of {name}: {claims}"
+
+    def _ended(self, host: str) -> None:
+        """The head has given the host up. It may not take itself for a member for much longer."""
+        world, agent = self._world, self._world.agents[host]
+        assert world.others is not None
+        assert host in world.history.touched, f"{host} is given up, and no fault concerns it"
+        incarnation = world.others._incarnations[host]
+
+        def look() -> None:
+            assert agent.loop.paused or agent.incarnation != incarnation, (
+                f"{host} takes itself for incarnation {incarnation}, {world.history.timeout} s after it was given up"
+            )
+
+        world.scheduler.after(world.history.timeout + 1.0, look)
+
+    def _look_at_head(self) -> None:
+        world = self._world
+        assert world.others is not None
+        for name in world.agents:
+            waiting = world.others._link._end.unacknowledged(name)  # type: ignore[attr-defined]
+            assert waiting <= MOST_UNACKNOWLEDGED, f"{waiting} messages wait for {name}"

@@ -1,0 +1,482 @@
+"""Virtual processes: workers with scripts, and the one that makes versions. What they read and write are real bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PeerLost
+from paceline.fabric.unix import attachment
+from paceline.host import messages
+from support.rooms import OFFER
+from support.world.clock import Scheduler, Seconds
+from support.world.contents import SIZE, TORN, Contents
+from support.world.lines import Line, named_by
+from support.world.network import Machine
+
+KILLED, FAILED = 9, 1 << 8
+"""Statuses of processes, as waitpid returns them."""
+STATE = b"the optimizer's state"
+SLOT, AREA, FIXED = 4 * SIZE, 3 * SIZE, 2 * SIZE
+"""Bytes of a version's place, of an update's, and of what never moves."""
+
+Course = Generator[Seconds | None, Any, None]
+"""What a process does. It yields for how long it computes, or None to wait for a message, which it then gets."""
+
+
+class Wrong(AssertionError):
+    """A process has found what may not be."""
+
+
+class Program:
+    """A process of the world."""
+
+    def __init__(self, scheduler: Scheduler, machine: Machine, line: Line, what: str, lots: random.Random) -> None:
+        """`line`: its end of the channel to its host's process."""
+        self.machine = machine
+        self.number = machine.begins()
+        self.status: int | None = None
+        """How it has ended."""
+        self.what = what
+        self.slow: Seconds = 0.0
+        """Seconds that it is stopped for, once."""
+        self._scheduler = scheduler
+        self._line = line
+        self._lots = lots
+        self._files: list[int] = []
+        self._waits = self._woken = False
+        self._turn = 0
+        line.changed = self._wake
+        self._course = self.course()
+        self._plan(0.0)
+
+    def course(self) -> Course:
+        """What it does."""
+        raise NotImplementedError
+
+    def end(self, status: int) -> None:
+        """It ends, or is killed."""
+        if self.status is None:
+            self.status = status
+            self._line.close()
+            for file in self._files:
+                os.close(file)
+            self._files.clear()
+            self.machine.ended(self.number)
+
+    def say(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Say this to its host."""
+        with suppress(PeerLost):
+            assert self._line.try_to_send(message, descriptors), f"nobody hears {self.what}"
+
+    def takes(self, most: Seconds) -> Seconds:
+        """Draw how long something takes."""
+        slow, self.slow = self.slow, 0.0
+        return most * self._lots.random() + slow
+
+    def _wake(self) -> None:
+        if self._waits and not self._woken:
+            self._woken = True
+            self._plan(0.0)
+
+    def _plan(self, seconds: Seconds) -> None:
+        self._turn += 1
+        turn = self._turn
+        self._scheduler.after(seconds, lambda: self._go_on() if turn == self._turn else None)
+
+    def _go_on(self) -> None:
+        heard = None
+        self._woken = False
+        while self.status is None:
+            if self._waits:
+                if not self._line.ready():
+                    return
+                self._waits = False
+                try:
+                    heard, files = self._line.receive()
+                except PeerLost:  # its launcher has ended, and this process with that
+                    self.end(KILLED)
+                    return
+                self._files += files
+                heard = heard, files
+            try:
+                wanted = self._course.send(heard)
+            except StopIteration:
+                self.end(0)
+                return
+            except Fails:
+                self.end(FAILED)
+                return
+            heard = None
+            if wanted is not None:
+                self._plan(wanted)
+                return
+            self._waits = True
+
+
+class Memory:
+    """A region, as a process sees it that has its descriptor."""
+
+    def __init__(self, file: int, slots: int) -> None:
+        self._file = file
+        self._slots = slots
+
+    def slot(self, number: int) -> tuple[int, int]:
+        """Where a version's place begins, and its bytes."""
+        return number * SLOT, SLOT
+
+    def area(self, number: int) -> tuple[int, int]:
+        """The same of an update's place."""
+        return self._slots * SLOT + number * AREA, AREA
+
+    def fixed(self) -> tuple[int, int]:
+        """The same of what never moves."""
+        return os.fstat(self._file).st_size - 2 * FIXED, FIXED
+
+    def write(self, place: tuple[int, int], content: bytes) -> None:
+        """Fill the place with that."""
+        os.pwrite(self._file, content * (place[1] // len(content)), place[0])
+
+    def read(self, place: tuple[int, int]) -> bytes:
+        """What the place begins with."""
+        return os.pread(self._file, SIZE, place[0])
+
+    def check(self, place: tuple[int, int], content: bytes, who: str, what: str) -> None:
+        """Raise Wrong unless the place has that content."""
+        found = os.pread(self._file, place[1], place[0])
+        if found != content * (place[1] // SIZE):
+            raise Wrong(f"{who} finds other bytes than those of {what}: {found.hex()}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What the script of every worker does."""
+
+    loads: bool
+    """Whether there is a loader."""
+    epochs: int
+    batches: int
+    """Of each epoch; without a loader, each worker's steps in each."""
+    starts: Seconds
+    """Seconds to `prepare`, at most."""
+    computes: Seconds
+    """Seconds of a step, at most."""
+    finishes: bool
+    """Whether it calls `finish`."""
+    looks: float
+    """How often it calls `state_dict` between two steps."""
+
+    def offer(self) -> messages.Offered:
+        """What a worker brings to `prepare`."""
+        return messages.Offered(
+            **{name: getattr(OFFER, name) for name in OFFER.__struct_fields__}
+            | {
+                "slot_bytes": SLOT,
+                "push_bytes": AREA,
+                "fixed_bytes": FIXED,
+                "scalars": [{"lr": 0.5, "momentum": 0.9}],
+                "loads": self.loads,
+                "epoch_samples": self.batches if self.loads else None,
+                "epochs": self.epochs,
+            }
+        )
+
+
+class Fails(Exception):
+    """The script raises."""
+
+
+class Leaves(Exception):
+    """The script is left where it is."""
+
+
+class Worker(Program):
+    """A worker's process. It says and hears what a real one does: see `runtime.worker` and `training.session`."""
+
+    def __init__(
+        self,
+        worker: int,
+        script: Script,
+        contents: Contents,
+        store: Callable[[Line, int, messages.ForkStore], object],
+        scheduler: Scheduler,
+        machine: Machine,
+        line: Line,
+        lots: random.Random,
+    ) -> None:
+        """`store` begins the process that makes versions."""
+        self.worker = worker
+        self.fails_at: int | None = None
+        """The message of its own at which its script fails."""
+        self._script = script
+        self._contents = contents
+        self._store = store
+        self._pace = lots.choice([1.0, 1.0, 1.0, 0.2, 3.0])
+        self._heard: list[tuple[messages.Message, list[int]]] = []
+        self._came: list[int] = []
+        """Descriptors that came along with what it has waited for."""
+        self._stopped = self._computes = False
+        self._last = -1
+        self._said = 0
+        self._memory: Memory | None = None
+        self._in_area: dict[int, int] = {}
+        """By area: the last step whose update it has put there."""
+        self.forks: int | None = None
+        """The name of the end that is to be the store's, until that is forked."""
+        super().__init__(scheduler, machine, line, f"worker {worker}", lots)
+
+    def end(self, status: int) -> None:
+        super().end(status)
+        self.drops_fork()
+
+    def drops_fork(self) -> None:
+        """What came along to be the store's is closed, as this process has ended before it forked that."""
+        if self.forks is not None and self.forks in self.machine.ends:
+            self.machine.ends.pop(self.forks).close()
+
+    def say(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
+        self._said += 1
+        if self._said == self.fails_at:
+            raise Fails
+        super().say(message, descriptors)
+
+    def course(self) -> Course:
+        message, _ = yield None
+        if isinstance(message, messages.Start):
+            yield self.takes(self._script.starts)
+            with suppress(Leaves):
+                yield from self._runs()
+        self.say(messages.ScriptEnded())
+        while not isinstance(message, messages.Exit):
+            message, _ = yield None
+
+    def _runs(self) -> Course:
+        self.say(self._script.offer())
+        yield from self._begins()
+        go = yield from self._released()
+        for epoch in range(self._script.epochs):
+            done = 0
+            while go is not None:
+                batches = None
+                if self._script.loads:
+                    leased = yield from self._leases(epoch)
+                    if leased is None:
+                        break
+                    batches = [(leased.epoch, leased.index)]
+                elif done == self._script.batches:
+                    break
+                yield from self._computes_step(go, batches)
+                done += 1
+                go = yield from self._released()
+                if go is not None and self._lots.random() < self._script.looks:
+                    yield from self._looks()
+        if go is not None:
+            self.say(messages.Declined())
+            yield self.takes(self._script.computes)
+        else:
+            yield from self._looks(hold=True)
+        if self._lots.random() < self._script.looks:
+            yield from self._looks()
+        if self._script.finishes:
+            self.say(messages.FinishWanted())
+            yield from self._await(messages.FinalRecorded, even_stopped=True)
+            yield self.takes(self._script.computes)
+
+    def _begins(self) -> Course:
+        while True:
+            message, files = yield None
+            match message:
+                case messages.ForkStore():
+                    yield self.takes(self._script.starts)
+                    self.forks = None
+                    self._store(self.machine.ends.pop(named_by(files[1])), os.dup(files[0]), message)
+                case messages.Begin(slots=slots):
+                    self._memory = Memory(files[0], slots)
+                    self._sees(self._memory.fixed(), self._contents.fixed, "what never moves")
+                    return
+                case messages.Stop() | messages.Exit():
+                    raise Leaves
+                case _:
+                    raise Wrong(f"{self.what} was sent {message} before training began")
+
+    def _computes_step(self, go: messages.Compute, batches: list[tuple[int, int]] | None) -> Course:
+        assert self._memory is not None
+        memory, contents = self._memory, self._contents
+        began = self._scheduler.now
+        slot, area = memory.slot(go.slot), memory.area(go.area)
+        self._sees(slot, contents.version(go.version), f"version {go.version}")
+        self._sees_own(go)
+        memory.write(area, TORN)
+        yield self.takes(self._script.computes) * self._pace
+        self._sees(slot, contents.version(go.version), f"version {go.version} at the step's end")
+        memory.write(area, contents.update(self.worker, go.step))
+        self._computes, self._in_area[go.area] = False, go.step
+        seconds = self._scheduler.now - began
+        self.say(messages.StepFinished(go.step, go.version, batches, [], None, began, seconds, 0.0, 0.0, 0.0, 0.0))
+
+    def _sees_own(self, go: messages.Compute) -> None:
+        """What it has pushed and the version lacks is named, and lies where it was put."""
+        assert self._memory is not None
+        lacking = self._contents.lacking(self.worker, go.step)
+        found = [self._in_area.get(area, -1) for area, _ in go.ahead]
+        if found != lacking:
+            raise Wrong(f"{self.what} lacks {found} in version {go.version}, by what it is told, and {lacking} in fact")
+        for step, (area, _) in zip(found, go.ahead, strict=True):
+            content = self._contents.update(self.worker, step)
+            self._sees(self._memory.area(area), content, f"step {step}, which version {go.version} lacks")
+
+    def _released(self) -> Generator[Seconds | None, Any, messages.Compute | None]:
+        go: messages.Compute | None = yield from self._await(messages.Compute)
+        if go is not None:
+            if go.step <= self._last:
+                raise Wrong(f"{self.what} is to compute step {go.step} after step {self._last}")
+            self._last, self._computes = go.step, True
+        return go
+
+    def _leases(self, epoch: int) -> Generator[Seconds | None, Any, messages.Leased | None]:
+        while not self._stopped:
+            self.say(messages.LeaseWanted(epoch, 1, f"order of epoch {epoch}"))
+            message = yield from self._await(messages.Leased, messages.EpochOver, messages.OrderWanted)
+            if not isinstance(message, messages.OrderWanted):
+                return message if isinstance(message, messages.Leased) else None
+            order = [[index] for index in range(self._script.batches)]
+            digest = f"order of epoch {message.epoch}"
+            self.say(messages.OrderDrawn(message.epoch, message.block, digest, order, True, self._script.batches))
+        return None
+
+    def _looks(self, hold: bool = False) -> Course:
+        """`state_dict`: of the newest version, and sometimes the optimizer's."""
+        assert self._memory is not None
+        self.say(messages.SnapshotWanted(hold))
+        shown = yield from self._await(messages.Snapshot, even_stopped=True)
+        place = self._memory.slot(shown.slot)
+        content = self._memory.read(place)
+        self._sees(place, content, "one version alone")
+        if content not in [self._contents.version(version) for version in range(self._contents.newest + 1)]:
+            raise Wrong(f"{self.what} is shown what is no version: {content.hex()}")
+        if not hold and self._lots.random() < 0.5:
+            self.say(messages.StateWanted())
+            yield from self._await(messages.OptimizerState, even_stopped=True)
+            if (state := os.pread(self._came[0], 100, 0)) != STATE:
+                raise Wrong(f"{self.what} is sent {state!r} for the optimizer's state")
+        yield self.takes(self._script.computes)
+        self._sees(place, content, "the version that it was shown")
+        if not hold:
+            self.say(messages.SnapshotTaken())
+
+    def _await(self, *kinds: type[messages.Message], even_stopped: bool = False) -> Generator[Seconds | None, Any, Any]:
+        """Wait for the next message of these kinds; None once the run is stopped, unless it is answered even then."""
+        while True:
+            for heard in self._heard:
+                if isinstance(heard[0], kinds) and (even_stopped or not self._stopped):
+                    self._heard.remove(heard)
+                    message, self._came = heard
+                    return message
+            if self._stopped and not even_stopped:
+                return None
+            message, files = yield None
+            if isinstance(message, messages.Compute) and self._computes:
+                raise Wrong(f"{self.what} is to compute step {message.step} while it computes step {self._last}")
+            if isinstance(message, messages.Exit):
+                raise Wrong(f"{self.what} is to exit while it waits for {kinds}")
+            if not isinstance(message, messages.Stop):
+                self._heard.append((message, files))
+                continue
+            self._stopped = True
+            if message.at_once:
+                raise Leaves
+
+    def _sees(self, place: tuple[int, int], content: bytes, what: str) -> None:
+        assert self._memory is not None
+        self._memory.check(place, content, self.what, what)
+
+
+class Store(Program):
+    """The arithmetic process of the head's host."""
+
+    def __init__(
+        self,
+        file: int,
+        order: messages.ForkStore,
+        contents: Contents,
+        seconds: Seconds,
+        scheduler: Scheduler,
+        machine: Machine,
+        line: Line,
+        lots: random.Random,
+    ) -> None:
+        """`seconds`: what a commit takes at most."""
+        self._contents = contents
+        self._seconds = seconds
+        self._memory = Memory(file, order.slots)
+        self._made = 0
+        super().__init__(scheduler, machine, line, "the store", lots)
+        self._files.append(file)
+
+    @property
+    def made(self) -> int:
+        """The last version that it has made."""
+        return self._made
+
+    def course(self) -> Course:
+        memory = self._memory
+        memory.write(memory.slot(0), self._contents.version(0))
+        memory.write(memory.fixed(), self._contents.fixed)
+        self.say(messages.StoreReady(self.number, "beginning"))
+        while True:
+            message, _ = yield None
+            match message:
+                case messages.Commit():
+                    yield from self._commits(message)
+                case messages.Record():
+                    self._records(message)
+                case messages.SendState(worker=worker):
+                    file = attachment(STATE)
+                    self.say(messages.StateReady(worker, None), (file,))
+                    os.close(file)
+                case messages.Quit():
+                    return
+                case _:
+                    raise Wrong(f"the store was sent {message}")
+
+    def _commits(self, order: messages.Commit) -> Course:
+        if order.version != self._made + 1:
+            raise Wrong(f"the store is to make version {order.version} after version {self._made}")
+        memory, target = self._memory, self._memory.slot(order.target)
+        self._reads(order)
+        memory.write(target, TORN)
+        yield self.takes(self._seconds)
+        self._reads(order)
+        memory.write(target, self._contents.version(order.version))
+        self._made = order.version
+        self.say(messages.Committed(order.version, 0.0, order.version, None))
+
+    def _reads(self, order: messages.Commit) -> None:
+        memory, contents, what = self._memory, self._contents, f"the store, at version {order.version},"
+        memory.check(memory.slot(order.source), contents.version(self._made), what, f"version {self._made}")
+        made_of = contents.made_of(order.version)
+        weights = [weight for _, weight in order.pushed]
+        if weights != [weight for _, _, weight in made_of]:
+            raise Wrong(f"{what} has weights {weights} of {made_of}")
+        for (worker, step, _), (area, _) in zip(made_of, order.pushed, strict=True):
+            memory.check(memory.area(area), contents.update(worker, step), what, f"step {step} of worker {worker}")
+
+    def _records(self, order: messages.Record) -> None:
+        """Write the version beside everything else."""
+        memory, place = self._memory, self._memory.slot(order.slot)
+        content, what = self._contents.version(order.version), f"version {order.version}"
+        memory.check(place, content, "the store, which writes it,", what)
+
+        def written() -> None:
+            if self.status is None:
+                memory.check(place, content, "the store, which has written it,", what)
+                Path(order.file).write_bytes(content)
+                self.say(messages.Recorded(order.version, sha256(content).hexdigest()))
+
+        self._scheduler.after(self.takes(self._seconds), written)

@@ -1,0 +1,363 @@
+"""A run on several hosts, in one process and in virtual time: all code of a run, between what is outside of it.
+
+Real are the coordinator with its rooms, the hosts, their links and streams, agents, and the protocol's machine. Virtual
+are clocks, sockets and processes. `support.world.histories` tries many.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from paceline.cluster.scenario import Scenario
+from paceline.core.drive import drive
+from paceline.core.facts import Fact
+from paceline.core.orders import Order
+from paceline.fabric import memory
+from paceline.fabric.memory import Region
+from paceline.fabric.token import Token
+from paceline.host import bulk, messages
+from paceline.records.journal import Journal
+from paceline.records.ledger import NoLedger
+from paceline.runtime.coordinator import Coordinator
+from paceline.runtime.emulated import Emulated
+from paceline.runtime.others import Others
+from paceline.runtime.rooms import Rooms
+from paceline.runtime.settings import Settings
+from paceline.runtime.terms import of_a_run
+from support.rooms import SETTINGS
+from support.seeded_network import Blocked, Cut, Killed, Slow
+from support.world.clock import Scheduler, VirtualLoop
+from support.world.contents import Contents
+from support.world.faults import (
+    HEAD,
+    Fault,
+    History,
+    Interrupted,
+    NoDescriptor,
+    ScriptFails,
+    Stopped,
+    StoreKilled,
+    Unreachable,
+    WorkerKilled,
+    WorkerStopped,
+)
+from support.world.hosts import Agent, Said, Signals, VirtualWorkers
+from support.world.judge import Judge
+from support.world.lines import Line
+from support.world.network import Network
+from support.world.processes import KILLED, Store, Worker
+
+
+class HeadKilled(BaseException):
+    """The head's process is killed: nothing of it goes on."""
+
+
+class World:
+    """One history, from the first process to the last."""
+
+    def __init__(self, history: History, folder: Path) -> None:
+        self.history = history
+        self.scheduler = Scheduler()
+        self.scheduler.deadline, self.scheduler.pending = history.end + history.bound, self.pending
+        self.network = Network(self.scheduler, self._lots("network"), history.timeout / 50)
+        self.contents = Contents()
+        self.judge = Judge(self)
+        self.said: list[str] = []
+        """All lines, with their times."""
+        self.store: Store | None = None
+        self.signals = Signals()
+        self.rooms: Rooms | None = None
+        self.others: Others | None = None
+        self.over = False
+        """Whether the head has ended."""
+        self.settings = _settings(history, folder)
+        head = self.network.machine(HEAD)
+        self.loop = VirtualLoop(self.scheduler, self._lots(HEAD), head)
+        self.head = head
+        self.workers = VirtualWorkers(self.loop, self._output(HEAD), partial(self._begin_worker, HEAD))
+        self.agents = {name: self._agent(name) for name in history.names[1:]}
+        self._faults_on = True
+
+    def run(self) -> None:
+        """Let it all happen. Raises an error for whatever is wrong."""
+        for fault in self.history.faults:
+            if not isinstance(fault, ScriptFails):
+                self.scheduler.at(fault.at, partial(self._fault, fault))
+        self.scheduler.at(self.history.end, self._faults_end)
+        with suppress(HeadKilled):
+            self._run_head()
+        killed, self.over = not self.over, True
+        end = self.scheduler.now + 2 * self.history.timeout + self.history.script.starts + 10.0
+        self.scheduler.deadline = max(self.scheduler.deadline, end) + 1.0
+        self.scheduler.run(lambda: not self._agents_left(), max(self.history.end, end))
+        self.judge.ended(killed)
+        assert not (left := self._agents_left()), f"{left} live on after the head's end"
+
+    def clean(self) -> None:
+        """End all processes that are left."""
+        for agent in self.agents.values():
+            agent.die()
+        self.workers.end_all()
+        self.workers.await_all()
+        if self.store is not None:
+            self.store.end(KILLED)
+
+    # --- the head -----------------------------------------------------------------------------------
+
+    def _run_head(self) -> None:
+        """What `runtime.run` does."""
+        settings, loop, output = self.settings, self.loop, self._output(HEAD)
+        stand_in: Any = loop
+        control, data, token = self.head.listen(), self.head.listen(), Token(bytes(32))
+        self.listening = control, data
+        lots = self._lots("agents")
+        for agent in self.agents.values():
+            at = lots.uniform(0, self.history.script.starts)
+            self.scheduler.at(at, partial(agent.begin, (control.address, data.address), token))
+        hosts: Any = Emulated(control, data, token, [agent.process for agent in self.agents.values()])  # type: ignore[arg-type]
+        self.workers.start(settings.workers_of(0))
+        others = self.others = Others(settings, hosts, stand_in, say=output.say)
+        loop.watch(self.signals, lambda: None)
+        failure = others.gather(lambda: bool(self.signals.pending))
+        loop.unwatch(self.signals)
+        journal = Journal(NoLedger())
+        rooms = self.rooms = Rooms(
+            settings, self.workers, journal, output, stand_in, of_a_run(settings, loop.now), others
+        )
+        coordinator, limits = Coordinator(rooms, lambda _: None), rooms.limits
+        loop.watch(self.signals, lambda: limits.interrupt(self.signals.take(), self.signals.keyboard))
+        limits.interrupt(self.signals.take(), keyboard=False)
+        if failure:
+            rooms.ending.fail(failure)
+
+        def record(fact: Fact, orders: tuple[Order, ...]) -> None:
+            journal.record(fact, orders)
+            self.judge.record(fact, orders)
+
+        self.machine = settings.choice.machine()
+        drive(self.machine, coordinator.facts(), coordinator.carry_out, record)
+        self.judge.head_ended()
+        self.over = True
+        self.workers.end_all()
+        rooms.host._head.arithmetic.process = None  # type: ignore[attr-defined]  # no such process runs here
+        rooms.close()
+        others.close()
+        self.head.lets_go(silently=False)
+        loop.die()
+
+    def _agents_left(self) -> list[str]:
+        """Agents that take part, and that could know that they are to end. One that never came dials on."""
+        return [name for name, agent in self.agents.items() if agent.incarnation and not agent.loop.paused]
+
+    # --- processes ----------------------------------------------------------------------------------
+
+    def _agent(self, name: str) -> Agent:
+        machine = self.network.machine(name)
+        loop = VirtualLoop(self.scheduler, self._lots(name), machine)
+        workers = self.settings.workers_of(self.history.names.index(name))
+        begins = partial(self._begin_worker, name)
+        return Agent(self.settings, name, workers, machine, loop, begins, self._output(name).say)
+
+    def _begin_worker(self, host: str, worker: int, line: Line) -> Worker:
+        program = Worker(
+            worker,
+            self.history.script,
+            self.contents,
+            self._fork_store,
+            self.scheduler,
+            self.network.machines[host],
+            line,
+            self._lots(f"worker {worker}"),
+        )
+        for fault in self.history.faults:
+            if isinstance(fault, ScriptFails) and fault.worker == worker:
+                program.fails_at = fault.message
+        return program
+
+    def _fork_store(self, line: Line, file: int, order: messages.ForkStore) -> None:
+        line.expects(messages.ToStore)
+        self.store = Store(
+            file, order, self.contents, self.history.commits, self.scheduler, self.head, line, self._lots("store")
+        )
+
+    def _program(self, worker: int) -> Worker | None:
+        for workers in (self.workers, *(agent.workers for agent in self.agents.values())):
+            if worker in workers.programs:
+                return workers.programs[worker]
+        return None
+
+    def _output(self, host: str) -> Any:
+        def say(line: str) -> None:
+            self.said.append(f"{self.scheduler.now:.3f} {host}: {line}")
+            self.judge.said(host, line)
+
+        return Said(say)
+
+    def _lots(self, what: str) -> random.Random:
+        return random.Random(f"{self.history.seed} {what}")
+
+    # --- faults -------------------------------------------------------------------------------------
+
+    def _fault(self, fault: Fault) -> None:
+        if not self._faults_on:
+            return
+        network, after = self.network, self.scheduler.at
+        match fault:
+            case Cut(one=one, other=other, heard=heard):
+                network.cut(one, other, heard)
+            case Blocked(sender=sender, receiver=receiver, until=until):
+                network.block(sender, receiver)
+                after(until, partial(network.unblock, sender, receiver))
+            case Slow(sender=sender, receiver=receiver, by=by, until=until):
+                network.slow(sender, receiver, by)
+                after(until, partial(network.fast, sender, receiver, by))
+            case Stopped(node=node, until=until, sleeps=sleeps):
+                if not self._loop_of(node).paused:
+                    self._loop_of(node).pause()
+                    after(until, partial(self._goes_on, node, until - fault.at if sleeps else 0.0))
+            case Killed(node=node, silently=silently) if node == HEAD:
+                self._kill_head(silently)
+            case Killed(node=node, silently=silently):
+                self.agents[node].die(silently)
+            case WorkerKilled(worker=worker):
+                if (program := self._program(worker)) is not None:
+                    program.end(KILLED)
+            case WorkerStopped(worker=worker, seconds=seconds):
+                if (program := self._program(worker)) is not None:
+                    program.slow = seconds
+            case Unreachable(node=node, until=until):
+                network.refuses.add(node)
+                after(until, lambda: network.refuses.discard(node))
+            case NoDescriptor(until=until):
+                self._full(True)
+                after(until, lambda: self._full(False))
+            case Interrupted(times=times, keyboard=keyboard):
+                self.signals.send(times, keyboard)
+            case StoreKilled():
+                if self.store is not None:
+                    self.store.end(KILLED)
+
+    def _faults_end(self) -> None:
+        """Faults are over, but for the hosts that are lost."""
+        self._faults_on = False
+        lost = dict(self.history.lost)
+        for name in self.history.names:
+            if name not in lost:
+                self._goes_on(name, 0.0)
+        self.network.heal({name for name in self.history.names if name not in lost})
+        self._full(False)
+        for name, how in lost.items():
+            match how:
+                case "killed":
+                    self.agents[name].die(silently=True)
+                case "stopped":
+                    self.agents[name].loop.pause()
+                case "deaf":
+                    self.network.block(HEAD, name)
+                case "mute":
+                    self.network.block(name, HEAD)
+                case "cut off":
+                    self.network.block(HEAD, name)
+                    self.network.block(name, HEAD)
+
+    def _loop_of(self, name: str) -> VirtualLoop:
+        return self.loop if name == HEAD else self.agents[name].loop
+
+    def _goes_on(self, name: str, slept: float) -> None:
+        if self._faults_on or name not in dict(self.history.lost):
+            self._loop_of(name).go_on(slept)
+
+    def _full(self, full: bool) -> None:
+        for listening in self.listening:
+            listening.full = full
+
+    def _kill_head(self, silently: bool) -> None:
+        if self.over:
+            return
+        self.loop.die()
+        self.head.lets_go(silently)
+        self.workers.end_all()
+        if self.store is not None:
+            self.store.end(KILLED)
+        raise HeadKilled
+
+    # --- what is pending ----------------------------------------------------------------------------
+
+    def pending(self) -> str:
+        """What the world waits for."""
+        lines = [f"virtual time {self.scheduler.now:.3f} s, faults were over at {self.history.end:.3f} s"]
+        if (rooms := self.rooms) is not None:
+            lines += [
+                f"worker {one.worker}: {one.stage}, in step {one.step}; {one.waits}" for one in rooms.members.values()
+            ]
+            lines += [f"{rooms.host.progress}", f"outcome {rooms.ending.outcome}: {rooms.ending.error}"]
+            lines += [f"claimed at the head: {claim}" for claim in rooms.host._head.shelf.claims()]  # type: ignore[attr-defined]
+        for name, agent in self.agents.items():
+            lines.append(f"{name}: alive {agent.alive}, paused {agent.loop.paused}, incarnation {agent.incarnation}")
+            if agent.agent is not None:
+                lines += [f"claimed at {name}: {claim}" for claim in agent.agent._branch.shelf.claims()]
+        return "\n".join([*lines, *self.said[-30:]])
+
+
+def _settings(history: History, folder: Path) -> Settings:
+    return replace(
+        SETTINGS,
+        choice=history.choice,
+        workers=history.workers,
+        scenario=Scenario(nodes=history.hosts),
+        seed=history.seed,
+        folder=folder,
+        epochs=history.script.epochs,
+        on_loss=history.on_loss,
+        max_steps=history.max_steps,
+        max_seconds=history.max_seconds,
+        report_waits=30.0,
+        quiet=True,
+        checkpoint=0,
+        hosts=history.hosts,
+        host_timeout=history.timeout,
+    )
+
+
+def run(history: History) -> World:
+    """Let a history happen, and judge it. Return the world as it is at its end."""
+    with (
+        tempfile.TemporaryDirectory(prefix="world-") as folder,
+        patch.object(bulk, "PART", history.parts),
+        _regions_unmapped(),
+    ):
+        (Path(folder) / "versions").mkdir()
+        world = World(history, Path(folder))
+        try:
+            world.run()
+        finally:
+            world.clean()
+        return world
+
+
+@contextmanager
+def _regions_unmapped() -> Iterator[None]:
+    """Unmap the regions that are made meanwhile. A process has its own to its end, and here there would be thousands."""
+    made: list[Region] = []
+    create = Region.create
+
+    def created(size: int) -> Region:
+        made.append(create(size))
+        return made[-1]
+
+    with patch.object(Region, "create", created), patch.object(Region, "free", lambda self: None):
+        try:
+            yield
+        finally:
+            for region in made:
+                os.close(region.descriptor)
+                memory._libc.munmap(region.address, region.size)
