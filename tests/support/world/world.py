@@ -346,7 +346,7 @@ def run(history: History) -> World:
 
 @contextmanager
 def _regions_unmapped() -> Iterator[None]:
-    """Unmap the regions that are made meanwhile. A process has its own to its end, and here there would be thousands."""
+    """Unmap the regions that are made meanwhile. A process has its own to its end, and here would be thousands."""
     made: list[Region] = []
     create = Region.create
 
