@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -183,12 +183,14 @@ def ready(worker: int, step: int, number: int, at: float) -> Fact:
     return GradientReady(worker=worker, step=step, version=number, samples=1, at=at)
 
 
-def broken_rule(folder: Path, told: Iterable[Fact | Fetch | tuple[Fact, Order]]) -> str | None:
+def broken_rule(
+    folder: Path, told: Iterable[Fact | Fetch | tuple[Fact, Order]], scenario: Mapping[str, Any] | None = None
+) -> str | None:
     """The rule of fetches that this history breaks; None: it breaks none."""
     folder.mkdir()
     with closing(Ledger(folder / "ledger.sqlite")) as ledger:
         choice = {"name": "asp", "config": {}}
-        noted(folder, ledger, {**AS_REAL, "protocol": choice, "workers": 3, "hosts": 2, "seed": 0})
+        noted(folder, ledger, {**AS_REAL, "protocol": choice, "workers": 3, "hosts": 2, "seed": 0, **(scenario or {})})
         for one in told:
             if isinstance(one, Fetch):
                 ledger.fetched(one)
@@ -286,6 +288,16 @@ def test_another_hosts_clock_may_measure_a_little_too_long(tmp_path: Path) -> No
 
     assert broken_rule(tmp_path / "little", [BEGAN_AT_0, fetch(0.045)]) is None
     assert broken_rule(tmp_path / "much", [BEGAN_AT_0, fetch(0.035)]) == broken.FETCHES
+
+
+LINKS = {"scenario": {"host": [{"workers": 1}, {"workers": 2, "bandwidth": "1Gbit/s"}]}}
+
+
+def test_where_links_are_described_fetches_need_not_end_in_the_order_of_their_rows(tmp_path: Path) -> None:
+    """A model says when a version's has ended. An update whose bytes come later than that ends as they come."""
+    pushed = [*HELD, ready(1, 0, 5, 0.4), ready(2, 0, 5, 0.4), update(1, 0, 0.6)]
+    assert broken_rule(tmp_path / "links", [*pushed, update(2, 0, 0.5)], LINKS) is None
+    assert broken_rule(tmp_path / "none", [*pushed, update(2, 0, 0.5)]) == broken.FETCHES
 
 
 def test_a_replay_fetches_nothing(real: Path) -> None:

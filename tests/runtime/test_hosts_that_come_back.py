@@ -144,6 +144,16 @@ def test_a_scenario_says_when_a_killed_worker_of_another_host_comes_back(launch:
     is_sound(run)
 
 
+def test_over_links_that_a_scenario_describes_a_worker_comes_back_as_well(launch: Launch) -> None:
+    scenario = launch.tmp_path / "scenario.toml"
+    hosts = [{"workers": 2}, {"workers": 2, "bandwidth": "20Mbit/s", "latency": "1ms"}]
+    scenario.write_text(tomli_w.dumps({"host": hosts}))
+    flags = ("--threads", "1", "--scenario", str(scenario), "-p", "asp", "--restart", "1")
+    run = launch.run(script(DIES.replace("DIES", "3")), *flags).completed()
+    assert facts(run, "WorkerJoined") == [("WorkerJoined", 3)]
+    is_sound(run)
+
+
 STOPS = """
 if me in (2, 3) and not paceline.resumed():
     write(f"pids-{me}", f"{os.getppid()} {os.getpid()}")

@@ -175,11 +175,10 @@ class _There:
         if self.checking.run.segments[max(0, self.number)].hosts == 1:
             raise Broken(FETCHES, "none: there is one host", "one")
         links = self.checking.run.scenario.links_hosts
-        if fetch.kind != "other" or not links:  # else it ends as it is told, and the others as a model of links says
-            if not max(self.ended, fetch.began) <= fetch.ended:
-                expected = f"it ends at {max(self.ended, fetch.began)!r} or later"
-                raise Broken(FETCHES, expected, fetch.ended)
-            self.ended = fetch.ended
+        after = fetch.began if links else max(self.ended, fetch.began)  # one as a model says, one as it is told
+        if not after <= fetch.ended:
+            raise Broken(FETCHES, f"it ends at {after!r} or later", fetch.ended)
+        self.ended = fetch.ended
         if fetch.kind == "other":
             return
         beginning = fetch.kind == "version" and fetch.number == self.first and links  # which the model says nothing of
