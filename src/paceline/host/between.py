@@ -1,6 +1,6 @@
 """What the head and another host say to each other, one type for each message. Names and plain values only.
 
-See `host.branch` for what a host does of it, and `host.remote` for the head's end.
+See `host.branch` for what a host does of it, and `host.several` for the head's end.
 """
 
 from __future__ import annotations
@@ -273,15 +273,9 @@ class Fetched(Message):
         )
 
 
-class Printed(Message):
-    """The user is to know this."""
-
-    line: str
-
-
 OfStep = Taken | AwaitsVersion | AwaitsPlace | Computes
 """What a host says of a worker that takes part."""
 OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
-ToHead = OfWorker | Begun | Has | Fetched | Printed
+ToHead = OfWorker | Begun | Has | Fetched
