@@ -153,6 +153,10 @@ def test_a_worker_that_is_killed_as_its_update_crosses_leaves_the_link_to_the_ot
     assert (found := checked(run.folder)).ok, found.wrong
 
 
+PACED = """
+[network]
+bandwidth = "1Gbit/s"
+"""
 TWICE = """
 [[event]]
 worker = 1
@@ -170,6 +174,7 @@ kill = true
     [
         (UNEQUAL, ("-p", "all-reduce"), "hosts.toml: [[host]]: all-reduce runs on one host only so far"),
         (UNEQUAL, ("-p", "ddp"), "hosts.toml: -p ddp runs on one host"),
+        (PACED, ("-p", "bsp", "--emulate-hosts", "2"), "hosts.toml has a [network], which is modelled on one host"),
         (TWICE, ("-p", "bsp"), "hosts.toml: event 2: worker 1 is killed, which event 1 has done by then"),
     ],
 )
