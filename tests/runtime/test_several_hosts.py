@@ -102,6 +102,24 @@ def test_a_host_whose_agent_is_killed_is_named_and_the_others_go_on(launch: Laun
     assert (found := checked(run.folder)).ok, found.wrong
 
 
+def test_no_worker_listens_where_hosts_do(launch: Launch) -> None:
+    """What a script starts may live on, and would hold the port."""
+    listening = """
+import socket
+
+def listens(descriptor):
+    try:
+        with socket.socket(fileno=os.dup(int(descriptor))) as end:
+            return bool(end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
+
+(THERE / f"listens-{paceline.worker()}").write_text(str(sum(map(listens, os.listdir("/proc/self/fd")))))
+"""
+    launch.run(script(listening), *HOSTS, "-p", "asp", "--max-steps", "4").completed()
+    assert [(launch.tmp_path / f"listens-{worker}").read_text() for worker in range(4)] == ["0"] * 4
+
+
 def test_agents_end_with_a_launcher_that_is_killed_and_leave_nothing(launch: Launch) -> None:
     waits = "(THERE / f'there-{paceline.worker()}').touch(); time.sleep(60)"
     process = launch.start(script(each_step=waits), *HOSTS, "-p", "asp")

@@ -25,6 +25,11 @@ class Emulated:
     token: Token
     processes: list[int]
 
+    def let_go(self) -> None:
+        """In a process that was forked: to listen is not its business."""
+        self.control.close()
+        self.data.close()
+
 
 @contextmanager
 def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Emulated]:

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,7 +131,7 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
         try:
             with (
                 _other_hosts(settings, interrupts) as hosts,
-                zygote_of(settings, interrupts.let_go) as zygote,
+                zygote_of(settings, partial(_let_go, interrupts, hosts)) as zygote,
                 _journal(settings) as journal,
             ):
                 coordinator = _coordinate(settings, interrupts, zygote, journal, direct, hosts)
@@ -156,6 +157,13 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
         if not keep:
             undo(settings.folder, made)
         raise
+
+
+def _let_go(interrupts: Interrupts, hosts: Emulated | None) -> None:
+    """In a worker's process, which was forked from this one."""
+    interrupts.let_go()
+    if hosts is not None:
+        hosts.let_go()
 
 
 @contextmanager
