@@ -791,6 +791,22 @@ class TestJoins:
         make(three, [second])
         assert three.facts == ([] if goes else [COPIED])
 
+    def test_a_version_that_the_process_before_waited_for_is_not_its_next_one_s(
+        self, training: Callable[..., Company]
+    ) -> None:
+        two = training(2)
+        two.carry_out(Release(worker=0, step=0, version=0))
+        two.computed(0, 0)
+        two.carry_out(StartPush(worker=0, step=0))
+        two.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+        two.carry_out(Release(worker=1, step=0, version=1))
+        two.leave(1)
+        make(two, [*COMES, joins(0)])
+        two.carry_out(Release(worker=1, step=1, version=1))
+        two.make()
+        taken = [fact for fact in two.facts if isinstance(fact, ParametersTaken) and fact.worker == 1]
+        assert [fact.version for fact in taken] == [1]
+
     def test_the_next_process_of_another_that_died_is_not_asked_to_hand_over(
         self, training: Callable[..., Company]
     ) -> None:

@@ -53,8 +53,10 @@ class Pulls:
             then()
             return ParametersTaken(worker=worker, version=version, at=at)
 
+        seat = self._seats[worker]
+
         def made() -> None:
-            if self._seats[worker].trains:
+            if seat.trains and self._seats[worker] is seat:  # else another process has begun as this worker
                 self._fetcher.fetch(worker, Version(version), taken)
 
         self._versions.when_made(version, made)
