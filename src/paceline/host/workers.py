@@ -87,7 +87,8 @@ class Workers:
         """Listen to all of them. `gone(worker, status)` is called when a process has ended, as waitpid returned it."""
         self._hear, self._gone, self._listens = hear, gone, True
         for one in self._processes.values():
-            self._listen(one)
+            if one.here:
+                self._listen(one)
 
     def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Tell the worker, now or when it reads. The descriptors may be closed at once."""

@@ -137,6 +137,7 @@ class _Agent:
         self._branch = Branch(places, spec, workers, self._carrier, self, head=head, now=self._now, linked=linked)
         self._carrier.begins(0, self._branch)
 
+        self._first = first
         if not first:
             loop.after(settings.host_timeout, self._not_let_in)
 
@@ -196,6 +197,9 @@ class _Agent:
         """See `HostNews`."""
         if self._dialler is None:
             self.may_come_again = self._comes_back
+            if self._first and incarnation > 1:  # the one before was given up, and never heard that it was let in
+                self._workers.end_all()
+                self._workers.await_all()
             hello = Hello(PROTOCOL, self._name, secrets.token_bytes(16), incarnation, 0, self._token.proof("host"))
             check = self._token.check("head")
             self._dialler = Dialler(self._bulk, self._address, self._loop, hello, check, self.show, self._timeout)
