@@ -43,9 +43,14 @@ class Contents:
                     (worker, step, weight * self._scales[worker, step]) for worker, step, weight in contributions
                 )
                 for worker, step, _ in contributions:
-                    self._unapplied[worker][step] = version
+                    if step in self._unapplied[worker]:
+                        self._unapplied[worker][step] = version
                 self._versions.append(_digest(self._versions[-1], parts))
                 self._made_of.append(parts)
+
+    def joined(self, worker: int) -> None:
+        """A new process takes part as this worker: it has pushed nothing."""
+        self._unapplied[worker] = {}
 
     @property
     def newest(self) -> int:

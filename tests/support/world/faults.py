@@ -121,6 +121,8 @@ class History:
     timeout: Seconds
     """The hosts'."""
     on_loss: str
+    restart: int
+    """How often each worker begins again that has died."""
     max_steps: int | None
     max_seconds: Seconds | None
     parts: int
@@ -172,7 +174,7 @@ class History:
         """Seconds after the last fault in which the run must be over."""
         steps = self.script.epochs * self.script.batches * (1 if self.script.loads else self.workers)
         work = 3 * self.script.computes + self.commits + 2.0
-        return 150.0 + 6 * self.timeout + 10 * self.script.starts + work * (steps + 5)
+        return 300.0 + 6 * self.timeout + 10 * self.script.starts + work * (steps + 5)
 
 
 def drawn(seed: int) -> History:
@@ -203,6 +205,7 @@ def drawn(seed: int) -> History:
         commits=lots.choice([0.0, 0.01, 0.5]),
         timeout=timeout,
         on_loss=lots.choice(["auto", "continue", "continue", "continue", "stop"]),
+        restart=lots.choice([0, 0, 1, 3]),
         max_steps=max_steps if not loads else lots.choice([None, None, None, max(1, max_steps // 2)]),
         max_seconds=None,
         parts=lots.choice([40, 100, 1 << 20]),

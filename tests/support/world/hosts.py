@@ -190,6 +190,11 @@ class Agent:
         """The incarnation that it takes itself for; 0: none, or its process has ended."""
         return self.agent._link._end.incarnation if self.alive and self.agent is not None else 0  # type: ignore[attr-defined]
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether the head has let it in, or it comes again. One that never came dials on."""
+        return self.alive and (self.incarnation > 0 or bool(self.ended))
+
     def _see(self) -> None:
         agent = self.agent
         if agent is None or agent.over is None:

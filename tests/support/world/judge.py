@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.facts import Fact, TrainingBegan, WorkerLeft
+from paceline.core.facts import Fact, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import Order
 from paceline.host.branch import BEGINNING
 from paceline.host.commits import NEWEST
@@ -38,6 +38,8 @@ class Judge:
         """The machine was told of that fact, and has given these orders, which are carried out after this."""
         self.trace.append(f"{fact} {orders}")
         self._rules.fact(fact)
+        if isinstance(fact, WorkerJoined):
+            self._world.contents.joined(fact.worker)
         for order in orders:
             self._rules.order(order)
             self._world.contents.ordered(order)
@@ -48,6 +50,8 @@ class Judge:
         match fact:
             case TrainingBegan(members=members):
                 self.here = {worker: None for worker, _, _ in members}
+            case WorkerJoined(worker=worker):
+                self.here[worker] = None
             case WorkerLeft(worker=worker):
                 del self.here[worker]
         self._look_at_head()

@@ -221,7 +221,7 @@ class Worker(Program):
         self._heard: list[tuple[messages.Message, list[int]]] = []
         self._came: list[int] = []
         """Descriptors that came along with what it has waited for."""
-        self._stopped = self._computes = False
+        self._stopped = self._computes = self._joins = False
         self._last = -1
         self._said = 0
         self._memory: Memory | None = None
@@ -255,14 +255,15 @@ class Worker(Program):
         self.say(messages.ScriptEnded())
         while not isinstance(message, messages.Exit):
             message, _ = yield None
+            self._hands_over(message)
 
     def _runs(self) -> Course:
         self.say(self._script.offer())
-        yield from self._begins()
-        go = yield from self._released()
-        for epoch in range(self._script.epochs):
+        first = yield from self._begins()
+        go = None if self._joins else (yield from self._released())
+        for epoch in range(first, self._script.epochs):
             done = 0
-            while go is not None:
+            while go is not None or self._joins:
                 batches = None
                 if self._script.loads:
                     leased = yield from self._leases(epoch)
@@ -271,12 +272,15 @@ class Worker(Program):
                     batches = [(leased.epoch, leased.index)]
                 elif done == self._script.batches:
                     break
+                if self._joins and (go := (yield from self._takes_up())) is None:
+                    break
+                assert go is not None
                 yield from self._computes_step(go, batches)
                 done += 1
                 go = yield from self._released()
                 if go is not None and self._lots.random() < self._script.looks:
                     yield from self._looks()
-        if go is not None:
+        if go is not None or self._joins:
             self.say(messages.Declined())
             yield self.takes(self._script.computes)
         else:
@@ -288,7 +292,24 @@ class Worker(Program):
             yield from self._await(messages.FinalRecorded, even_stopped=True)
             yield self.takes(self._script.computes)
 
-    def _begins(self) -> Course:
+    def _takes_up(self) -> Generator[Seconds | None, Any, messages.Compute | None]:
+        """It comes while others train: it takes part from now on."""
+        self._joins = False
+        if not self._script.loads:
+            self.say(messages.Joins())
+        if (yield from self._await(messages.TakeUp)) is None:
+            return None
+        return (yield from self._released())
+
+    def _hands_over(self, message: messages.Message) -> None:
+        """Give what the script keeps to a worker that joins, if that is what the message asks for."""
+        if isinstance(message, messages.HandOver):
+            file = attachment(STATE)
+            self.say(messages.Handed(message.worker, message.joining, None), (file,))
+            os.close(file)
+
+    def _begins(self) -> Generator[Seconds | None, Any, int]:
+        """Wait for training to begin, or to let it in. Return the epoch that its script goes on in."""
         while True:
             message, files = yield None
             match message:
@@ -299,7 +320,8 @@ class Worker(Program):
                 case messages.Begin(slots=slots):
                     self._memory = Memory(files[0], slots)
                     self._sees(self._memory.fixed(), self._contents.fixed, "what never moves")
-                    return
+                    self._joins = message.joins
+                    return 0 if message.resumed is None else message.resumed.epoch
                 case messages.Stop() | messages.Exit():
                     raise Leaves
                 case _:
@@ -373,6 +395,11 @@ class Worker(Program):
     def _await(self, *kinds: type[messages.Message], even_stopped: bool = False) -> Generator[Seconds | None, Any, Any]:
         """Wait for the next message of these kinds; None once the run is stopped, unless it is answered even then."""
         while True:
+            if messages.Compute in kinds or messages.FinalRecorded in kinds:
+                asked = [one for one in self._heard if isinstance(one[0], messages.HandOver)]
+                for one in asked:
+                    self._heard.remove(one)
+                    self._hands_over(one[0])
             for heard in self._heard:
                 if isinstance(heard[0], kinds) and (even_stopped or not self._stopped):
                     self._heard.remove(heard)

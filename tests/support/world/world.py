@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -86,6 +87,8 @@ class World:
         self.workers = VirtualWorkers(self.loop, self._output(HEAD), partial(self._begin_worker, HEAD))
         self.agents = {name: self._agent(name) for name in history.names[1:]}
         self._faults_on = True
+        self._lives: Counter[int] = Counter()
+        """By worker: how many processes have begun."""
 
     def run(self) -> None:
         """Let it all happen. Raises an error for whatever is wrong."""
@@ -96,7 +99,7 @@ class World:
         with suppress(HeadKilled):
             self._run_head()
         killed, self.over = not self.over, True
-        end = self.scheduler.now + 2 * self.history.timeout + self.history.script.starts + 10.0
+        end = self.scheduler.now + 4 * self.history.timeout + self.history.script.starts + 10.0
         self.scheduler.deadline = max(self.scheduler.deadline, end) + 1.0
         self.scheduler.run(lambda: not self._agents_left(), max(self.history.end, end))
         self.judge.ended(killed)
@@ -156,7 +159,7 @@ class World:
 
     def _agents_left(self) -> list[str]:
         """Agents that take part, and that could know that they are to end. One that never came dials on."""
-        return [name for name, agent in self.agents.items() if agent.incarnation and not agent.loop.paused]
+        return [name for name, agent in self.agents.items() if agent.takes_part and not agent.loop.paused]
 
     # --- processes ----------------------------------------------------------------------------------
 
@@ -176,10 +179,11 @@ class World:
             self.scheduler,
             self.network.machines[host],
             line,
-            self._lots(f"worker {worker}"),
+            self._lots(f"worker {worker} {self._lives[worker]}"),
         )
+        self._lives[worker] += 1
         for fault in self.history.faults:
-            if isinstance(fault, ScriptFails) and fault.worker == worker:
+            if isinstance(fault, ScriptFails) and fault.worker == worker and self._lives[worker] == 1:
                 program.fails_at = fault.message
         return program
 
@@ -318,6 +322,7 @@ def _settings(history: History, folder: Path) -> Settings:
         folder=folder,
         epochs=history.script.epochs,
         on_loss=history.on_loss,
+        restart=history.restart,
         max_steps=history.max_steps,
         max_seconds=history.max_seconds,
         report_waits=30.0,
@@ -346,7 +351,7 @@ def run(history: History) -> World:
 
 @contextmanager
 def _regions_unmapped() -> Iterator[None]:
-    """Unmap the regions that are made meanwhile. A process has its own to its end, and here would be thousands."""
+    """Unmap the regions that are made meanwhile. A process has its own to its end, and thousands are made here."""
     made: list[Region] = []
     create = Region.create
 
