@@ -111,9 +111,12 @@ def test_a_step_waits_while_the_store_needs_all_of_its_worker_s_places() -> None
             finish(one, 0, step)
     assert [said.step for _, said in one.told if isinstance(said, messages.Compute)] == [0, 1]
     assert one.host.updates(0).in_the_way == (0, 1)
+    assert one.host.updates(0).full
     one.apply(1, (0, 0))
     assert [said.step for _, said in one.told if isinstance(said, messages.Compute)] == [0, 1, 2]
     assert one.host.updates(0).in_the_way == ()
+    one.apply(2, (0, 1))
+    assert not one.host.updates(0).full
 
 
 def test_what_is_adopted_is_the_first_version_and_what_it_was_is_kept_for_those_who_compute_on_it() -> None:

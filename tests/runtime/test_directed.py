@@ -54,7 +54,7 @@ class Full:
     """Stands in for a coordinator: one worker, for whose next step there is no push area."""
 
     def __init__(self) -> None:
-        host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(3, 4)))
+        host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(3, 4), full=True))
         settings = SimpleNamespace(choice=choose("asp", registry()))
         adopting = SimpleNamespace(book=Adoption())
         self.rooms = SimpleNamespace(settings=settings, members={0: Member(worker=0)}, adopting=adopting, host=host)

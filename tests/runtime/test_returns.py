@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 from paceline.cluster.scenario import Scenario
 from paceline.core.membership import Membership
+from paceline.host.contract import Updates
 from paceline.runtime.joining import AWAY, Returns, There
 from paceline.runtime.member import Member
 
@@ -44,14 +45,15 @@ class Company:
         self.membership = Membership(self.members)
         self.lines: list[str] = []
         self.in_vain: list[int] = []
-        self.workers = Mock()
+        self.workers, self.host = Mock(), Mock()
+        self.has_room()
         settings = Mock(scenario=Scenario(), restart=1, start="together")
         loop: Any = self.clock
         self.returns = Returns(
             settings,
             self.membership,
             self.workers,
-            Mock(),
+            self.host,
             loop,
             say=self.lines.append,
             stopping=lambda: False,
@@ -61,6 +63,9 @@ class Company:
         for worker in (0, 1):
             self.membership.comes(worker)
             self.membership.trains(worker)
+
+    def has_room(self, full: bool = False) -> None:
+        self.host.updates.return_value = Updates(coming=(), in_the_way=(), full=full)
 
     def dies(self, worker: int) -> None:
         member = self.members[worker]
@@ -90,6 +95,18 @@ def test_a_worker_whose_host_is_away_begins_once_its_host_is_back() -> None:
     company.go_on(10 * AWAY)
     company.workers.start.assert_called_once_with([1])
     assert not company.returns.awaits([1])
+
+
+def test_a_worker_comes_back_once_its_last_processes_leave_it_a_place() -> None:
+    """Else the round that their updates are in would wait for the worker, and the worker for a place."""
+    company = Company()
+    company.has_room(full=True)
+    company.dies(1)
+    company.go_on()
+    assert not company.begun
+    company.has_room()
+    company.go_on()
+    assert company.begun
 
 
 def test_a_worker_whose_host_does_not_come_again_stays_dead() -> None:

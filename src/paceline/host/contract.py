@@ -50,6 +50,8 @@ class Updates:
     """They are computed, and have neither arrived nor been dropped."""
     in_the_way: tuple[int, ...]
     """They take all places of the worker, whose next step waits for one of these."""
+    full: bool
+    """Whether all places of the worker are taken: a process that began as it now would wait for one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

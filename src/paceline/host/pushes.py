@@ -54,7 +54,9 @@ class Pushes:
     def waited_for(self, worker: int) -> Updates:
         """The worker's updates that others wait for."""
         coming = tuple(self._on_the_way.get(worker, ()))
-        return Updates(coming=coming, in_the_way=tuple(self._laid(worker) if worker in self._awaiting else ()))
+        laid = tuple(self._laid(worker))
+        full = len(laid) == len(self._plan.of(worker))
+        return Updates(coming=coming, in_the_way=laid if worker in self._awaiting else (), full=full)
 
     def ready(self, worker: int, step: int) -> None:
         """The step's update lies in its place, and is about to be pushed."""

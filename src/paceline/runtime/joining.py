@@ -95,10 +95,16 @@ class Returns:
         self._loop.after(seconds, lambda: self._due.append(member))
 
     def go_on(self) -> None:
-        """Begin what is due. The machine has been told how the last processes ended, and all that they had said."""
+        """Begin what is due. The machine has been told how the last processes ended, and all that they had said.
+
+        A round waits for who comes back, whose last processes may have updates in it. They go first if they take all
+        places: the round would wait for the worker, and the worker for a place.
+        """
         due, self._due = [member for member in self._due if member.comes_back], []
         for member in due:
             match self._there(member.worker):
+                case "here" if self._host.updates(member.worker).full:
+                    self._due.append(member)
                 case "here":
                     self._begin(member)
                 case "gone":
