@@ -253,6 +253,8 @@ class Worker(Program):
             with suppress(Leaves):
                 yield from self._runs()
         self.say(messages.ScriptEnded())
+        for asked, _ in self._heard:
+            self._hands_over(asked)
         while not isinstance(message, messages.Exit):
             message, _ = yield None
             self._hands_over(message)
