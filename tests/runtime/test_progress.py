@@ -76,6 +76,7 @@ def tally() -> Tally:
 
 def test_a_view_has_each_workers_steps_lead_staleness_and_what_it_logged_last(tally: Tally) -> None:
     watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, {0: {"accuracy": 0.5, "loss": 2.0}})  # type: ignore[arg-type]
+    watch.begin(0.0)
     for step in range(3):
         stepped(tally, 0, step, 1.0)
     stepped(tally, 1, 0, 1.0)
@@ -110,7 +111,7 @@ def test_what_a_run_did_before_it_was_resumed_is_in_no_speed(tally: Tally) -> No
     watch = Watch(Asked(), {0: member(0), 1: member(1)}, tally, {})  # type: ignore[arg-type]
     for step in range(100):
         stepped(tally, 0, step, 10.0)
-    watch.look(0.5)  # scripts start: time counts from the command's start
+    assert watch.look(0.5).speed == 0.0  # scripts start: time counts from the command's start
     watch.begin(10.0)
     stepped(tally, 0, 100, 11.0)
     assert watch.look(12.0).speed == 0.5

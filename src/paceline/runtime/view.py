@@ -185,7 +185,7 @@ class Watch:
         steps = self._steps()
         while len(self._before) > 1 and self._before[1][0] <= at - WINDOW:
             self._before.popleft()
-        then, before = self._before[0] if self._before else (0.0, dict.fromkeys(steps, 0))
+        then, before = self._before[0] if self._before else (at, steps)  # none before `begin`
         self._before.append((at, steps))
         speeds = {worker: max(0, steps[worker] - before[worker]) / max(at - then, 1e-9) for worker in steps}
         counts = self._tally.counts
