@@ -80,6 +80,14 @@ def test_flags_that_contradict_the_tables_are_refused(workers: int | None, hosts
     assert str(caught.value) == told
 
 
+def test_workers_that_hosts_can_t_share_evenly_are_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError) as caught:
+        settled(Scenario(workers=4), None, hosts=3)
+    assert str(caught.value) == (
+        "scenario: its 4 workers can't be shared out evenly to 3 hosts; give -n, the workers of each host"
+    )
+
+
 def test_a_comparison_refuses_what_none_of_its_runs_can_do_before_the_first() -> None:
     with pytest.raises(ConfigError, match="ripples runs on one host only so far"):
         check_fits(choose("ripples", registry()), TABLES, 3, {})

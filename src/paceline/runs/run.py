@@ -45,7 +45,10 @@ def settled(scenario: Scenario, workers: int | None, hosts: int | None = None) -
         workers = hosts * workers if workers else scenario.workers
     workers = workers or 2 * hosts
     if workers % hosts and not scenario.host_tables:
-        raise ConfigError(f"the scenario's {workers} workers can't be shared out evenly to {hosts} hosts: say -n")
+        raise ConfigError(
+            f"{scenario.name}: its {count(workers, 'worker')} can't be shared out evenly to {hosts} hosts; "
+            "give -n, the workers of each host"
+        )
     return scenario.checked_for(workers).checked_for_real_run(), workers, hosts
 
 
