@@ -99,6 +99,15 @@ def test_flags_that_are_given_win_over_the_configuration_s() -> None:
     assert (options.record, options.arguments) == (2, ["--lr", "0.1"])
 
 
+def test_tables_of_hosts_in_a_scenario_that_is_given_say_how_many_hosts_and_workers_there_are() -> None:
+    Path("hosts.toml").write_text("[[host]]\nworkers = 1\n[[host]]\nworkers = 2\n")
+    file = str(written(hosts=3))
+    options = parsed("--config", file, "--scenario", "hosts.toml")
+    assert (options.emulate_hosts, options.workers) == (None, None)
+    options = parsed("--config", file)
+    assert (options.emulate_hosts, options.workers) == (3, 1)
+
+
 def test_another_script_comes_with_its_own_arguments_epochs_and_shards() -> None:
     options = parsed("--config", str(written()), "other.py", "--seed", "1")
     assert (options.script, options.arguments) == (Path("other.py"), ["--seed", "1"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.scenario import Scenario
-from paceline.cluster.scenario_file import from_plain
+from paceline.cluster.scenario_file import from_plain, load
 from paceline.core.choice import nearest
 from paceline.errors import ConfigError
 from paceline.files import read_file
@@ -94,6 +94,8 @@ def words(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Se
     if (named := source(options)) is None:
         return list(given)
     config, name = recorded(*named), f"{named[1]} {named[0]}"
+    if options.scenario is not None and load(options.scenario).host_tables:
+        config = config | {"workers": None, "hosts": 1}  # the given tables say how many there are
     try:
         before = list(_flags(config, options))
         script = [] if options.script is not None else [str(script_of(config)), *map(str, config["arguments"])]
