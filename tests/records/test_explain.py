@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.cluster.scenario import Network, Scenario
+from paceline.cluster.scenario import HostTable, Network, Scenario
 from paceline.records.explain import _seconds
 from support.recorded import edited, simulated
 
@@ -156,8 +156,33 @@ def test_a_host_whose_workers_share_the_blame_is_named(tmp_path: Path, explained
     said = explained(on_two_hosts(tmp_path / "run", protocol="bsp", scenario=scenario))
     assert "The workers of node-1 made the others wait most" in said
     assert "While they waited for them, they were computing for" in said
+    assert "asp would not make the others wait for the workers of node-1" in said
+    assert "Or give the workers of node-1 less to do" in said
     alone = explained(on_two_hosts(tmp_path / "alone", protocol="bsp", scenario=replace(scenario, speeds={3: 0.25})))
     assert "Worker 3 made the others wait most" in alone
+
+
+@pytest.mark.parametrize(
+    ("compute", "advice"),
+    [
+        (0.05, "paceline simulate with the run's scenario file and -p bsp -p asp predicts the pace; only a run shows"),
+        (None, "Only a run shows the pace and the accuracy."),
+    ],
+)
+def test_of_a_run_whose_hosts_have_links_no_simulation_is_recommended_that_is_refused(
+    compute: float | None, advice: str, tmp_path: Path, explained: Explain
+) -> None:
+    tables = (
+        HostTable(name="a", workers=range(3), latency=0.001),
+        HostTable(name="b", workers=range(3, 4), speed=0.25),
+    )
+    scenario = Scenario(compute=0.05, nodes=2, workers=4, host_tables=tables)
+    folder = simulated(tmp_path / "run", "bsp", steps=60, slow=None, scenario=scenario)
+    if compute is None:
+        edited(folder, "UPDATE run SET value = json_remove(value, '$.cluster.compute') WHERE key = 'scenario'")
+    said = explained(folder)
+    assert f"\n{advice}" in said
+    assert "--from" not in said
 
 
 def test_without_hosts_nothing_is_said_of_links(tmp_path: Path, explained: Explain) -> None:

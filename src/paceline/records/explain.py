@@ -489,20 +489,26 @@ def _who(past: Past, total: float) -> list[str]:
         if not waited:
             return ["No worker waited for another."]
         return [f"Workers waited for one another for {_percent(waited, total)} of their time."]
-    culprit, seconds = blamed.most_common(1)[0]
     victim, most = past.waited.victims.most_common(1)[0]
-    culprits, name = [culprit], f"Worker {culprit}"
-    if (host := _blamed_host(past)) is not None:
-        culprits = [worker for worker in past.spent if past.hosts[worker] == host]
-        name, seconds = f"The workers of {host}", sum(blamed[worker] for worker in culprits)
+    culprits, name = _culprits(past)
+    seconds = sum(blamed[worker] for worker in culprits)
     others = sum(spent.stayed for worker, spent in past.spent.items() if worker not in culprits)
     return [
-        f"{name} made the others wait most: {_percent(seconds, others)} of their time, {_seconds(seconds)} "
-        f"in all, which is {_percent(seconds, sum(blamed.values()))} of what they waited for each other.",
+        f"{name[0].upper()}{name[1:]} made the others wait most: {_percent(seconds, others)} of their time, "
+        f"{_seconds(seconds)} in all, which is {_percent(seconds, sum(blamed.values()))} of what they waited for each "
+        "other.",
         _meanwhile(past, culprits),
         f"Worker {victim} suffered most: it waited for others {_seconds(most)}, "
         f"{_percent(most, past.spent[victim].stayed)} of its time.",
     ]
+
+
+def _culprits(past: Past) -> tuple[list[int], str]:
+    """The workers that made the others wait most, and what they are called: one worker, or those of a host."""
+    if (host := _blamed_host(past)) is not None:
+        return [worker for worker in past.spent if past.hosts[worker] == host], f"the workers of {host}"
+    culprit, _ = past.waited.culprits.most_common(1)[0]
+    return [culprit], f"worker {culprit}"
 
 
 def _blamed_host(past: Past) -> str | None:
@@ -551,7 +557,7 @@ def _meanwhile(past: Past, culprits: Sequence[int]) -> str:
     if its.moving >= WORTH_SAYING * its.waited:
         what = "what it needed or had made was" if one else "what they needed or had made was"
         text += f", and for {_percent(its.moving, its.waited)} of it {what} between {past.hosts[culprit]} and the head"
-    ratio = _ratio(past, culprit) if one else None
+    ratio = _ratio(past, culprits) if one else None
     if ratio is not None and ratio >= SLOWER:
         return f"{text}: a step takes it {ratio:.1f} times as long as the others."
     if ratio is not None:
@@ -564,24 +570,24 @@ def _what_helps(past: Past, phases: Mapping[str, float], total: float) -> list[s
     spec = past.run.choice.spec
     lines = []
     if waited >= WORTH_SAYING * total:
-        culprit, seconds = past.waited.culprits.most_common(1)[0]
-        others = sum(spent.stayed for worker, spent in past.spent.items() if worker != culprit)
+        culprits, whose = _culprits(past)
+        seconds = sum(past.waited.culprits[worker] for worker in culprits)
+        others = sum(spent.stayed for worker, spent in past.spent.items() if worker not in culprits)
         never, seldom = MILDER[spec.family]
-        ratio = _ratio(past, culprit)
+        ratio = _ratio(past, culprits)
         steady = ratio is not None and ratio >= SLOWER
         names = [name for name in ((never,) if steady else (seldom, never)) if name != spec.name]
         if names:
-            whom = f"worker {culprit}" if steady else "one slow step"
+            whom = whose if steady else "one slow step"
             price = "staler parameters" if spec.family == "parameter-server" else "replicas that agree less"
             most = f"{others / (others - seconds):.1f} times as many steps" if others > seconds else "many more steps"
-            command = f"paceline simulate --from {past.run.folder} -p {past.run.choice} -p {' -p '.join(names)}"
             lines += [
                 f"{' or '.join(names)} would not make the others wait for {whom}: at the very best they would do "
                 f"{most} in the same time, on {price}.",
-                f"{command} predicts the pace; only a run shows the accuracy.",
+                _prediction(past, names),
             ]
         if steady:
-            lines.append(f"Or give worker {culprit} less to do, or a machine like the others'.")
+            lines.append(f"Or give {whose} less to do, or a machine like the others'.")
     if phases["transferring"] >= max(WORTH_SAYING * total, phases["computing"] / 2):
         than = "" if phases["transferring"] < waited else ", and would help more than another protocol"
         network = past.run.config.get("scenario", {}).get("network")  # without one, memory that all workers map
@@ -595,6 +601,21 @@ def _what_helps(past: Past, phases: Mapping[str, float], total: float) -> list[s
             f"than the {_percent(phases['waiting'] + phases['transferring'], total)} of waiting and transfers."
         )
     return lines
+
+
+def _prediction(past: Past, names: Sequence[str]) -> str:
+    """What predicts the pace of these protocols."""
+    protocols, scenario = f"-p {past.run.choice} -p {' -p '.join(names)}", past.run.scenario
+    if not scenario.links_hosts:
+        return (
+            f"paceline simulate --from {past.run.folder} {protocols} predicts the pace; only a run shows the accuracy."
+        )
+    if scenario.compute is None:  # neither the run's costs nor its scenario is enough to simulate links between hosts
+        return "Only a run shows the pace and the accuracy."
+    return (
+        f"paceline simulate with the run's scenario file and {protocols} predicts the pace; only a run shows the "
+        "accuracy."
+    )
 
 
 def _crowded(past: Past, unordered: float, total: float) -> list[str]:
@@ -676,12 +697,13 @@ def _known(past: Past, worker: int) -> None:
         raise ConfigError(f"--worker {worker}: this run had {known}; name one of these")
 
 
-def _ratio(past: Past, worker: int) -> float | None:
-    """How many times as long as the others' its steps take, by medians."""
-    others = [seconds for other, seconds in past.typical.items() if other != worker]
-    if worker not in past.typical or not others or not median(others):
+def _ratio(past: Past, workers: Sequence[int]) -> float | None:
+    """How many times as long as the others' the steps of these workers take, by medians."""
+    theirs = [seconds for worker, seconds in past.typical.items() if worker in workers]
+    others = [seconds for worker, seconds in past.typical.items() if worker not in workers]
+    if not theirs or not others or not median(others):
         return None
-    return past.typical[worker] / median(others)
+    return median(theirs) / median(others)
 
 
 def _add(total: Counter[int], part: Mapping[int, float]) -> None:
