@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from paceline.core.choice import choose
-from paceline.core.items import Update, Version
+from paceline.core.items import Blob, Update, Version
 from paceline.core.orders import Release, StartPush
-from paceline.host import messages
+from paceline.host import branch, messages
 from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Peer
@@ -140,3 +140,15 @@ def test_a_model_of_which_nothing_is_fixed_begins_with_its_parameters() -> None:
     host = Host(fixed_bytes=0)
     host.comes(1)
     host.begun.assert_called_once_with()
+
+
+def test_a_long_message_goes_to_the_head_as_items_do_and_a_short_one_as_it_is(host: Host) -> None:
+    long, short = messages.Remarked("x" * branch.LONG), messages.Remarked("x" * (branch.LONG - 100))
+    host.says(2, short)
+    host.news.heard.assert_called_with(2, short)
+    host.says(2, long)
+    ((worker, message, attached),) = [call.args for call in host.news.heard_with.call_args_list]
+    assert (worker, message) == (2, None)
+    said = bytes(host.branch.view(Blob(attached.name)))
+    assert msgspec.msgpack.decode(said, type=messages.Remarked) == long
+    assert attached.size == len(said)

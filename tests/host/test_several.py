@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from paceline.core.items import Blob, Version
@@ -210,6 +211,17 @@ def test_what_a_worker_says_is_heard_in_order_though_some_of_it_has_to_be_fetche
     assert several.heard[3:] == [(2, KEPT, [PACKED])]
     several.news.gone.assert_called_once_with(2, 0)
     assert several.told == [between.Has("one"), between.Has("two")]
+
+
+def test_a_message_that_comes_along_itself_is_heard_in_order_too() -> None:
+    several = Several()
+    said = messages.Remarked("a long line")
+    body = msgspec.msgpack.encode(said)
+    several.say(between.Heard(2, None, between.Attached("one", len(body))), between.Heard(2, DECLINED))
+    assert several.heard == []
+    several.comes("one")(body)
+    assert several.heard == [(2, said, []), (2, DECLINED, [])]
+    assert several.told == [between.Has("one")]
 
 
 def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:

@@ -234,3 +234,19 @@ def test_a_host_that_dies_as_training_begins_is_named_and_the_others_go_on(proto
     assert run.summary["samples"] == 2 * 96
     assert (found := checked(run.folder)).ok, found.wrong
     assert "the same bits" in replayed(run.folder).out
+
+
+LONG_MESSAGES = """
+from paceline.host import branch
+branch.LONG = 1
+"""
+
+
+def test_what_workers_say_may_be_too_long_for_a_message_between_hosts(launch: Launch) -> None:
+    """An order of some million samples is."""
+    looks = "model.state_dict(); optimizer.state_dict(); paceline.log(epoch=float(epoch))"
+    run = launch.run(script(each_step=looks), *HOSTS, "-p", "asp", first=LONG_MESSAGES).completed()
+    assert run.err == ""
+    assert run.summary["samples"] == 2 * 96
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run.folder).out

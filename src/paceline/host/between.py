@@ -195,7 +195,8 @@ class Heard(Message):
     """The worker has said this. What it says of items is done by now."""
 
     worker: int
-    message: messages.FromWorker
+    message: messages.FromWorker | None
+    """None: the message itself comes along, as it is long."""
     attached: Attached | None = None
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from paceline.core.items import Beginning, Blob, Item, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
+from paceline.fabric.endpoint import Coding
 from paceline.fabric.memory import Region
 from paceline.host import messages
 from paceline.host.attached import bring, empty_file, file_bytes
@@ -32,6 +33,8 @@ from paceline.host.workers import Workers
 from paceline.records.times import Fetch
 
 BEGINNING = ("version that training begins with",)
+LONG = 1 << 20
+"""Bytes of a worker's message from which on it goes to the head as items do. It would delay the beats behind it."""
 
 
 def _arriving(version: Version) -> Owner:
@@ -47,8 +50,8 @@ def _written_by(worker: int) -> Owner:
 class BranchNews(WorkersNews, Protocol):
     """What is told of a host whose versions another host's store makes, each thing once."""
 
-    def heard_with(self, worker: int, message: messages.Message, attached: Attached) -> None:
-        """The worker has said this, and that comes along."""
+    def heard_with(self, worker: int, message: messages.Message | None, attached: Attached) -> None:
+        """The worker has said this, and that comes along. None: the message is what comes along."""
 
     def has(self, attached: str) -> None:
         """What came along with a message is here."""
@@ -98,6 +101,7 @@ class Branch:
         self._attached: dict[Item, memoryview] = {}
         """What comes along with what workers have said, until the head has it."""
         self._numbers = count()
+        self._coding = Coding(messages.FromWorker)
         self._offer: messages.Offered | None = None
         self._later: list[Callable[[], None]] | None = None
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
@@ -458,13 +462,19 @@ class Branch:
             case messages.SnapshotTaken():
                 self.releases.looked(worker)
         if descriptors:
-            memory, name = file_bytes(descriptors[0]), f"attached by worker {worker}: {next(self._numbers)}"
-            self._attached[Blob(name)] = memory
-            self._news.heard_with(worker, message, Attached(name, memory.nbytes))
+            self._news.heard_with(worker, message, self._attach(worker, file_bytes(descriptors[0])))
+        elif len(body := self._coding.encode(message)) >= LONG:
+            self._news.heard_with(worker, None, self._attach(worker, memoryview(body)))
         else:
             self._news.heard(worker, message)
         for descriptor in descriptors:
             os.close(descriptor)
+
+    def _attach(self, worker: int, memory: memoryview) -> Attached:
+        """Have these bytes come along with what the worker has said."""
+        name = f"attached by worker {worker}: {next(self._numbers)}"
+        self._attached[Blob(name)] = memory
+        return Attached(name, memory.nbytes)
 
     def _gone(self, worker: int, status: int) -> None:
         self._seats[worker].here = False

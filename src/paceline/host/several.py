@@ -12,6 +12,7 @@ from typing import cast
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.items import Beginning, Blob, Item, Update, Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
+from paceline.fabric.endpoint import Coding
 from paceline.host import between, messages
 from paceline.host.attached import bring, empty_file, file_bytes
 from paceline.host.carrier import Carrier
@@ -64,6 +65,7 @@ class SeveralHosts:
         self._fetched: dict[tuple[str, int], Fetch] = {}
         """By host and version: the last fetches."""
         self._numbers = count()
+        self._coding = Coding(messages.FromWorker)
         head.made, head.adopted, head.lets = self._made, self._adopted, self._lets
         head.hands, head.never_comes = self._hands, self._never_comes
 
@@ -79,7 +81,7 @@ class SeveralHosts:
         match message:
             case between.Heard(worker=worker, message=messages.Adopted()):
                 self._bring(name, message, self._written_by(name, worker))
-            case between.Heard(worker=worker, message=said, attached=None):
+            case between.Heard(worker=worker, message=messages.Message() as said, attached=None):
                 self._heard(worker, said, [])
             case between.Heard():
                 self._bring(name, message, [])
@@ -348,7 +350,11 @@ class SeveralHosts:
         self._behind[worker] = []
 
         def there() -> None:
-            self._heard(worker, heard.message, files)
+            if heard.message is None:
+                self._heard(worker, self._coding.decode(memory, ()), [])
+                os.close(files[0])
+            else:
+                self._heard(worker, heard.message, files)
             if attached is not None:
                 self._tell(worker, between.Has(attached.name))
             self._go_on(name, worker)

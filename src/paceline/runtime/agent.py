@@ -247,9 +247,9 @@ class _Agent:
         """See `WorkersNews`."""
         self._link.send(between.Heard(worker, cast(messages.FromWorker, message)))
 
-    def heard_with(self, worker: int, message: messages.Message, attached: between.Attached) -> None:
+    def heard_with(self, worker: int, message: messages.Message | None, attached: between.Attached) -> None:
         """See `BranchNews`."""
-        self._link.send(between.Heard(worker, cast(messages.FromWorker, message), attached))
+        self._link.send(between.Heard(worker, cast(messages.FromWorker | None, message), attached))
 
     def gone(self, worker: int, status: int) -> None:
         """See `WorkersNews`."""
