@@ -250,3 +250,21 @@ def test_what_workers_say_may_be_too_long_for_a_message_between_hosts(launch: La
     assert run.summary["samples"] == 2 * 96
     assert (found := checked(run.folder)).ok, found.wrong
     assert "the same bits" in replayed(run.folder).out
+
+
+HAS_NO_MEMORY = """
+from paceline.host import branch
+class Region:
+    @staticmethod
+    def create(size):
+        raise OSError(12, "Cannot allocate memory")
+branch.Region = Region
+"""
+
+
+def test_a_host_that_can_not_go_on_says_why_in_one_line_and_the_others_go_on(launch: Launch) -> None:
+    run = launch.run(script(), *HOSTS, "-p", "asp", "--on-loss", "continue", first=HAS_NO_MEMORY)
+    assert "Traceback" not in run.err
+    assert "paceline: host node-1: an error in Paceline that should not be: OSError: [Errno 12]" in run.err
+    assert "host node-1 is lost: its agent has ended" in run.err
+    assert run.summary["samples"] == 2 * 96

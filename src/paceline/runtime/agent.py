@@ -19,6 +19,7 @@ from typing import Any, cast
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.hosts import Fence
 from paceline.core.listed import workers_named
+from paceline.errors import unforeseen
 from paceline.fabric.control import PROTOCOL, Hello, HostEnd
 from paceline.fabric.token import Token
 from paceline.host import between, messages
@@ -83,6 +84,9 @@ def agent(
             return 0
         except NoProcess as error:
             sys.stderr.write(f"paceline: host {name}: {workers_named(workers)} can't be started: {error}\n")
+            return 1
+        except Exception as error:
+            sys.stderr.write(f"paceline: host {name}: {unforeseen(error)}\n")
             return 1
         finally:
             os.close(folders)
