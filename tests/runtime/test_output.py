@@ -85,6 +85,25 @@ def test_on_a_terminal_with_the_table_a_progress_bar_stands_above_it_in_one_line
     pipe.close()
 
 
+def test_what_nobody_reads_in_time_is_not_shown_and_what_comes_after_it_is(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with open(write, "w") as unread:
+        output = Output(shown_on=unread, prefix=False, patience=0.0)
+        log, (said, says) = tmp_path / "worker-0.log", os.pipe()
+        os.set_blocking(said, False)
+        for _ in range(10):
+            os.write(says, b"lost\n" * 5_000)  # more than a pipe has room for
+            assert output.pass_on(0, log, said)
+        os.read(read, 1 << 20)
+        os.write(says, b"shown\n")
+        assert output.pass_on(0, log, said)
+        assert os.read(read, 1 << 20) == b"shown\n"
+        assert log.read_bytes() == b"lost\n" * 50_000 + b"shown\n"
+        output.close()
+    for end in (read, said, says):
+        os.close(end)
+
+
 def test_a_log_that_can_t_be_written_is_said_once_and_the_rest_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

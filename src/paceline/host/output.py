@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,24 +18,30 @@ from paceline.terminal import is_read
 LAST_LINES = 10  # of a dead worker's log
 LONGEST = 1 << 16  # bytes of a line that is not over yet, which are kept until it is
 GATHERING = 1.0  # seconds in which what happens to many workers is gathered for one line
+PIECE = select.PIPE_BUF // 4  # characters that a pipe takes at once if it takes any, at four bytes each
 LINE_ENDS = b"\n", b"\r"  # the second is what a progress bar has
 
 
 class Unread(BaseException):
-    """A signal came while something was printed that may never be read."""
+    """What is printed may never be read: a signal came meanwhile, or it was not read in time."""
 
 
 class Output:
     """Our own lines go to standard error. Workers' lines go to their logs, and are shown if asked for."""
 
-    def __init__(self, *, shown_on: TextIO, prefix: bool) -> None:
-        """`prefix`: name the worker before each line that is shown."""
+    def __init__(self, *, shown_on: TextIO, prefix: bool, patience: float | None = None) -> None:
+        """`prefix`: name the worker before each line that is shown.
+
+        `patience`: seconds to wait for a pager or a stopped terminal. What it has not taken then is not shown. None:
+        wait for as long as that takes.
+        """
         self.through: Callable[[str], None] | None = None
         """Prints lines beside whatever else is on the screen."""
         self.after: Callable[[float, Callable[[], None]], None] | None = None
         """Calls after so many seconds, if there is a loop."""
         self._shown_on = shown_on
         self._prefix = prefix
+        self._patience = patience
         self._logs: dict[int, BinaryIO] = {}
         self._unkept: set[int] = set()
         """Workers whose log can't be written."""
@@ -42,7 +50,7 @@ class Output:
         self.printing = False
         """Whether a signal is to raise `Unread`: nothing else ends a wait for a pager or a stopped terminal."""
         self._unread: set[TextIO] = set()
-        """The output that took no more when a signal came. Nothing is printed there until it does again."""
+        """The output that took no more in time, or when a signal came. Nothing is printed there until it does again."""
         self._said: Counter[tuple[str, str]] = Counter()
         """How many lines there were of each kind. A kind is the text before and after the worker."""
         self._gathered: dict[tuple[str, str], list[int]] = {}
@@ -144,8 +152,21 @@ class Output:
 
     def _print_now(self, text: str, stream: TextIO) -> None:
         with contextlib.suppress(OSError):  # the reader has gone, or its disk is full: training goes on
+            if self._patience is not None and not is_read(stream, self._patience):
+                raise Unread
             if self.through is not None and text:
                 self.through(text)
-            else:
+            elif self._patience is None:
                 stream.write(text)
                 stream.flush()
+            else:
+                self._print_in_time(text, stream, self._patience)
+
+    def _print_in_time(self, text: str, stream: TextIO, patience: float) -> None:
+        """Print it in pieces, none of which waits. Raises Unread if that takes too long."""
+        until = time.monotonic() + patience
+        for first in range(0, len(text), PIECE):
+            if not is_read(stream, max(0.0, until - time.monotonic())):
+                raise Unread
+            stream.write(text[first : first + PIECE])
+            stream.flush()

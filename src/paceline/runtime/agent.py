@@ -28,7 +28,6 @@ from paceline.host.bulk import Dialler
 from paceline.host.carrier import Carrier
 from paceline.host.control_link import HostLink
 from paceline.host.loop import Alarm, Loop
-from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.processes import NoProcess, adopt_orphans, children, end_adopted
 from paceline.host.tcp import Address
@@ -36,7 +35,7 @@ from paceline.host.workers import Workers
 from paceline.host.zygote import AT_ONCE
 from paceline.records.times import Fetch
 from paceline.runtime.folders import notes
-from paceline.runtime.forking import fork_workers, zygote_of
+from paceline.runtime.forking import fork_workers, output_of, zygote_of
 from paceline.runtime.settings import Settings
 
 HEAD = 1
@@ -56,7 +55,7 @@ def agent(
         strangers = children()
         adopt_orphans()
         folders, loop = notes(), Loop()
-        output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
+        output = output_of(settings)
         output.after = loop.after
 
         def take_part(begin: Sequence[int]) -> bool:

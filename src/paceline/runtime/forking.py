@@ -1,19 +1,28 @@
-"""How workers' processes are forked, on whichever host."""
+"""How workers' processes are forked, on whichever host, and where what they print is shown."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from paceline.fabric.unix import Channel, pair
 from paceline.host import messages
+from paceline.host.output import Output
 from paceline.host.turns import Turns
 from paceline.host.workers import Process
 from paceline.host.zygote import Zygote
 from paceline.records.whole import MODE
 from paceline.runtime.settings import Settings
+
+
+def output_of(settings: Settings) -> Output:
+    """Return what a host's workers print to. A host that waited for a stopped terminal would count as lost."""
+    shown_on = sys.stderr if settings.json else sys.stdout
+    patience = settings.host_timeout / 5 if settings.hosts > 1 else None
+    return Output(shown_on=shown_on, prefix=settings.tee == "all", patience=patience)
 
 
 @contextmanager

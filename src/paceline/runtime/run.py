@@ -52,7 +52,7 @@ from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.course import Course
 from paceline.runtime.director import Director
 from paceline.runtime.folders import notes
-from paceline.runtime.forking import fork_workers, zygote_of
+from paceline.runtime.forking import fork_workers, output_of, zygote_of
 from paceline.runtime.imports import import_torch
 from paceline.runtime.offers import too_many
 from paceline.runtime.rooms import Rooms
@@ -235,7 +235,7 @@ def _coordinate(
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
-    output = Output(shown_on=sys.stderr if settings.json else sys.stdout, prefix=settings.tee == "all")
+    output = output_of(settings)
     interrupts.output = output
     loop = Loop()
     output.after = loop.after
