@@ -9,7 +9,9 @@ import signal
 import pytest
 import torch
 
+from paceline.fabric.control import MOST_STRANGERS
 from paceline.protocols import registry
+from paceline.runtime.run import DESCRIPTORS, DESCRIPTORS_EACH
 from support.events import said
 from support.launch import Launch
 from support.recorded import checked
@@ -268,3 +270,18 @@ def test_a_host_that_can_not_go_on_says_why_in_one_line_and_the_others_go_on(lau
     assert "paceline: host node-1: an error in Paceline that should not be: OSError: [Errno 12]" in run.err
     assert "host node-1 is lost: its agent has ended" in run.err
     assert run.summary["samples"] == 2 * 96
+
+
+FEW_FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({allowed}, {allowed}))
+"""
+
+
+def test_strangers_never_take_the_files_that_a_run_has_to_open(launch: Launch) -> None:
+    """Its two ports keep so many connections that have said nothing."""
+    allowed = DESCRIPTORS + 4 * DESCRIPTORS_EACH + 2 * MOST_STRANGERS
+    run = launch.run(script(), *HOSTS, "-p", "asp", first=FEW_FILES.format(allowed=allowed))
+    assert run.code == 2
+    assert run.err.startswith("paceline: 4 workers take ")
+    assert f"open files, and {allowed} are allowed" in run.err

@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 
 DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
 """File descriptors that a launcher needs, and how many more for each worker: channels, a watch, a pipe, a log."""
+DESCRIPTORS_OF_HOSTS = 80
+"""How many more a head needs: for connections that have said nothing yet, of which each of two ports keeps some."""
 
 
 class Interrupts:
@@ -119,7 +121,8 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
     """
     if why := too_many(settings.workers, available_bytes()):
         raise ConfigError(why)
-    allow_descriptors(DESCRIPTORS + DESCRIPTORS_EACH * settings.workers, settings.workers)
+    descriptors = DESCRIPTORS + DESCRIPTORS_EACH * settings.workers
+    allow_descriptors(descriptors + (DESCRIPTORS_OF_HOSTS if settings.hosts > 1 else 0), settings.workers)
     import_torch(settings.source)
     if interrupts.take():
         raise KeyboardInterrupt
