@@ -122,6 +122,7 @@ def changed(kind: str, column: int, value: Any) -> Callable[[Rows], None]:
         ("version", KIND, "trophy", broken.READABLE),
         ("version", NUMBER, 3000, broken.FETCHES),
         ("version", NUMBER, None, broken.READABLE),
+        ("version", WORKER, 1, broken.READABLE),
         ("version", BYTES, 7, broken.FETCHES),
         ("version", BYTES, -7, broken.READABLE),
         ("version", BEGAN, 0.0, broken.FETCHES),

@@ -78,8 +78,10 @@ def _rows(checking: Checking) -> Iterator[tuple[Any, ...]]:
     for fact, part, row, *columns in checking.run.ledger.execute(_ROWS):
         host, source, kind, worker, number, size, began, ended = columns
         whole = [number] * (kind != "other") + [worker] * (kind == "update")
+        none = [number] * (kind == "other") + [worker] * (kind != "update")
         if not (
             all(isinstance(one, int) and one >= 0 for one in (fact, size, *whole))
+            and all(one is None for one in none)
             and all(isinstance(one, float) and math.isfinite(one) for one in (began, ended))
             and isinstance(host, str)
             and isinstance(source, str)
