@@ -345,6 +345,17 @@ def test_a_run_goes_on_with_fewer_workers_and_then_with_more(launch: Launch) -> 
     assert more.summary["segments"] == 3
 
 
+def test_each_segment_is_checked_against_the_scenario_that_it_went_by(launch: Launch) -> None:
+    for name, compute, link in (("quick", "2ms", "1Gbit/s"), ("slow", "20ms", "1Mbit/s")):
+        text = f'[cluster]\ncompute = "{compute}"\n[network]\nbandwidth = "{link}"\n'
+        (launch.tmp_path / f"{name}.toml").write_text(text)
+    quick, slow = (str(launch.tmp_path / f"{name}.toml") for name in ("quick", "slow"))
+    run = launch.run(script(), "-n", "2", "-p", "asp", "--max-steps", "9", "--scenario", quick).completed()
+    on = launch.resume(run.folder, "--scenario", slow, "--max-steps", "20").completed()
+    assert (found := checked(on.folder)).ok, found.wrong
+    assert "the links' model was not asked again: the run went on with another scenario" in found.unproved
+
+
 def test_a_snapshot_without_what_scripts_keep_is_none(launch: Launch) -> None:
     """Scripts that are ended in the middle of a step pack nothing: an earlier snapshot is worth more."""
     waits = "tell('step') or time.sleep(60); optimizer.zero_grad()"

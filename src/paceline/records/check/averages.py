@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.cluster.group_links import GroupLinks, ring_bytes
 from paceline.records.broken import AVERAGED, DELIVERED, LINK, TRANSFERS, Broken, First
-from paceline.records.check.checking import Checking
+from paceline.records.check.checking import Checking, other_machines
 from paceline.records.check.times import EXACT, TICK
 
 _GROUPS = """
@@ -40,6 +40,8 @@ def averages(checking: Checking) -> None:
         return
     links = GroupLinks.of(checking.run.scenario, checking.run.workers)
     if links is None or checking.run.choice.spec.family != "decentralized":
+        return
+    if other_machines(checking):
         return
     checking.table = "transfers"
     unknown: list[tuple[float, float]] = []  # when averages may have been under way whose transfers are not noted

@@ -127,6 +127,8 @@ class _There:
     """The version that the segment began with."""
     host: dict[int, str] = field(default_factory=dict)
     """By worker."""
+    links: bool = False
+    """Whether a model of links says how long fetches take."""
     ended: float = -math.inf
     """When the last fetch had ended."""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -176,7 +178,7 @@ class _There:
         self.checking.table, self.checking.row = "fetches", row
         if self.checking.run.segments[max(0, self.number)].hosts == 1:
             raise Broken(FETCHES, "none: there is one host", "one")
-        links = self.checking.run.scenario.links_hosts
+        links = self.links
         after = fetch.began if links else max(self.ended, fetch.began)  # one as a model says, one as it is told
         if not after <= fetch.ended:
             raise Broken(FETCHES, f"it ends at {after!r} or later", fetch.ended)
@@ -198,7 +200,9 @@ class _There:
         self.versions = Marks()
         for outstanding in (self.coming, self.ready, self.updates, self.has):
             outstanding.clear()
-        if self.checking.run.segments[self.number].hosts == 1:
+        run = self.checking.run
+        self.links = run.scenario_of(run.segments[self.number]).links_hosts
+        if run.segments[self.number].hosts == 1:
             self.head = ""
 
     def _version(self, row: int, fetch: Fetch) -> None:

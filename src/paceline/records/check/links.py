@@ -9,7 +9,7 @@ from typing import Any
 from paceline.cluster.host_links import HostLinks
 from paceline.cluster.scenario import Scenario
 from paceline.records.broken import LINK, Broken, First, count
-from paceline.records.check.checking import Checking
+from paceline.records.check.checking import Checking, other_machines
 from paceline.records.check.times import EXACT
 
 Span = tuple[float, float]
@@ -37,6 +37,8 @@ def links(checking: Checking) -> None:
     """Ask the model of the links again when each fetch ends. In a real run the bytes may come later than it says."""
     run = checking.run
     if not run.scenario.links_hosts or checking.replays or run.choice.spec.family != "parameter-server":
+        return
+    if other_machines(checking):
         return
     checking.table = "fetches"
     never_came = list(_never_came(checking))

@@ -59,7 +59,8 @@ def _transfers(checking: Checking) -> None:
             first.note(broken, row)
         before, noted = transfer, noted + 1
     first.settle()
-    paced = SharedLink.of(checking.run.scenario.network) is not None
+    run = checking.run
+    paced = all(SharedLink.of(run.scenario_of(segment).network) is not None for segment in run.segments)
     if not paced or checking.run.choice.spec.family != "parameter-server":
         return
     if not noted and checking.trained and checking.run.simulated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from paceline.records.broken import (
     First,
     count,
 )
-from paceline.records.check.checking import Checking
+from paceline.records.check.checking import Checking, other_machines
 from paceline.records.segments import SEGMENT_OF_FACT, SEGMENT_OF_TRANSFER
 
 TICK = 1e-6
@@ -132,7 +133,9 @@ def _steps(checking: Checking) -> int:
     """
     checking.table = "step_times"
     within, between, measured, padded = First(), First(), First(), First()
-    padding = None if checking.run.simulated else _Padding.of(checking)
+    run = checking.run
+    begin = [segment.at for segment in run.segments]
+    paddings = [None if run.simulated else _Padding.of(run.scenario_of(one), run.seed) for one in run.segments]
     left = _left(checking)
     resumed = [(segment.fact, segment.at) for segment in checking.run.segments[1:]]
     finished = ready = 0
@@ -155,7 +158,7 @@ def _steps(checking: Checking) -> int:
         if before is not None:
             conclude(before, step if step.worker == before.worker else None)
         before = step
-        if padding is not None:
+        if (padding := paddings[max(0, bisect_right(begin, step.released) - 1)]) is not None:
             padding.compare(step, padded)
     if before is not None:
         conclude(before, None)
@@ -167,7 +170,7 @@ def _steps(checking: Checking) -> int:
             raise Broken(MEASURED, "training begins after the clock was set, so later than 0", began, "facts", 1)
         measured.settle()
         padded.settle()
-        if padding is not None:
+        if any(paddings):
             checking.proved.append(f"{count(ready, 'step')}, none shorter than the scenario says")
     return finished
 
@@ -267,9 +270,8 @@ class _Padding:
     """Of workers with slow-downs at a step."""
 
     @classmethod
-    def of(cls, checking: Checking) -> _Padding | None:
-        """Return the padding of this run; None if its steps are not padded."""
-        scenario = checking.run.scenario
+    def of(cls, scenario: Scenario, seed: int) -> _Padding | None:
+        """Return the padding of a run's segment; None if its steps are not padded."""
         if scenario.compute is None:
             return None
         by_step = [event for event in scenario.events if isinstance(event, Slowdown) and event.at_step is not None]
@@ -277,7 +279,7 @@ class _Padding:
             worker: replace(scenario, events=tuple(event for event in by_step if event.worker == worker))
             for worker in {event.worker for event in by_step}
         }
-        return cls(checking.run.seed, replace(scenario, events=()), own)
+        return cls(seed, replace(scenario, events=()), own)
 
     def compare(self, step: _Step, padded: First) -> None:
         """Note if that step, whose gradient was ready, was too short."""
@@ -316,6 +318,8 @@ def _link(checking: Checking) -> None:
     network = checking.run.scenario.network
     link = SharedLink.of(network)
     if network is None or link is None or checking.run.choice.spec.family != "parameter-server":
+        return
+    if other_machines(checking):
         return
     checking.table = "transfers"
     never_ended = _delivered(checking, network)
