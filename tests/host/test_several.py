@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from paceline.core.items import Blob, Version
+from paceline.core.orders import StartPull
 from paceline.host import between, messages
 from paceline.host.contract import NotHere
 from paceline.host.several import Other, SeveralHosts
@@ -131,6 +132,18 @@ def test_a_worker_elsewhere_is_let_have_a_version_by_way_of_its_host() -> None:
     several = Several()
     several.head.lets(3, 7)
     assert several.told == [between.Let(3, 7)]
+
+
+def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again() -> None:
+    """The machine may not have heard yet that they ended with the incarnation before."""
+    several = Several()
+    several.hosts.lost("node-1", "silent for 15.0 s")
+    several.hosts.back("node-1")
+    several.hosts.carry_out(StartPull(worker=2, version=1), 0.0)
+    several.hosts.left(2, died=True)
+    several.hosts.returns(2)
+    several.hosts.admit(2, 0, 0.0)
+    assert [type(one) for one in several.told] == [between.Open, between.Train, between.Admit]
 
 
 def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:

@@ -38,21 +38,21 @@ class WorkersEverywhere:
     def send(self, worker: int, message: messages.Message) -> None:
         """See `Workers`."""
         if (other := self._by_worker.get(worker)) is not None:
-            other.tell(between.Say(worker, cast(messages.ToWorker, message)))
+            other.tell_of(worker, between.Say(worker, cast(messages.ToWorker, message)))
         else:
             self._here.send(worker, message)
 
     def end(self, worker: int) -> None:
         """See `Workers`."""
         if (other := self._by_worker.get(worker)) is not None:
-            other.tell(between.EndWorker(worker, None))
+            other.tell_of(worker, between.EndWorker(worker, None))
         else:
             self._here.end(worker)
 
     def give_up(self, worker: int, why: str) -> None:
         """See `Workers`."""
         if (other := self._by_worker.get(worker)) is not None:
-            other.tell(between.EndWorker(worker, why))
+            other.tell_of(worker, between.EndWorker(worker, why))
         else:
             self._here.give_up(worker, why)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import cast
 
@@ -35,6 +35,14 @@ class Other:
     workers: range
     tell: Callable[[messages.Message], None]
     """Sends it a message of `between.FromHead`. One that is lost gets nothing."""
+    away: set[int] = field(default_factory=set)
+    """Workers that ended with an earlier incarnation of the host, and have not begun again: this one knows nothing of
+    them."""
+
+    def tell_of(self, worker: int, message: messages.Message) -> None:
+        """Send it this about one of its workers, unless that is away."""
+        if worker not in self.away:
+            self.tell(message)
 
 
 class SeveralHosts:
@@ -116,6 +124,7 @@ class SeveralHosts:
         self._begun.discard(name)
         self._attached = {item: one for item, one in self._attached.items() if one[0] != name}
         self._fetched = {item: one for item, one in self._fetched.items() if item[0] != name}
+        other.away.update(other.workers)
         for worker in other.workers:
             self._behind.pop(worker, None)  # what came before that never comes
             if worker not in self._gone:
@@ -231,6 +240,8 @@ class SeveralHosts:
     def returns(self, worker: int) -> None:
         """See `contract.Host`."""
         self._gone.discard(worker)
+        if (other := self._by_worker.get(worker)) is not None:
+            other.away.discard(worker)
         self._head.returns(worker)
 
     def admit(self, worker: int, epoch: int, at: float) -> None:
@@ -293,7 +304,7 @@ class SeveralHosts:
     def _tell(self, worker: int, message: messages.Message) -> None:
         """Tell the worker's host, if that is not the head's."""
         if (other := self._by_worker.get(worker)) is not None:
-            other.tell(message)
+            other.tell_of(worker, message)
 
     def _has_fetched(self, fetch: Fetch) -> None:
         if fetch.kind == "version" and fetch.number is not None:

@@ -45,6 +45,8 @@ class Others:
         """Told of a host that takes part again."""
         self._delivered: Callable[[str, messages.Message], None] = _unheard
         self._incarnations: dict[str, int] = {}
+        self._anew: list[str] = []
+        """Hosts that have come once more before training began: what had begun as their workers has ended."""
         self._loop = loop
         self._say = say
         timeout, token = settings.host_timeout, hosts.token
@@ -90,7 +92,13 @@ class Others:
         self.carrier.begins(0, hosts)
         for host in self._absent():
             self._loop.after(0.0, partial(hosts.lost, host, "it has not come"))  # once workers are listened to
+        for host in self._anew:
+            self._loop.after(0.0, partial(self._comes_anew, host))
         return hosts
+
+    def _comes_anew(self, host: str) -> None:
+        self.lost(host, "it had to come once more")
+        self._back(host)
 
     def gather(self, to_end: Callable[[], bool]) -> str | None:
         """Wait until all hosts have come, or the run is `to_end`. Return what keeps the run from going on, if any."""
@@ -135,6 +143,8 @@ class Others:
                     self._hosts.leaves(host, incarnation, why)
                     self._link.refuse(connection, why)
                 case Admit(incarnation=incarnation):
+                    if host in self._incarnations and not self._begun:
+                        self._anew.append(host)
                     self._incarnations[host] = incarnation
                     self._port.expect(self.carrier.meet(host, incarnation))
                     self._link.admit(connection, incarnation)
