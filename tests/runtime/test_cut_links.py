@@ -89,7 +89,9 @@ def went_on(run: Run) -> None:
     assert "the same bits" in out
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "ps-plus", "sync-switch"])
+@pytest.mark.parametrize(
+    "protocol", ["sync-switch", *(pytest.param(name, marks=pytest.mark.long) for name in ("bsp", "ps-plus"))]
+)
 def test_connections_that_are_cut_amid_any_message_lose_and_double_nothing(
     protocol: str, links: Links, link: Link, launch: Launch
 ) -> None:
@@ -113,7 +115,7 @@ def test_a_link_that_comes_back_in_time_goes_on_where_it_was(links: Links, link:
     went_on(ended(process))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [WAYS[0], pytest.param(WAYS[1], marks=pytest.mark.long)])
 def test_a_connection_that_passes_nothing_on_one_way_is_replaced_in_time(
     way: Way, links: Links, link: Link, launch: Launch
 ) -> None:
@@ -127,7 +129,7 @@ def test_a_connection_that_passes_nothing_on_one_way_is_replaced_in_time(
     went_on(ended(process))
 
 
-@pytest.mark.parametrize("kinds", [KINDS, ("control",), ("data",)])
+@pytest.mark.parametrize("kinds", [KINDS, *(pytest.param((kind,), marks=pytest.mark.long) for kind in KINDS)])
 def test_a_host_whose_link_does_not_come_back_in_time_is_lost_and_the_others_go_on(
     kinds: tuple[Kind, ...], links: Links, link: Link, launch: Launch
 ) -> None:

@@ -122,7 +122,9 @@ TAKES = 0.01 + 1e6 / 25e6
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 
 
-@pytest.mark.parametrize("protocol", STORED)
+@pytest.mark.parametrize(
+    "protocol", [pytest.param(name, marks=[] if name in ("bsp", "hsp") else pytest.mark.long) for name in STORED]
+)
 def test_what_moves_between_hosts_takes_what_their_links_say_or_longer(protocol: str, launch: Launch) -> None:
     file = written(launch.tmp_path, LINKED)
     run = launch.run(SCRIPT, "--scenario", str(file), "--threads", "1", "-p", protocol).completed()

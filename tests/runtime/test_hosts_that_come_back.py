@@ -112,7 +112,9 @@ if me != DIES and batches >= 5:
 """
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "ps-plus", "sync-switch"])
+@pytest.mark.parametrize(
+    "protocol", ["bsp", *(pytest.param(name, marks=pytest.mark.long) for name in ("ps-plus", "sync-switch"))]
+)
 def test_a_worker_of_another_host_comes_back(protocol: str, launch: Launch) -> None:
     run = launch.run(script(DIES.replace("DIES", "3")), *HOSTS, "-p", protocol, "--restart", "1").completed()
     assert facts(run, "WorkerJoined") == [("WorkerJoined", 3)]
@@ -183,7 +185,7 @@ def stop_host(launch: Launch) -> Callable[[], None]:
     return go_on
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp"])
+@pytest.mark.parametrize("protocol", ["asp", pytest.param("bsp", marks=pytest.mark.long)])
 def test_a_host_that_was_stopped_comes_back_as_a_new_incarnation(protocol: str, launch: Launch) -> None:
     flags = ("-p", protocol, "--restart", "1", "--host-timeout", "2")
     process = launch.start(script(STOPS), *HOSTS, *flags)
@@ -226,7 +228,7 @@ def test_a_host_whose_agent_is_killed_stays_away_and_so_do_its_workers(launch: L
     assert (found := checked(run.folder)).ok, found.wrong
 
 
-@pytest.mark.parametrize("restart", ["0", "1"])
+@pytest.mark.parametrize("restart", ["0", pytest.param("1", marks=pytest.mark.long)])
 def test_agents_end_with_a_head_that_is_stopped_and_leave_nothing(restart: str, launch: Launch) -> None:
     stays = "write(f'pids-{me}', f'{os.getppid()} {os.getpid()}')\nwait('never')"
     flags = ("-p", "asp", "--host-timeout", "2", "--restart", restart)

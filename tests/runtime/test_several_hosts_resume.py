@@ -82,7 +82,7 @@ def stopped_by(how: str, launch: Launch) -> Run:
     return ended(process)
 
 
-@pytest.mark.parametrize("how", ["--max-steps", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", pytest.param("--max-steps", marks=pytest.mark.long)])
 def test_rounds_on_several_hosts_that_are_stopped_and_resumed_end_on_the_bits_of_one_run(
     how: str, launch: Launch
 ) -> None:
@@ -170,6 +170,7 @@ Adoption.to_write = to_write
 """
 
 
+@pytest.mark.long
 def test_a_worker_of_another_host_may_write_what_all_begin_with(launch: Launch) -> None:
     """The head fetches it from there, the optimizer's state included, and the other hosts fetch it from the head."""
     text = script(before=FILLS + "\n" + FILLS_WHAT_NEVER_MOVES + LOADS)
