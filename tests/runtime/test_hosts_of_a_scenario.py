@@ -123,7 +123,7 @@ STORED = sorted(name for name, spec in registry().items() if spec.versions == "s
 
 
 @pytest.mark.parametrize(
-    "protocol", [pytest.param(name, marks=[] if name in ("bsp", "hsp") else pytest.mark.long) for name in STORED]
+    "protocol", [pytest.param(name, marks=[] if name == "hsp" else pytest.mark.long) for name in STORED]
 )
 def test_what_moves_between_hosts_takes_what_their_links_say_or_longer(protocol: str, launch: Launch) -> None:
     file = written(launch.tmp_path, LINKED)

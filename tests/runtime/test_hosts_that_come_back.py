@@ -146,6 +146,7 @@ def test_a_scenario_says_when_a_killed_worker_of_another_host_comes_back(launch:
     is_sound(run)
 
 
+@pytest.mark.long
 def test_over_links_that_a_scenario_describes_a_worker_comes_back_as_well(launch: Launch) -> None:
     scenario = launch.tmp_path / "scenario.toml"
     hosts = [{"workers": 2}, {"workers": 2, "bandwidth": "20Mbit/s", "latency": "1ms"}]

@@ -82,7 +82,9 @@ def stopped_by(how: str, launch: Launch) -> Run:
     return ended(process)
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", pytest.param("--max-steps", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "how", ["SIGKILL", *(pytest.param(how, marks=pytest.mark.long) for how in ("SIGTERM", "--max-steps"))]
+)
 def test_rounds_on_several_hosts_that_are_stopped_and_resumed_end_on_the_bits_of_one_run(
     how: str, launch: Launch
 ) -> None:
@@ -151,7 +153,9 @@ Carrier.fetch = late
 """
 
 
-@pytest.mark.parametrize(("change", "first"), [(FILLS_WHAT_NEVER_MOVES, ""), (FILLS, BEGINS_LATE)])
+@pytest.mark.parametrize(
+    ("change", "first"), [pytest.param(FILLS_WHAT_NEVER_MOVES, "", marks=pytest.mark.long), (FILLS, BEGINS_LATE)]
+)
 def test_what_scripts_change_before_their_first_step_is_what_workers_of_all_hosts_begin_with(
     change: str, first: str, launch: Launch
 ) -> None:
@@ -203,7 +207,7 @@ Branch.look = dies
 """
 
 
-@pytest.mark.parametrize("first", [DIES_AS_IT_PACKS, DIES_AS_IT_IS_FETCHED])
+@pytest.mark.parametrize("first", [pytest.param(DIES_AS_IT_PACKS, marks=pytest.mark.long), DIES_AS_IT_IS_FETCHED])
 def test_a_snapshot_does_without_what_a_host_had_not_handed_over_when_it_died(first: str, launch: Launch) -> None:
     flags = (*HOSTS, "-p", "asp", "--checkpoint", "3", "--on-loss", "continue")
     run = launch.run(script(), *flags, "--max-steps", "12", first=first).completed()
