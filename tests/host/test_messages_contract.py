@@ -24,7 +24,7 @@ from paceline.host import outbox
 from paceline.host.control_link import HeadLink, HostLink
 from paceline.host.outbox import Outbox
 from support.clusters import PATIENCE, Cluster, Order, Told, check, sockets
-from support.control_nodes import HEAD, Node
+from support.control_nodes import HEAD, EndNode
 from support.seeded_network import NOISE, Blocked, Network
 
 RUBBISH = b"\xc1\xc1\xc1"
@@ -225,28 +225,15 @@ class LinkToHead(Links):
         self.link.end("the test ends it")
 
 
-class HeadThere(Node):
+class HeadThere(EndNode):
     """The head, at a node of the seeded network."""
+
+    end: HeadEnd
 
     def __init__(self, network: Network, way: Nodes) -> None:
         super().__init__(network, HEAD)
         self.way = way
         self.end = HeadEnd(HEAD, b"head", Told, proof=b"token", check=check)
-
-    def connected(self, connection: int, now: float) -> None:
-        self.carry_out(self.end.connected(connection, now))
-
-    def received(self, connection: int, data: bytes, now: float) -> None:
-        self.carry_out(self.end.received(connection, data, now))
-
-    def lost(self, connection: int, why: str, now: float) -> None:
-        self.carry_out(self.end.lost(connection, why, now))
-
-    def tick(self, now: float) -> None:
-        self.carry_out(self.end.tick(now))
-
-    def due(self) -> float | None:
-        return self.end.due()
 
     def happened(self, event: Event) -> None:
         match event:
@@ -258,30 +245,20 @@ class HeadThere(Node):
                 self.way.given_up += 1
 
 
-class HostThere(Node):
+class HostThere(EndNode):
     """A host, at another node."""
+
+    end: HostEnd
 
     def __init__(self, network: Network, way: Nodes) -> None:
         super().__init__(network, "b")
         self.way = way
         self.end = HostEnd("b", b"1", Order, proof=b"token", check=check, timeout=15.0)
 
-    def connected(self, connection: int, now: float) -> None:
-        self.carry_out(self.end.connected(connection, now))
-
     def received(self, connection: int, data: bytes, now: float) -> None:
         outcome = self.end.received(connection, data, now)
         self.way.lines += [one.why for one in outcome if isinstance(one, Close) and one.why]
         self.carry_out(outcome)
-
-    def lost(self, connection: int, why: str, now: float) -> None:
-        self.carry_out(self.end.lost(connection, why, now))
-
-    def tick(self, now: float) -> None:
-        self.carry_out(self.end.tick(now))
-
-    def due(self) -> float | None:
-        return self.end.due()
 
     def happened(self, event: Event) -> None:
         match event:

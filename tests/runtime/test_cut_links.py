@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from support import nursery
 from support.cut_links import KINDS, LONG, WAYS, Kind, Link, Links, Way
 from support.events import said
 from support.launch import Launch
 from support.recorded import checked
-from support.runs import Run, ended
+from support.runs import Run, ended, replayed
 
 SCRIPT = """
 import os, signal, time
@@ -82,11 +81,7 @@ def went_on(run: Run) -> None:
     assert "is lost" not in run.err
     assert (run.summary["samples"], run.summary["samples_missed"]) == (SAMPLES, 0)
     assert (found := checked(run.folder)).ok, found.wrong
-    folder = run.folder.parent / "again"
-    again = nursery.Process(["replay", str(run.folder), "--out", str(folder)])
-    out, err = again.communicate(timeout=120)
-    assert again.returncode == 0, out + err
-    assert "the same bits" in out
+    assert "the same bits" in replayed(run.folder).completed().out
 
 
 @pytest.mark.parametrize(

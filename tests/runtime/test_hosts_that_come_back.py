@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 import tomli_w
 
-from support import nursery
 from support.events import LONG, said
 from support.launch import Launch
 from support.recorded import checked
-from support.runs import Run, ended
+from support.runs import Run, ended, replayed
 
 SCRIPT = """
 import os, signal, time
@@ -95,11 +94,7 @@ def is_sound(run: Run) -> None:
     """Each sample was used once, the rules hold, and a replay comes to the same bits."""
     assert (run.summary["samples"], run.summary["samples_missed"]) == (SAMPLES, 0)
     assert (found := checked(run.folder)).ok, found.wrong
-    folder = run.folder.parent / "again"
-    again = nursery.Process(["replay", str(run.folder), "--out", str(folder)])
-    out, err = again.communicate(timeout=120)
-    assert again.returncode == 0, out + err
-    assert "the same bits" in out
+    assert "the same bits" in replayed(run.folder).completed().out
 
 
 DIES = """

@@ -109,6 +109,27 @@ class Node:
         raise NotImplementedError
 
 
+class EndNode(Node):
+    """A node with one end for as long as it is there, which hears of everything."""
+
+    end: HeadEnd | HostEnd
+
+    def connected(self, connection: int, now: float) -> None:
+        self.carry_out(self.end.connected(connection, now))
+
+    def received(self, connection: int, data: bytes, now: float) -> None:
+        self.carry_out(self.end.received(connection, data, now))
+
+    def lost(self, connection: int, why: str, now: float) -> None:
+        self.carry_out(self.end.lost(connection, why, now))
+
+    def tick(self, now: float) -> None:
+        self.carry_out(self.end.tick(now))
+
+    def due(self) -> float | None:
+        return self.end.due()
+
+
 class HostNode(Node):
     """A host. Once its incarnation has ended it begins another one."""
 
@@ -164,8 +185,10 @@ class HostNode(Node):
                 self.anew()
 
 
-class HeadNode(Node):
+class HeadNode(EndNode):
     """The head. It admits whoever comes, as a new incarnation."""
+
+    end: HeadEnd
 
     def __init__(self, network: Network, register: Register) -> None:
         super().__init__(network, HEAD)
@@ -183,21 +206,6 @@ class HeadNode(Node):
     def drop(self, host: str) -> None:
         """End the host's incarnation."""
         self.carry_out(self.end.end(host, self.incarnations.get(host, 0), "the walk ends it"))
-
-    def connected(self, connection: int, now: float) -> None:
-        self.carry_out(self.end.connected(connection, now))
-
-    def received(self, connection: int, data: bytes, now: float) -> None:
-        self.carry_out(self.end.received(connection, data, now))
-
-    def lost(self, connection: int, why: str, now: float) -> None:
-        self.carry_out(self.end.lost(connection, why, now))
-
-    def tick(self, now: float) -> None:
-        self.carry_out(self.end.tick(now))
-
-    def due(self) -> float | None:
-        return self.end.due()
 
     def happened(self, event: Event) -> None:
         match event:

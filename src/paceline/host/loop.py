@@ -17,6 +17,11 @@ from paceline.fabric.unix import Channel, pair
 LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts no more than some weeks
 
 
+def family(address: tuple[str, int]) -> socket.AddressFamily:
+    """Return the family of a numeric address, with its port."""
+    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+
+
 class Loop:
     """Calls back when there is something to read, or when a time has come."""
 
@@ -77,8 +82,7 @@ class Loop:
 
     def dial(self, address: tuple[str, int]) -> socket.socket:
         """Return a socket that is on its way there. Raises OSError where that fails at once."""
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        end = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        end = socket.socket(family(address), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         failed = end.connect_ex(address)
         if failed not in (0, errno.EINPROGRESS):
             end.close()

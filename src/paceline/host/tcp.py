@@ -13,7 +13,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from paceline.host.loop import Loop
+from paceline.host.loop import Loop, family
 
 Address = tuple[str, int]
 """A numeric address and a port. Looking a name up would hold up the loop."""
@@ -34,8 +34,7 @@ LINES, LINES_WITHIN = 10, 60.0
 
 def listen(address: Address = LOOPBACK) -> socket.socket:
     """Return a socket that listens there."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    return socket.create_server(address, family=family, backlog=BACKLOG)
+    return socket.create_server(address, family=family(address), backlog=BACKLOG)
 
 
 class Stream:

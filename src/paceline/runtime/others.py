@@ -35,7 +35,7 @@ class Others:
     def __init__(self, settings: Settings, hosts: Emulated, loop: Loop, *, say: Callable[[str], None]) -> None:
         self._settings = settings
         names = settings.scenario.hosts(settings.workers)
-        self._names = dict(enumerate(names))
+        self._names = settings.hosts_of_workers
         """By worker: its host."""
         workers = [settings.workers_of(host) for host in range(1, settings.hosts)]
         self.others = [Other(names[there[0]], there, self._teller(names[there[0]])) for there in workers]
