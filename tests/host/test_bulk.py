@@ -13,14 +13,15 @@ import msgspec
 import pytest
 
 from paceline.core.items import Beginning, Blob, Former, Item, Mean, Replica, Update, Version
-from paceline.fabric.control import LONGEST_HELLO, MOST_STRANGERS, PROTOCOL, Hello, Refused
+from paceline.fabric.control import LONGEST_HELLO, Refused
 from paceline.fabric.endpoint import LENGTH, Frames, framed
 from paceline.fabric.numbered import written
 from paceline.host import bulk, fetches, tcp
-from paceline.host.bulk import PART, Fetch, Never, Part, Port
+from paceline.host.bulk import PART, PURPOSE, Fetch, Never, Part
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Peer
-from support.carriers import Got, Side, Two, check, contents, hello
+from paceline.host.opening import Opening, dials
+from support.carriers import Got, Side, Two, contents, hello
 
 LARGE = 5 * PART + 12_345
 
@@ -464,10 +465,10 @@ def test_a_host_dials_until_somebody_listens(apart: Two) -> None:
     apart.dial(address=address)
     began = time.monotonic()
     apart.until(lambda: time.monotonic() > began + 0.2)
+    apart.door.close()
     apart.port.close()
-    apart.port = Port(waiting, apart.loop, hello("a", 1), check, apart.lines.append)
+    apart.listen(waiting)
     waiting.listen()
-    apart.port.expect(apart.a.bulk)
     apart.until(lambda: got.done)
     assert not apart.lines
 
@@ -488,9 +489,12 @@ def test_closing_leaves_no_socket() -> None:
     two = Two()
     two.connect()
     got = two.b.fetch(Version(1), 10)
-    stranger = socket.create_connection(two.port.address)
+    stranger = socket.create_connection(two.door.address)
+    two.until(lambda: two.door._strangers)
+    known = raw(two, b"")
     two.until(lambda: two.port._strangers)
     stranger.close()
+    known.close()
     two.close()
     assert len(os.listdir("/proc/self/fd")) == before
     assert (got.done, got.lost) == (0, []), "nobody is told as all is over"
@@ -499,16 +503,27 @@ def test_closing_leaves_no_socket() -> None:
 # --- who may dial
 
 
-def raw(two: Two, said: bytes) -> socket.socket:
-    """Somebody who dials the port and says this."""
-    end = socket.create_connection(two.port.address)
-    end.setblocking(False)
+def raw(two: Two, said: bytes, buffer: int | None = None) -> socket.socket:
+    """Somebody who opens a connection and says this. `buffer`: bytes that wait unread there."""
+    came: list[Any] = []
+    refused: list[Any] = []
+
+    def failed(why: str, final: bool) -> None:
+        refused.append(why)
+
+    end = two.loop.dial(two.door.address)
+    if buffer is not None:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    Opening(dials(end, two.keys, PURPOSE), two.loop, opened=came.append, failed=failed)
+    two.until(lambda: came or refused)
+    assert not refused
+    end = came[0].end
     end.send(said)
     return end
 
 
 def answers(two: Two, end: socket.socket, wanted: int) -> list[Any]:
-    """The next frames that somebody hears who has dialled the port: hello first."""
+    """The next frames that somebody hears who has opened a connection: hello first."""
     coding, heard, found = Frames(), bulk._FRAMES, []
 
     def there() -> bool:
@@ -537,10 +552,8 @@ GARBAGE = {
     "line breaks": framed(msgspec.msgpack.encode(["a\nb\x1b[2J"])),
     "a fetch before hello": written(Fetch(1, 0, 1, ("version", 1), 0, 10)),
     "a refusal": written(Refused("I don't want to")),
-    "no token": written(hello("b", 3, b"guessed")),
     "another incarnation": written(hello("b", 2)),
     "another host": written(hello("c", 3)),
-    "another version": written(Hello(PROTOCOL + 1, "b", b"", 3, 0, b"token")),
     "too long": LENGTH.pack(1 << 40) + b"x" * 100_000,
     "a little too long": LENGTH.pack(LONGEST_HELLO + 1),
 }
@@ -603,27 +616,15 @@ def test_a_part_must_fit_into_what_is_missing_of_its_item(apart: Two, length: in
     end.close()
 
 
-def test_a_silent_stranger_is_closed_with_one_line(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_opens_a_connection_and_says_nothing_is_closed_with_one_line(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk, "HANDSHAKE", 0.05)
     silent = raw(two, b"")
     two.until(lambda: has_ended(silent))
     assert two.lines == ["connection refused: it has said nothing for 0 s"]
     assert two.a.connected
     silent.close()
-
-
-def test_a_flood_of_strangers_disturbs_no_host_and_is_told_in_few_lines(two: Two) -> None:
-    two.a.has = {Version(number): contents(1000) for number in range(100)}
-    flood, gots = [], []
-    for number in range(100):
-        flood.append(raw(two, b""))
-        gots.append(two.b.fetch(Version(number), 1000))
-        two.loop.wait(0.0)
-    two.until(lambda: all(got.done for got in gots))
-    two.until(lambda: sum(has_ended(end) for end in flood) == 100 - MOST_STRANGERS)
-    assert len(two.lines) == tcp.LINES + 1
-    for end in flood:
-        end.close()
 
 
 def test_a_host_whose_hello_is_refused_shows_why_and_dials_again(apart: Two) -> None:
@@ -644,13 +645,6 @@ def test_a_host_speaks_with_no_one_but_the_host_that_it_wants(apart: Two) -> Non
     assert not apart.b.connected
 
 
-def test_a_host_does_not_take_just_anybody_for_the_other(apart: Two) -> None:
-    apart.dial(checks=lambda hello: "it does not have this run's token")
-    apart.until(lambda: apart.lines)
-    assert apart.lines == ["no data connection to host a: it does not have this run's token"]
-    assert not apart.b.connected
-
-
 def test_a_host_that_does_not_answer_is_dialled_again(apart: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "HANDSHAKE", 0.05)
     silent = socket.create_server(tcp.LOOPBACK)
@@ -667,13 +661,10 @@ def test_a_host_that_does_not_answer_is_dialled_again(apart: Two, monkeypatch: p
 def test_a_peer_that_does_not_read_holds_up_neither_the_loop_nor_others(apart: Two) -> None:
     apart.a.has = {Version(number): contents(LARGE) for number in range(5)}
     apart.dial()
-    end = socket.socket()
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    end.connect(apart.port.address)
     deaf = apart.a.carrier.meet("deaf", 9)
     apart.port.expect(deaf)
     asks = [written(Fetch(number, 0, 1, (number, "version"), 0, LARGE)) for number in range(5)]
-    end.sendall(written(hello("deaf", 9)) + b"".join(asks))
+    end = raw(apart, written(hello("deaf", 9)) + b"".join(asks), buffer=4096)
     apart.until(lambda: len(apart.a.held) == 5)
     got = apart.b.fetch(Version(0), LARGE)
     apart.until(lambda: got.done)

@@ -14,11 +14,13 @@ from paceline.core.items import Item, Version
 from paceline.host import bulk, tcp
 from paceline.host.bulk import Dialler, Port
 from paceline.host.carrier import Carrier
+from paceline.host.door import Door
 from paceline.host.fetches import Where
 from paceline.host.loop import Loop
 from paceline.host.shelf import Owner
 from paceline.records.times import Fetch
-from support.carriers import check, hello
+from support.carriers import hello
+from support.clusters import KEYS
 from support.seeds import each_seed
 
 ITEMS = [Version(number) for number in range(8)]
@@ -144,9 +146,10 @@ def walk(seed: int) -> None:
     loop = Loop()
     a, b = (Side(*names, room=rng.choice((1, 3, 8))) for names in ("ab", "ba"))
     lines: list[str] = []
-    port = Port(tcp.listen(), loop, hello("a", 1), check, lines.append)
+    door = Door(tcp.listen(), loop, KEYS, lines.append)
+    port = Port(door, loop, hello("a", 1), lines.append)
     port.expect(a.bulk)
-    dialler = Dialler(b.bulk, port.address, loop, hello("b", 1), check, lines.append)
+    dialler = Dialler(b.bulk, door.address, KEYS, loop, hello("b", 1), lines.append)
     for _ in range(rng.randrange(50, 300)):
         one, item = rng.choice((a, b)), rng.choice(ITEMS)
         match rng.randrange(20):
@@ -186,6 +189,7 @@ def walk(seed: int) -> None:
         assert not one.carrier.pending()
     assert not lines
     dialler.close()
+    door.close()
     port.close()
     a.carrier.close()
     b.carrier.close()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,9 +14,10 @@ import pytest
 from paceline.fabric import control
 from paceline.fabric.control import HostEnd
 from paceline.host import tcp
-from paceline.host.control_link import HeadLink, HostLink
+from paceline.host.control_link import PURPOSE, HeadLink, HostLink
 from paceline.host.loop import Alarm, Loop
-from support.clusters import PATIENCE, Cluster, Order, Told, check, sockets
+from paceline.host.opening import Opening, dials
+from support.clusters import PATIENCE, Cluster, Order, Told, sockets
 
 
 @pytest.fixture
@@ -35,13 +35,6 @@ def cut(link: HeadLink | HostLink) -> None:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def stranger(cluster: Cluster) -> socket.socket:
-    """Somebody who dials the head, and whom nothing holds up."""
-    end = socket.create_connection(cluster.head.link.address)
-    end.setblocking(False)
-    return end
 
 
 def has_ended(end: socket.socket) -> bool:
@@ -145,7 +138,7 @@ def test_a_host_dials_until_the_head_listens(cluster: Cluster) -> None:
     cluster.until(lambda: time.monotonic() > began + 0.2)
     assert not at_host.connections
     waiting.listen()
-    cluster.head.link.close()
+    cluster.close_head()
     cluster.listen(waiting)
     cluster.until(lambda: at_host.connections)
     assert not at_host.lines
@@ -154,8 +147,8 @@ def test_a_host_dials_until_the_head_listens(cluster: Cluster) -> None:
 def test_another_head_at_the_same_address_ends_the_hosts_incarnation(cluster: Cluster) -> None:
     host, at_host = cluster.host()
     cluster.until(lambda: at_host.incarnation)
-    address = cluster.head.link.address
-    cluster.head.link.close()
+    address = cluster.door.address
+    cluster.close_head()
     cluster.listen(tcp.listen(address))
     cluster.until(lambda: at_host.ends)
     assert at_host.ends == ["incarnation 1 of host b has ended: it came too late"]
@@ -190,18 +183,6 @@ def test_a_host_that_ends_itself_dials_no_more(cluster: Cluster) -> None:
     assert not sockets(host)
 
 
-def test_a_socket_that_is_connected_to_itself_has_reached_nobody() -> None:
-    loop = Loop()
-    end = socket.socket()
-    end.bind(tcp.LOOPBACK)
-    end.connect(end.getsockname())
-    told: list[str] = []
-    tcp.Stream(end, loop, timeout=1.0, most=1, heard=lambda: None, lost=told.append, dialled=lambda: told.append("up"))
-    loop.wait(PATIENCE)
-    assert told == ["nobody listens there"]
-    loop.close()
-
-
 def test_a_connection_that_breaks_while_bytes_wait_for_it_is_lost_for_its_own_reason() -> None:
     loop = Loop()
     listener = socket.create_server(tcp.LOOPBACK)
@@ -223,57 +204,37 @@ def test_a_connection_that_breaks_while_bytes_wait_for_it_is_lost_for_its_own_re
 # --- strangers, and hosts that misbehave
 
 
-def test_a_silent_stranger_is_closed_with_one_line(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_opens_a_connection_and_says_nothing_is_closed_with_one_line(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control, "HANDSHAKE", 0.05)
-    silent = stranger(cluster)
+    silent = opened(cluster)
     cluster.until(lambda: has_ended(silent))
     assert cluster.head.lines == ["connection refused: it has said nothing for 0 s"]
     silent.close()
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x05" + b"\0" * 7 + b"hello", b"\xff" * 1_000_000])
-def test_garbage_is_closed_with_one_line_and_disturbs_no_host(cluster: Cluster, garbage: bytes) -> None:
-    host, at_host = cluster.host()
-    cluster.until(lambda: at_host.incarnation)
-    bad = stranger(cluster)
-    bad.send(garbage)
-    cluster.until(lambda: has_ended(bad))
-    host.send(Told(1))
-    cluster.until(lambda: cluster.head.values)
-    (line,) = cluster.head.lines
-    assert line.startswith("connection refused: ")
-    assert "\n" not in line
-    assert at_host.connections == 1
-    bad.close()
-
-
-def test_a_flood_of_strangers_disturbs_no_host_and_is_told_in_few_lines(cluster: Cluster) -> None:
-    host, at_host = cluster.host()
-    cluster.until(lambda: at_host.incarnation)
-    flood = []
-    for value in range(200):
-        flood.append(stranger(cluster))
-        host.send(Told(value))
-        cluster.loop.wait(0.0)
-    cluster.until(lambda: len(cluster.head.values) == 200)
-    cluster.until(lambda: sum(has_ended(end) for end in flood) == 200 - control.MOST_STRANGERS)
-    assert len(sockets(cluster.head.link)) == control.MOST_STRANGERS + 1
-    assert len(cluster.head.lines) == tcp.LINES + 1
-    assert at_host.connections == 1
-    for end in flood:
-        end.close()
+def opened(cluster: Cluster, buffer: int | None = None) -> socket.socket:
+    """Somebody who has opened a connection to the head. `buffer`: bytes that wait unread there."""
+    came: list[Any] = []
+    end = cluster.loop.dial(cluster.door.address)
+    if buffer is not None:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    Opening(
+        dials(end, cluster.keys, PURPOSE), cluster.loop, opened=came.append, failed=lambda why, final: came.append(why)
+    )
+    cluster.until(lambda: came)
+    return came[0].end  # type: ignore[no-any-return]
 
 
 def mute(cluster: Cluster) -> socket.socket:
     """A host that is let in, and reads nothing."""
     before = len(cluster.head.events)
-    dials = HostEnd("mute", b"mute", Order, proof=b"token", check=check)
-    dials.tick(0.0)
-    (hello,) = dials.connected(1, 0.0)
+    host = HostEnd("mute", b"mute", Order)
+    host.tick(0.0)
+    (hello,) = host.connected(1, 0.0)
     assert isinstance(hello, control.Write)
-    end = socket.socket()
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    end.connect(cluster.head.link.address)
+    end = opened(cluster, buffer=4096)
     end.send(hello.data)
     cluster.until(lambda: cluster.head.events[before:] == [("connected", "mute", cluster.head.incarnations)])
     return end
@@ -308,35 +269,6 @@ def test_what_waits_for_a_connection_is_bounded(cluster: Cluster) -> None:
     deaf.close()
 
 
-def test_a_head_without_free_descriptors_accepts_later(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = cluster.head.link._listener
-    real, failures = listener._end, [errno.EMFILE, errno.ECONNABORTED]
-
-    class Full:
-        def accept(self) -> tuple[socket.socket, Any]:
-            if failures:
-                raise OSError(failures.pop(), "no")
-            return real.accept()
-
-        def fileno(self) -> int:
-            return real.fileno()
-
-    cluster.loop.unwatch(real)
-    listener._end = Full()  # type: ignore[assignment]
-    cluster.loop.watch(listener._end, listener._accept)
-    after: list[Callable[[], None]] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(cluster.loop, "after", lambda seconds, call: after.append(call))
-        first = stranger(cluster)
-        cluster.loop.wait(PATIENCE)
-    assert cluster.head.lines == ["no connection can be accepted for a second: Too many open files"]
-    assert not cluster.loop.watches(listener._end)
-    after[-1]()
-    cluster.until(lambda: sockets(cluster.head.link))
-    first.close()
-    listener._end = real  # with the same descriptor, to be closed
-
-
 # --- sockets
 
 
@@ -352,7 +284,7 @@ def test_connections_send_at_once_and_notice_a_lost_peer_within_the_timeout(clus
 
 
 def test_nothing_listens_beyond_loopback_by_default(cluster: Cluster) -> None:
-    assert cluster.head.link.address[0] == "127.0.0.1"
+    assert cluster.door.address[0] == "127.0.0.1"
 
 
 def test_closing_sends_what_there_is_room_for_and_leaves_no_socket(cluster: Cluster) -> None:
@@ -362,8 +294,8 @@ def test_closing_sends_what_there_is_room_for_and_leaves_no_socket(cluster: Clus
     host.send(Told(0))  # which the head does not read any more
     for value in range(100):
         cluster.head.link.send("b", 1, Order(value))
-    cluster.head.link.close()
-    cluster.head.link.close()
+    cluster.close_head()
+    cluster.close_head()
     cluster.until(lambda: at_host.losses)
     assert at_host.values == list(range(100))
     host.close()
@@ -373,7 +305,7 @@ def test_closing_sends_what_there_is_room_for_and_leaves_no_socket(cluster: Clus
 def test_a_link_may_be_closed_where_a_message_is_delivered(cluster: Cluster) -> None:
     def last(host: str, incarnation: int, message: Any) -> None:
         cluster.head.link.send(host, incarnation, Order(7))
-        cluster.head.link.close()
+        cluster.close_head()
 
     host, at_host = cluster.host()
     cluster.until(lambda: at_host.incarnation)

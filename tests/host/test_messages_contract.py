@@ -23,7 +23,8 @@ from paceline.fabric.unix import INLINE, Channel
 from paceline.host import outbox
 from paceline.host.control_link import HeadLink, HostLink
 from paceline.host.outbox import Outbox
-from support.clusters import PATIENCE, Cluster, Order, Told, check, sockets
+from paceline.host.tcp import Stream
+from support.clusters import PATIENCE, Cluster, Order, Told, sockets
 from support.control_nodes import HEAD, EndNode
 from support.seeded_network import NOISE, Blocked, Network
 
@@ -175,6 +176,7 @@ class Links(Way):
 
     def deafen(self) -> None:
         for stream in self.receiver._streams.values():
+            assert isinstance(stream, Stream)
             stream._heard = lambda: None
 
     def until(self, there: Callable[[], object]) -> None:
@@ -233,7 +235,7 @@ class HeadThere(EndNode):
     def __init__(self, network: Network, way: Nodes) -> None:
         super().__init__(network, HEAD)
         self.way = way
-        self.end = HeadEnd(HEAD, b"head", Told, proof=b"token", check=check)
+        self.end = HeadEnd(HEAD, b"head", Told)
 
     def happened(self, event: Event) -> None:
         match event:
@@ -253,7 +255,7 @@ class HostThere(EndNode):
     def __init__(self, network: Network, way: Nodes) -> None:
         super().__init__(network, "b")
         self.way = way
-        self.end = HostEnd("b", b"1", Order, proof=b"token", check=check, timeout=15.0)
+        self.end = HostEnd("b", b"1", Order, timeout=15.0)
 
     def received(self, connection: int, data: bytes, now: float) -> None:
         outcome = self.end.received(connection, data, now)

@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from paceline.fabric.control import MOST_STRANGERS
+from paceline.host.door import MOST_STRANGERS
 from paceline.protocols import registry
 from paceline.runtime.run import DESCRIPTORS, DESCRIPTORS_EACH
 from support.events import said
@@ -279,8 +279,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, ({allowed}, {allowed}))
 
 
 def test_strangers_never_take_the_files_that_a_run_has_to_open(launch: Launch) -> None:
-    """Its two ports keep so many connections that have said nothing."""
-    allowed = DESCRIPTORS + 4 * DESCRIPTORS_EACH + 2 * MOST_STRANGERS
+    """Its door keeps so many connections that have said nothing."""
+    allowed = DESCRIPTORS + 4 * DESCRIPTORS_EACH + MOST_STRANGERS
     run = launch.run(script(), *HOSTS, "-p", "asp", first=FEW_FILES.format(allowed=allowed))
     assert run.code == 2
     assert run.err.startswith("paceline: 4 workers take ")

@@ -8,26 +8,25 @@ import time
 from collections.abc import Callable
 
 from paceline.core.items import Item
-from paceline.fabric.control import PROTOCOL, Hello
+from paceline.fabric.control import Hello
 from paceline.host import tcp
 from paceline.host.bulk import Bulk, Dialler, Port
 from paceline.host.carrier import Carrier
+from paceline.host.door import Door
 from paceline.host.fetches import Where
 from paceline.host.loop import Loop
+from paceline.host.opening import Keys
 from paceline.host.shelf import Owner
 from paceline.records.times import Fetch
+from support.clusters import KEYS
 
 PATIENCE = 30.0
 """Seconds after which a test that waits has failed."""
 NUMBERS = itertools.count()
 
 
-def hello(host: str, incarnation: int, proof: bytes = b"token") -> Hello:
-    return Hello(PROTOCOL, host, b"nonce", incarnation, 0, proof)
-
-
-def check(hello: Hello) -> str | None:
-    return None if hello.proof == b"token" else "it does not have this run's token"
+def hello(host: str, incarnation: int) -> Hello:
+    return Hello(host, b"nonce", incarnation, 0)
 
 
 def contents(size: int, seed: int = 0) -> bytearray:
@@ -142,23 +141,28 @@ class Side:
 class Two:
     """The head `a`, which listens, and host `b`, which dials it, in one loop."""
 
-    def __init__(self, room: int = 100) -> None:
+    def __init__(self, room: int = 100, keys: Keys = KEYS) -> None:
         self.loop = Loop()
+        self.keys = keys
         self.a, self.b = Side("b", 3, room), Side("a", 1, room)
         self.lines: list[str] = []
-        self.port = Port(tcp.listen(), self.loop, hello("a", 1), check, self.lines.append)
-        self.port.expect(self.a.bulk)
+        self.listen(tcp.listen())
         self.diallers: list[Dialler] = []
+
+    def listen(self, listener: socket.socket) -> None:
+        self.door = Door(listener, self.loop, self.keys, self.lines.append)
+        self.port = Port(self.door, self.loop, hello("a", 1), self.lines.append)
+        self.port.expect(self.a.bulk)
 
     def dial(
         self,
         said: Hello | None = None,
-        checks: Callable[[Hello], str | None] = check,
         bulk: Bulk | None = None,
         address: tcp.Address | None = None,
+        keys: Keys | None = None,
     ) -> Dialler:
-        to = address or self.port.address
-        dialler = Dialler(bulk or self.b.bulk, to, self.loop, said or hello("b", 3), checks, self.lines.append)
+        to = bulk or self.b.bulk, address or self.door.address, keys or self.keys
+        dialler = Dialler(*to, self.loop, said or hello("b", 3), self.lines.append)
         self.diallers.append(dialler)
         return dialler
 
@@ -181,6 +185,7 @@ class Two:
 
     def close(self) -> None:
         """Leave nothing."""
+        self.door.close()
         self.port.close()
         for dialler in self.diallers:
             dialler.close()

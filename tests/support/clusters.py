@@ -10,10 +10,13 @@ from typing import Any
 
 import msgspec
 
-from paceline.fabric.control import HeadEnd, Hello, HostEnd
+from paceline.fabric.control import HeadEnd, HostEnd
+from paceline.fabric.token import Token
 from paceline.host import tcp
 from paceline.host.control_link import HeadLink, HostLink
+from paceline.host.door import Door
 from paceline.host.loop import Loop
+from paceline.host.opening import Keys
 
 PATIENCE = 30.0
 """Seconds after which a test that waits has failed."""
@@ -29,8 +32,8 @@ class Told(msgspec.Struct, tag=True, array_like=True):
     more: bytes = b""
 
 
-def check(hello: Hello) -> str | None:
-    return None if hello.proof == b"token" else "it does not have this run's token"
+KEYS = Keys.plain(Token(bytes(32)))
+"""Those of all hosts, unless a test has others."""
 
 
 class AtHead:
@@ -112,23 +115,34 @@ class AtHost:
 class Cluster:
     """A head and hosts in one loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys = KEYS) -> None:
         self.loop = Loop()
+        self.keys = keys
         self.head = AtHead()
         self.listen(tcp.listen())
         self.links: list[HostLink] = []
 
     def listen(self, listener: socket.socket) -> None:
-        end = HeadEnd("a", os.urandom(8), Told, proof=b"token", check=check)
-        self.head.link = HeadLink(end, listener, self.loop, self.head)
+        end = HeadEnd("a", os.urandom(8), Told)
+        self.door = Door(listener, self.loop, self.keys, self.head.lines.append)
+        self.head.link = HeadLink(end, self.door, self.loop, self.head)
+
+    def close_head(self) -> None:
+        self.door.close()
+        self.head.link.close()
 
     def host(
-        self, name: str = "b", *, address: tcp.Address | None = None, timeout: float = 15.0
+        self,
+        name: str = "b",
+        *,
+        address: tcp.Address | None = None,
+        keys: Keys | None = None,
+        timeout: float = 15.0,
     ) -> tuple[HostLink, AtHost]:
         """Begin a host. It has not come yet."""
         news = AtHost()
-        end = HostEnd(name, os.urandom(8), Order, proof=b"token", check=check, timeout=timeout)
-        link = HostLink(end, address or self.head.link.address, self.loop, news, timeout)
+        end = HostEnd(name, os.urandom(8), Order, timeout=timeout)
+        link = HostLink(end, address or self.door.address, keys or self.keys, self.loop, news, timeout)
         self.links.append(link)
         return link, news
 
@@ -142,10 +156,10 @@ class Cluster:
     def close(self) -> None:
         for link in self.links:
             link.close()
-        self.head.link.close()
+        self.close_head()
         self.loop.close()
 
 
 def sockets(link: HeadLink | HostLink) -> list[socket.socket]:
-    """Of all connections that the link has."""
-    return [stream._end for stream in link._streams.values()]
+    """Of all connections that the link has, once they are opened."""
+    return [one._end for one in link._streams.values() if isinstance(one, tcp.Stream)]

@@ -15,7 +15,6 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.fabric.endpoint import Coding
-from paceline.fabric.token import Token
 from paceline.host import carrier as carriers
 from paceline.host import messages
 from paceline.host.between import FromHead, StartWorker, ToHead
@@ -31,6 +30,7 @@ from paceline.protocols import registry
 from paceline.records.times import Fetch, TransferTimes
 from paceline.runtime import agent as agents
 from paceline.runtime.agent import _Agent as Agent
+from support.clusters import KEYS
 from support.rooms import OFFER, SETTINGS, Clockwork, Crew, Line
 
 
@@ -430,7 +430,7 @@ def elsewhere(
         patch.object(carriers, "Bulk", lambda peer, news: Pipe(peer, news, between)),
         patch.object(agents, "plan", lambda *_: places),
     ):
-        agent = Agent(settings, OTHER, (("", 0), ("", 0)), Token.drawn(), *_any(crew, loop))
+        agent = Agent(settings, OTHER, ("", 0), KEYS, *_any(crew, loop))
         pipe: Any = carrier.meet(OTHER, 1)
         pipe.connect(agent._bulk)
     made = Elsewhere(several, crew, loop, news, forker=forker)

@@ -15,7 +15,6 @@ from paceline.fabric.control import (
     Ended,
     Event,
     HeadEnd,
-    Hello,
     HostEnd,
     Outcome,
     Write,
@@ -39,11 +38,6 @@ class Told(msgspec.Struct, tag=True, array_like=True):
 
     nonce: bytes
     number: int
-
-
-def check(hello: Hello) -> str | None:
-    """Every node has the token."""
-    return None if hello.proof == b"token" else "another token"
 
 
 @dataclass(slots=True)
@@ -148,7 +142,7 @@ class HostNode(Node):
         self.lives += 1
         self.before = 1000 * self.lives
         self.nonce = self.register.nonce()
-        self.end = HostEnd(self.name, self.nonce, self.hears, proof=b"token", check=check, timeout=self.timeout)
+        self.end = HostEnd(self.name, self.nonce, self.hears, timeout=self.timeout)
         self.register.to_head[self.nonce] = Said()
 
     def say(self) -> None:
@@ -193,7 +187,7 @@ class HeadNode(EndNode):
     def __init__(self, network: Network, register: Register) -> None:
         super().__init__(network, HEAD)
         self.register = register
-        self.end = HeadEnd(HEAD, b"head", Told, proof=b"token", check=check)
+        self.end = HeadEnd(HEAD, b"head", Told)
         self.incarnations: dict[str, int] = {}
 
     def say(self, host: str) -> None:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from paceline.host.opening import FRAME
+
 Kind = Literal["control", "data"]
 Way = Literal["to the head", "to the host"]
 KINDS: tuple[Kind, Kind] = ("control", "data")
@@ -33,12 +35,12 @@ import json, os
 from pathlib import Path
 from paceline.runtime import emulated
 ports, folder, real = {ports!r}, Path({folder!r}), emulated.agent
-def agent(settings, name, workers, addresses, token):
+def agent(settings, name, workers, address, keys):
     if name in ports:
-        (folder / "new").write_text(json.dumps(addresses))
+        (folder / "new").write_text(json.dumps(address))
         os.replace(folder / "new", folder / name)
-        addresses = tuple(("127.0.0.1", port) for port in ports[name])
-    return real(settings, name, workers, addresses, token)
+        address = "127.0.0.1", ports[name]
+    return real(settings, name, workers, address, keys)
 emulated.agent = agent
 """
 
@@ -94,16 +96,17 @@ class Link:
         self._blocked: set[Kind] = set()
         self._stalled: set[tuple[Kind, Way]] = set()
         self._lock = threading.RLock()
-        self._listeners = {socket.create_server(("127.0.0.1", 0)): kind for kind in KINDS}
+        self._listener = socket.create_server(("127.0.0.1", 0))
         self._connections: list[_Connection] = []
         self._over = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     @property
-    def ports(self) -> list[int]:
+    def port(self) -> int:
         """Where the agent dials."""
-        return [listener.getsockname()[1] for listener in self._listeners]
+        port: int = self._listener.getsockname()[1]
+        return port
 
     # --- what happens to it -------------------------------------------------------------------------
 
@@ -142,8 +145,7 @@ class Link:
         self._over = True
         self._thread.join(10)
         self.block()
-        for listener in self._listeners:
-            listener.close()
+        self._listener.close()
 
     # --- the thread ---------------------------------------------------------------------------------
 
@@ -156,22 +158,23 @@ class Link:
                 due = [way for _, way in flowing if way.waiting and way.waiting[0][0] <= time.monotonic()]
                 writes = [way.target for way in due]
             try:
-                readable, writable, _ = select.select([*self._listeners, *reads], writes, [], 0.002)
+                readable, writable, _ = select.select([self._listener, *reads], writes, [], 0.002)
             except (OSError, ValueError):  # one was cut meanwhile
                 continue
             with self._lock:
-                for listener in self._listeners:
-                    if listener in readable:
-                        self._accept(listener)
+                if self._listener in readable:
+                    self._accept()
                 for one, way in flowing:
                     if one in self._connections and way.source in readable:
                         self._receive(one, way)
                     if one in self._connections and way.target in writable:
                         self._send(one, way)
 
-    def _accept(self, listener: socket.socket) -> None:
-        kind = self._listeners[listener]
-        end, _ = listener.accept()
+    def _accept(self) -> None:
+        end, _ = self._listener.accept()
+        if (kind := _kind(end)) is None:
+            end.close()
+            return
         self.made[kind] += 1
         if kind in self._blocked:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -179,8 +182,7 @@ class Link:
             self.cuts += 1
             return
         try:
-            address = json.loads(self._address.read_text())[KINDS.index(kind)]
-            head = socket.create_connection(tuple(address), timeout=10)
+            head = socket.create_connection(tuple(json.loads(self._address.read_text())), timeout=10)
         except OSError:  # the head has gone
             end.close()
             return
@@ -235,6 +237,23 @@ class Link:
             way.source.close()
 
 
+def _kind(end: socket.socket) -> Kind | None:
+    """What a connection is for, as its first bytes say. They are still to be passed on."""
+    end.settimeout(10)
+    greeting = b""
+    while len(greeting) < FRAME.size:
+        try:
+            before, greeting = greeting, end.recv(FRAME.size, socket.MSG_PEEK)
+        except OSError:
+            return None
+        if not greeting:
+            return None
+        if greeting == before:
+            time.sleep(0.001)
+    purpose: Kind = FRAME.unpack(greeting)[3].rstrip(b"\0").decode()
+    return purpose
+
+
 class Links:
     """The links of some hosts of one run."""
 
@@ -247,7 +266,7 @@ class Links:
     @property
     def first(self) -> str:
         """What a launcher executes first, so that its agents dial these links: see `support.runs.run`."""
-        ports = {host: link.ports for host, link in self.by_host.items()}
+        ports = {host: link.port for host, link in self.by_host.items()}
         return FIRST.format(ports=ports, folder=str(self._folder))
 
     def close(self) -> None:

@@ -32,7 +32,6 @@ bytes that are not acknowledged. One more ends the incarnation, as the other sid
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,14 +53,10 @@ from paceline.fabric.numbered import (
     written,
 )
 
-PROTOCOL = 1
-"""The version of what hosts say to each other. The first fields of `Hello` and `Refused` never change."""
 HANDSHAKE = 5.0
 """Seconds that a connection has for its `Hello`."""
-MOST_STRANGERS = 32
-"""Connections that have not said `Hello`. One more closes the oldest of them, so a flood disturbs only newcomers."""
 LONGEST_HELLO = 4 << 10
-"""Bytes of the longest message that a stranger may send."""
+"""Bytes of the longest message before both sides have said `Hello`."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds before a host dials again: twice as long after each failure."""
 
@@ -69,7 +64,6 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 class Hello(Frame):
     """The first frame each way."""
 
-    protocol: Count
     host: str
     """The name of who says it."""
     nonce: bytes
@@ -78,8 +72,6 @@ class Hello(Frame):
     """The host's, which the head has assigned. 0: the host is new."""
     received: Count
     """The number of the last message that has come."""
-    proof: bytes
-    """Shows that the sender has the token. The function that checks it is handed in."""
 
 
 class Refused(Frame):
@@ -90,17 +82,12 @@ class Refused(Frame):
 
 _FRAMES = msgspec.msgpack.Decoder(Hello | Refused | Data | Acknowledged | Beat | BeatHeard)
 
-Check = Callable[[Hello], str | None]
-"""Says what is wrong with a `Hello`'s proof, in one line. The two sides' proofs should differ, so that none can be
-thrown back."""
-
-
 # what the driver is to do
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Connect to the head. Tell `connected`, or `lost` if that fails."""
+    """Open a connection to the head. Tell `connected`, or `lost` if that fails."""
 
     connection: int
 
@@ -194,16 +181,12 @@ Outcome = list[Order | Event]
 class HostEnd:
     """A host's end, for one incarnation. It dials the head until the incarnation has ended."""
 
-    def __init__(
-        self, host: str, nonce: bytes, kinds: Any, *, proof: bytes, check: Check, timeout: float = 15.0
-    ) -> None:
+    def __init__(self, host: str, nonce: bytes, kinds: Any, *, timeout: float = 15.0) -> None:
         """`kinds`: the union of what the head may send. `timeout`: seconds after which silence means a loss."""
         self.host = host
         self.incarnation = 0
         """0 until the head has assigned one."""
         self._nonce = nonce
-        self._proof = proof
-        self._check = check
         self._every = timeout / 5
         self._line = Line(kinds)
         self._frames = Frames(LONGEST_HELLO)
@@ -225,11 +208,11 @@ class HostEnd:
         return self._line.unacknowledged
 
     def connected(self, connection: int, now: float) -> Outcome:
-        """The head's machine has accepted the connection."""
+        """The connection is opened."""
         if connection != self._connection or self._stage != "dialling":
             return []
         self._stage, self._since, self._frames = "greeting", now, Frames(LONGEST_HELLO)
-        hello = Hello(PROTOCOL, self.host, self._nonce, self.incarnation, self._line.received, self._proof)
+        hello = Hello(self.host, self._nonce, self.incarnation, self._line.received)
         return [Write(connection, written(hello))]
 
     def received(self, connection: int, data: bytes, now: float) -> Outcome:
@@ -324,8 +307,6 @@ class HostEnd:
                 raise MessageUnreadable(f"a {type(frame).__name__} may not come now")
 
     def _greeted(self, hello: Hello, now: float) -> Outcome:
-        if why := _refusal(hello, self._check):
-            return self._end(f"the head is refused: {why}", show=True)
         if hello.incarnation == 0 or self.incarnation not in (0, hello.incarnation):
             why = f"the head takes incarnation {self.incarnation} of this host for {hello.incarnation}"
             return self._end(why, show=True)
@@ -400,13 +381,11 @@ class _Connection:
 class HeadEnd:
     """The head's end, for all hosts. Each host that is admitted has one incarnation at a time."""
 
-    def __init__(self, name: str, nonce: bytes, kinds: Any, *, proof: bytes, check: Check) -> None:
+    def __init__(self, name: str, nonce: bytes, kinds: Any) -> None:
         """`kinds`: the union of what hosts may send."""
         self._name = name
         self._nonce = nonce
         self._kinds = kinds
-        self._proof = proof
-        self._check = check
         self._seats: dict[str, _Seat] = {}
         self._connections: dict[int, _Connection] = {}
 
@@ -415,14 +394,10 @@ class HeadEnd:
         return self._seats[host].line.unacknowledged if host in self._seats else 0
 
     def connected(self, connection: int, now: float) -> Outcome:
-        """Somebody has dialled."""
+        """A connection is opened."""
         assert connection not in self._connections, f"connection {connection} is not new"
-        outcome: Outcome = []
-        strangers = [number for number, one in self._connections.items() if one.seat is None]
-        if len(strangers) >= MOST_STRANGERS:
-            outcome = self._turn_away(strangers[0], "too many connections have said nothing")
         self._connections[connection] = _Connection(now)
-        return outcome
+        return []
 
     def received(self, connection: int, data: bytes, now: float) -> Outcome:
         """These bytes have come."""
@@ -527,8 +502,6 @@ class HeadEnd:
                 raise MessageUnreadable(f"a {type(frame).__name__} may not come now")
 
     def _met(self, connection: int, one: _Connection, hello: Hello) -> Outcome:
-        if why := _refusal(hello, self._check):
-            return self._refuse(connection, why, show=True)
         seat = self._seats.get(hello.host)
         known = seat is not None and seat.nonce == hello.nonce
         if seat is not None and known and hello.incarnation in (0, seat.incarnation):
@@ -551,7 +524,7 @@ class HeadEnd:
             again = seat.line.again(hello.received)
         except NeverReadable as error:
             return outcome + self._end(seat, f"host {seat.host} does not fit in: {error}", show=True)
-        answer = Hello(PROTOCOL, self._name, self._nonce, seat.incarnation, received, self._proof)
+        answer = Hello(self._name, self._nonce, seat.incarnation, received)
         return [
             *outcome,
             Write(connection, written(answer) + again),
@@ -599,15 +572,6 @@ def _read(body: bytes) -> Frame:
 def _longest() -> int:
     """Bytes of the longest frame: a message, and what is around it."""
     return LONGEST + 64
-
-
-def _refusal(hello: Hello, check: Check) -> str | None:
-    if hello.protocol != PROTOCOL:
-        return (
-            f"it speaks version {hello.protocol} of what hosts say to each other, and this one speaks {PROTOCOL}; "
-            "install the same version of Paceline on all hosts"
-        )
-    return check(hello)
 
 
 def _refused(why: str) -> str:

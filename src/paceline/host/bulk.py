@@ -5,8 +5,8 @@
     refused              ◄── Never ───────────────────────    refuse
 
 A `Bulk` is what one host exchanges with one incarnation of another, over whichever connection there is. A `Dialler`
-gives it one, and another after a loss. At the other side a `Port` does, which listens. Both sides say `Hello` first, as
-in control. Which items are wanted, and what becomes of a request when its connection breaks, is not known here: see
+gives it one, and another after a loss. At the other side a `Port` does, behind the door. Both sides say `Hello` first,
+as in control. Which items are wanted, and what becomes of a request when its connection breaks, is not known here: see
 `host.carrier`.
 
 Bytes go from the owner's memory into the receiver's, a part at a time, and are copied by the kernel alone. A request
@@ -15,7 +15,6 @@ names the segment and the incarnation that it is for.
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,20 +29,21 @@ from paceline.fabric.control import (
     HANDSHAKE,
     LONGEST_HELLO,
     LONGEST_PAUSE,
-    MOST_STRANGERS,
-    PROTOCOL,
     SHORTEST_PAUSE,
-    Check,
     Hello,
     Refused,
     one_line,
 )
 from paceline.fabric.endpoint import LENGTH, too_long
 from paceline.fabric.numbered import Count, Frame, written
+from paceline.host.door import Door
 from paceline.host.fetches import Named, Peer
 from paceline.host.loop import Alarm, Loop
-from paceline.host.tcp import AT_ONCE, Address, Lines, Listener, Stream
+from paceline.host.opening import Keys, Opening, dial
+from paceline.host.tcp import AT_ONCE, Address, Lines, Stream
 
+PURPOSE = "data"
+"""What connections are opened for."""
 PART = 1 << 20
 """Bytes that are sent without a look at what else there is. A fetch is cancelled between two parts."""
 MOST_WAITING = 16 << 20
@@ -269,14 +269,13 @@ class _Connection:
 
     def __init__(
         self,
-        end: socket.socket,
+        end: Any,
         loop: Loop,
         timeout: float,
         *,
         greeted: Callable[[_Connection, Hello | Refused], object],
         lost: Callable[[_Connection], object],
         show: Callable[[str], object],
-        dialled: Callable[[], object] | None = None,
     ) -> None:
         """`greeted` takes the first frame, and calls `open` or `close`. `lost` is not called after `close`."""
         self.since = loop.now()
@@ -295,12 +294,11 @@ class _Connection:
             most=MOST_WAITING,
             heard=self._heard,
             lost=self._gone,
-            dialled=dialled,
             drained=self._drained,
         )
 
     def open(self, bulk: Bulk, own: int) -> None:
-        """The other end is who it says to be."""
+        """Both sides have said hello."""
         self._bulk = bulk
         bulk.attach(self, own)
 
@@ -376,48 +374,33 @@ class _Connection:
 
 
 class Port:
-    """Where other hosts dial."""
+    """The side of the host that is dialled."""
 
     def __init__(
-        self,
-        listener: socket.socket,
-        loop: Loop,
-        hello: Hello,
-        check: Check,
-        show: Callable[[str], object],
-        timeout: float = 15.0,
+        self, door: Door, loop: Loop, hello: Hello, show: Callable[[str], object], timeout: float = 15.0
     ) -> None:
-        """`hello`: this host's. `check` says what is wrong with another's. `listener`: see `tcp.listen`."""
+        """`hello`: this host's. `door`: where other hosts dial. It is to be closed before the port."""
         self._loop = loop
         self._hello = hello
-        self._check = check
         self._timeout = timeout
         self._expected: dict[str, Bulk] = {}
         self._strangers: dict[_Connection, None] = {}
         self._lines = Lines(show, loop.now)
         self._alarm = Alarm(loop, self._see_to_silence)
-        self._listener = Listener(listener, loop, self._accepted, show)
-
-    @property
-    def address(self) -> Address:
-        """Where it listens."""
-        return self._listener.address
+        door.serves(PURPOSE, self._opened)
 
     def expect(self, bulk: Bulk) -> None:
         """That host may dial, and no other incarnation of it."""
         self._expected[bulk.peer.host] = bulk
 
     def close(self) -> None:
-        """Listen no more. Hosts that have dialled stay connected until their `Bulk` ends."""
+        """Take no more connections. Hosts that have dialled stay connected until their `Bulk` ends."""
         self._alarm.turn_off()
-        self._listener.close()
         for stranger in list(self._strangers):
             stranger.close()
         self._strangers.clear()
 
-    def _accepted(self, end: socket.socket) -> None:
-        if len(self._strangers) >= MOST_STRANGERS:
-            self._turn_away(next(iter(self._strangers)), "too many connections have said nothing")
+    def _opened(self, end: Any) -> None:
         stranger = _Connection(
             end, self._loop, self._timeout, greeted=self._greeted, lost=self._lost, show=self._lines.show
         )
@@ -428,12 +411,10 @@ class Port:
         if isinstance(hello, Refused):
             raise MessageUnreadable("a Refused may not come now")
         bulk = self._expected.get(hello.host)
-        why = _wrong(hello, self._check)
-        if why is None and (bulk is None or bulk.ended or bulk.peer.incarnation != hello.incarnation):
+        if bulk is None or bulk.ended or bulk.peer.incarnation != hello.incarnation:
             why = f"incarnation {hello.incarnation} of host {hello.host} is not expected here"
-        if why is not None or bulk is None:
-            stranger.stream.write(written(Refused(why or "")))
-            self._turn_away(stranger, one_line(why or ""))
+            stranger.stream.write(written(Refused(why)))
+            self._turn_away(stranger, one_line(why))
             return
         del self._strangers[stranger]
         stranger.stream.write(written(self._hello))
@@ -461,22 +442,22 @@ class Dialler:
         self,
         bulk: Bulk,
         address: Address,
+        keys: Keys,
         loop: Loop,
         hello: Hello,
-        check: Check,
         show: Callable[[str], object],
         timeout: float = 15.0,
     ) -> None:
-        """`address`: where the other host listens. `hello`: this host's. `check` says what is wrong with the other."""
+        """`address`: where the other host listens. `hello`: this host's."""
         self._bulk = bulk
         self._address = address
+        self._keys = keys
         self._loop = loop
         self._hello = hello
-        self._check = check
         self._timeout = timeout
         self._lines = Lines(show, loop.now)
-        self._connection: _Connection | None = None
-        """One that has not been opened."""
+        self._connection: _Connection | Opening | None = None
+        """One over which hello is still to be said."""
         self._opened_at: float | None = None
         self._pause = SHORTEST_PAUSE
         self._closed = False
@@ -493,10 +474,19 @@ class Dialler:
             return
         self._opened_at = None
         try:
-            end = self._loop.dial(self._address)
+            opening = dial(self._address, self._keys, PURPOSE, self._loop, opened=self._opened, failed=self._not_opened)
         except OSError:
             self._again()
             return
+        self._connection = opening
+        self._loop.after(HANDSHAKE, partial(self._overdue, opening))
+
+    def _not_opened(self, why: str, final: bool) -> None:
+        if final:
+            self._lines.show(f"no data connection to host {self._bulk.peer.host}: {why}")
+        self._again()
+
+    def _opened(self, end: Any) -> None:
         connection = self._connection = _Connection(
             end,
             self._loop,
@@ -504,14 +494,16 @@ class Dialler:
             greeted=self._greeted,
             lost=lambda _: self._again(),
             show=self._lines.show,
-            dialled=lambda: connection.stream.write(written(self._hello)),
         )
+        connection.stream.write(written(self._hello))
         self._loop.after(HANDSHAKE, partial(self._overdue, connection))
 
     def _greeted(self, connection: _Connection, hello: Hello | Refused) -> None:
-        why = one_line(hello.why) if isinstance(hello, Refused) else _wrong(hello, self._check)
+        why = None
         host, incarnation = self._bulk.peer
-        if why is None and isinstance(hello, Hello) and (hello.host, hello.incarnation) != (host, incarnation):
+        if isinstance(hello, Refused):
+            why = hello.why
+        elif (hello.host, hello.incarnation) != (host, incarnation):
             why = f"incarnation {hello.incarnation} of host {hello.host} answers for {incarnation} of {host}"
         if why is not None:
             connection.close(f"no data connection to host {host}: {one_line(why)}")
@@ -520,7 +512,7 @@ class Dialler:
         self._connection, self._opened_at = None, self._loop.now()
         connection.open(self._bulk, self._hello.incarnation)
 
-    def _overdue(self, connection: _Connection) -> None:
+    def _overdue(self, connection: _Connection | Opening) -> None:
         if connection is self._connection:
             connection.close()
             self._again()
@@ -546,9 +538,3 @@ def _item(fields: Fields) -> Item:
         return cast(Item, msgspec.convert(fields, kind))
     except msgspec.ValidationError as error:
         raise MessageUnreadable(f"it names no {kind.__name__}: {error}") from error
-
-
-def _wrong(hello: Hello, check: Check) -> str | None:
-    if hello.protocol != PROTOCOL:
-        return f"it speaks version {hello.protocol} of what hosts say to each other, and this one speaks {PROTOCOL}"
-    return check(hello)

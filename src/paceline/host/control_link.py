@@ -11,7 +11,6 @@ the caller has just ended may still be delivered, so the caller checks for that.
 
 from __future__ import annotations
 
-import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
@@ -37,9 +36,13 @@ from paceline.fabric.control import (
     Write,
 )
 from paceline.fabric.numbered import MOST_KEPT
+from paceline.host.door import Door
 from paceline.host.loop import Alarm, Loop
-from paceline.host.tcp import Address, Lines, Listener, Stream
+from paceline.host.opening import Keys, Opening, dial
+from paceline.host.tcp import Address, Lines, Stream, told
 
+PURPOSE = "control"
+"""What connections are opened for."""
 READ = 64 << 10
 """Bytes that are read of one connection before others have their turn."""
 MOST_WAITING = MOST_KEPT + (4 << 20)
@@ -101,7 +104,7 @@ class _Link(ABC):
         self._loop = loop
         self._timeout = timeout
         self._lines = lines
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, Stream | Opening] = {}
         self._outcome: deque[Any] = deque()
         self._handling = False
         self._closed = False
@@ -119,8 +122,8 @@ class _Link(ABC):
         while self._outcome:
             if isinstance(order := self._outcome.popleft(), Write | Close):
                 self._handle(order)
-        for stream in self._streams.values():
-            stream.close()
+        for one in self._streams.values():
+            one.close()
         self._streams.clear()
 
     @abstractmethod
@@ -148,11 +151,11 @@ class _Link(ABC):
     def _handle(self, one: Any) -> None:
         match one:
             case Write(connection, data):
-                if (stream := self._streams.get(connection)) is not None:
+                if isinstance(stream := self._streams.get(connection), Stream):
                     stream.write(data)
             case Close(connection, why):
-                if (stream := self._streams.pop(connection, None)) is not None:
-                    stream.close()
+                if (one := self._streams.pop(connection, None)) is not None:
+                    one.close()
                 if why:
                     self._lines.show(why)
             case Dial(connection):
@@ -160,22 +163,19 @@ class _Link(ABC):
             case _:
                 self._happened(one)
 
-    def _add(self, connection: int, end: socket.socket, *, dialled: bool) -> None:
-        self._streams[connection] = Stream(
+    def _opened(self, connection: int, end: Any) -> None:
+        stream = self._streams[connection] = Stream(
             end,
             self._loop,
             timeout=self._timeout,
             most=MOST_WAITING,
-            heard=partial(self._heard, connection),
+            heard=lambda: self._heard(connection, stream),
             lost=partial(self._lost, connection),
-            dialled=partial(self._connected, connection) if dialled else None,
         )
-
-    def _connected(self, connection: int) -> None:
         self._carry_out(self._facts.connected(connection, self.now()))
 
-    def _heard(self, connection: int) -> None:
-        data = self._streams[connection].receive(READ)
+    def _heard(self, connection: int, stream: Stream) -> None:
+        data = stream.receive(READ)
         if data:
             self._carry_out(self._facts.received(connection, data, self.now()))
 
@@ -191,20 +191,13 @@ class _Link(ABC):
 class HeadLink(_Link):
     """The head's side, for all hosts."""
 
-    def __init__(
-        self, end: HeadEnd, listener: socket.socket, loop: Loop, news: HeadNews, timeout: float = 15.0
-    ) -> None:
-        """`listener`: see `tcp.listen`. The link closes it."""
+    def __init__(self, end: HeadEnd, door: Door, loop: Loop, news: HeadNews, timeout: float = 15.0) -> None:
+        """`door`: where hosts dial. It is to be closed before the link."""
         super().__init__(end, loop, timeout, Lines(news.show, loop.now))
         self._end = end
         self._news = news
         self._numbers = count(1)
-        self._listener = Listener(listener, loop, self._accepted, news.show)
-
-    @property
-    def address(self) -> Address:
-        """Where hosts dial."""
-        return self._listener.address
+        door.serves(PURPOSE, lambda end: self._opened(next(self._numbers), end))
 
     def now(self) -> float:
         """See `_Link`: the loop's clock."""
@@ -226,16 +219,6 @@ class HeadLink(_Link):
         """Exchange nothing more with this incarnation. `ended` is not called, as the caller knows."""
         self._carry_out(self._end.end(host, incarnation, why))
 
-    def close(self) -> None:
-        """See `_Link`. Nobody can dial any more."""
-        super().close()
-        self._listener.close()
-
-    def _accepted(self, end: socket.socket) -> None:
-        connection = next(self._numbers)
-        self._add(connection, end, dialled=False)
-        self._connected(connection)
-
     def _happened(self, event: Event) -> None:
         match event:
             case HeardFrom(host, incarnation):
@@ -255,11 +238,14 @@ class HeadLink(_Link):
 class HostLink(_Link):
     """A host's side, for one incarnation. It dials at once, and again whenever the connection is lost."""
 
-    def __init__(self, end: HostEnd, address: Address, loop: Loop, news: HostNews, timeout: float = 15.0) -> None:
+    def __init__(
+        self, end: HostEnd, address: Address, keys: Keys, loop: Loop, news: HostNews, timeout: float = 15.0
+    ) -> None:
         """`address`: the head's. `timeout`: the one of `end`."""
         super().__init__(end, loop, timeout, Lines(news.show, loop.now))
         self._end = end
         self._address = address
+        self._keys = keys
         self._news = news
 
     def now(self) -> float:
@@ -275,12 +261,22 @@ class HostLink(_Link):
         self._carry_out(self._end.end(why))
 
     def _dial(self, connection: int) -> None:
+        opened, failed = partial(self._opened, connection), partial(self._failed, connection)
         try:
-            end = self._loop.dial(self._address)
+            opening = dial(self._address, self._keys, PURPOSE, self._loop, opened=opened, failed=failed)
         except OSError as error:
-            self._lost(connection, str(error))
+            self._lost(connection, told(error))
             return
-        self._add(connection, end, dialled=True)
+        self._streams[connection] = opening
+
+    def _failed(self, connection: int, why: str, final: bool) -> None:
+        """A host that has never been let in gives up where another try would fail as well."""
+        if final and not self._end.incarnation:
+            self.end(f"no connection to the head: {why}")
+            return
+        if final:
+            self._lines.show(f"no connection to the head: {why}")
+        self._lost(connection, why)
 
     def _happened(self, event: Event) -> None:
         match event:

@@ -1,7 +1,6 @@
 """TCP between hosts, in the loop: nothing here waits, and nothing here grows without a bound.
 
-`Stream` is the one place that reads from and writes to connections between hosts, and TLS belongs into it: a handshake
-before `dialled` and the first `heard`, and `_receive` and `_send` over its record layer.
+A `Stream` goes over a connection that `host.opening` has opened, in plain or with TLS.
 """
 
 from __future__ import annotations
@@ -10,10 +9,14 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from paceline.host.loop import Loop, family
+
+T = TypeVar("T")
 
 Address = tuple[str, int]
 """A numeric address and a port. Looking a name up would hold up the loop."""
@@ -53,40 +56,39 @@ class Stream:
         most: int,
         heard: Callable[[], object],
         lost: Callable[[str], object],
-        dialled: Callable[[], object] | None = None,
         drained: Callable[[], bool] | None = None,
     ) -> None:
         """`timeout`: seconds in which the other machine has to answer. `most`: bytes that may wait for room.
 
-        `dialled` is called once the other end has accepted: only for a socket that is on its way. `drained` is called
-        when there is room and nothing waits, after `pump`. It may write, and says whether it is to be called again.
+        `drained` is called when there is room and nothing waits, after `pump`. It may write, and says whether it is to
+        be called again.
         """
         self._end = end
         self._loop = loop
         self._most = most
         self._heard = heard
         self._lost = lost
-        self._dialled = dialled
         self._drained = drained
         self._waiting: deque[memoryview] = deque()
         self._waiting_bytes = 0
         self._awaits_room = False
         self._why = ""
         """Why this end has given the connection up."""
+        self._rest_is_due = self._reads_with_room = False
+        """Whether more is to be received in this turn of the loop, or once there is room."""
         self.closed = False
         end.setblocking(False)
         _set_options(end, timeout)
         loop.watch(end, self._readable)
-        if dialled is not None:
-            self._await_room()
+        self._hear_rest_soon()
 
     def write(self, data: bytes | memoryview) -> None:
         """Send these bytes, now or when there is room. They must not change before."""
-        if self.closed or self._why:
+        if self.closed or self._why or not len(data):
             return
         self._waiting.append(memoryview(data))
         self._waiting_bytes += len(data)
-        if len(self._waiting) == 1 and self._dialled is None:
+        if len(self._waiting) == 1:
             self._flush(AT_ONCE)
         if self._waiting_bytes > self._most:
             self._give_up(f"the other end does not read: {self._waiting_bytes:,} bytes wait for it")
@@ -100,29 +102,11 @@ class Stream:
 
     def receive(self, most: int) -> bytes:
         """Return what has come, so many bytes at most. Nothing: see `closed` for whether the connection has gone."""
-        try:
-            data = self._end.recv(most)
-        except BlockingIOError:
-            return b""
-        except OSError as error:
-            self._has_gone(_told(error))
-            return b""
-        if not data:
-            self._has_gone(ENDED)
-        return data
+        return self._received(lambda: self._end.recv(most), b"")
 
     def receive_into(self, memory: memoryview) -> int:
         """Receive into this memory, and return how many bytes have come. 0: see `receive`."""
-        try:
-            came = self._end.recv_into(memory)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            self._has_gone(_told(error))
-            return 0
-        if not came:
-            self._has_gone(ENDED)
-        return came
+        return self._received(lambda: self._end.recv_into(memory), 0)
 
     @property
     def waits(self) -> bool:
@@ -134,28 +118,47 @@ class Stream:
         if self.closed:
             return
         self.closed = True
-        if self._dialled is None and not self._why:
+        if not self._why:
             self._flush(self._most)
         self._waiting.clear()
         self._loop.unwatch(self._end)
-        with contextlib.suppress(OSError):  # a socket with unread bytes would throw away what was just written
-            for _ in range(4):
-                self._end.recv(AT_ONCE // 4)
-        self._end.close()
+        leave(self._end)
+
+    def _received(self, receive: Callable[[], T], nothing: T) -> T:
+        try:
+            came = receive()
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return nothing
+        except ssl.SSLWantWriteError:  # TLS has to answer before it goes on
+            self._reads_with_room = True
+            self._await_room()
+            return nothing
+        except OSError as error:
+            self._has_gone(told(error))
+            return nothing
+        if not came:
+            self._has_gone(ENDED)
+        return came
 
     def _readable(self) -> None:
-        if self._dialled is None:  # `_room` hears of a dial that has failed
-            self._heard()
+        self._heard()
+        self._hear_rest_soon()
+
+    def _hear_rest_soon(self) -> None:
+        """Let what is decrypted be received. The loop does not see that, as it looks at sockets."""
+        if not self.closed and not self._rest_is_due and isinstance(self._end, ssl.SSLSocket) and self._end.pending():
+            self._rest_is_due = True
+            self._loop.after(0.0, self._hear_rest)
+
+    def _hear_rest(self) -> None:
+        self._rest_is_due = False
+        if not self.closed:
+            self._readable()
 
     def _room(self) -> None:
-        if self._dialled is not None:
-            dialled, self._dialled = self._dialled, None
-            if failed := self._end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                self._has_gone(os.strerror(failed))
-            elif _to_itself(self._end):
-                self._has_gone("nobody listens there")
-            else:
-                dialled()
+        if self._reads_with_room:
+            self._reads_with_room = False
+            self._readable()
         if not self.closed and not self._why:
             self._flush(AT_ONCE)
         more = False
@@ -181,10 +184,10 @@ class Stream:
                     self._waiting.popleft()
                 else:
                     self._waiting[0] = first[sent:]
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError as error:
-            self._give_up(_told(error))
+            self._give_up(told(error))
 
     def _give_up(self, why: str) -> None:
         """Let the loop find the connection's end. So nobody is told `lost` while they write."""
@@ -232,7 +235,7 @@ class Listener:
                 return
             except OSError as error:
                 if error.errno in NO_DESCRIPTOR:
-                    self._show(f"no connection can be accepted for a second: {_told(error)}")
+                    self._show(f"no connection can be accepted for a second: {told(error)}")
                     self._loop.unwatch(self._end)
                     self._loop.after(1.0, self._again)
                     return
@@ -280,13 +283,27 @@ def _set_options(end: socket.socket, timeout: float) -> None:
         end.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _to_itself(end: socket.socket) -> bool:
+def leave(end: socket.socket) -> None:
+    """Close the socket. What was written before goes out, which unread bytes would throw away."""
+    left = AT_ONCE
+    with contextlib.suppress(OSError):
+        while left > 0:
+            left -= len(end.recv(64 << 10)) or left
+    end.close()
+
+
+def to_itself(end: socket.socket) -> bool:
     """Whether the kernel has connected the socket to itself, as it may on loopback where nobody listens."""
     try:
         return bool(end.getsockname() == end.getpeername())
-    except OSError:  # it has gone again, which `receive` tells
+    except OSError:  # it has gone again, which the next call tells
         return False
 
 
-def _told(error: OSError) -> str:
+def told(error: OSError) -> str:
+    """Say what has happened, without the number."""
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return ENDED
+    if isinstance(error, ssl.SSLError):
+        return f"TLS fails: {(error.reason or 'no reason given').lower().replace('_', ' ')}"
     return os.strerror(error.errno) if error.errno else str(error)

@@ -20,14 +20,14 @@ from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.hosts import Fence
 from paceline.core.listed import workers_named
 from paceline.errors import unforeseen
-from paceline.fabric.control import PROTOCOL, Hello, HostEnd
-from paceline.fabric.token import Token
+from paceline.fabric.control import Hello, HostEnd
 from paceline.host import between, messages
 from paceline.host.branch import Branch
 from paceline.host.bulk import Dialler
 from paceline.host.carrier import Carrier
 from paceline.host.control_link import HostLink
 from paceline.host.loop import Alarm, Loop
+from paceline.host.opening import Keys
 from paceline.host.plan import plan
 from paceline.host.processes import NoProcess, adopt_orphans, children, end_adopted
 from paceline.host.tcp import Address
@@ -44,12 +44,10 @@ PAUSE = 1.0
 """Seconds before a host comes again."""
 
 
-def agent(
-    settings: Settings, name: str, workers: Sequence[int], addresses: tuple[Address, Address], token: Token
-) -> int:
+def agent(settings: Settings, name: str, workers: Sequence[int], address: Address, keys: Keys) -> int:
     """Take part as this host, with these workers, until the run is over. Return the exit code.
 
-    `addresses`: where the head listens, for what is said and for bytes of items.
+    `address`: where the head listens.
     """
     with zygote_of(settings, _nothing) as zygote:
         strangers = children()
@@ -64,7 +62,7 @@ def agent(
             try:
                 for first in range(0, len(begin), AT_ONCE):
                     processes.start(begin[first : first + AT_ONCE])
-                here = _Agent(settings, name, addresses, token, processes, loop, first=bool(begin))
+                here = _Agent(settings, name, address, keys, processes, loop, first=bool(begin))
                 while here.over is None:
                     loop.wait()
                 processes.end_all()  # first of all: nobody awaits what they do any more
@@ -100,8 +98,8 @@ class _Agent:
         self,
         settings: Settings,
         name: str,
-        addresses: tuple[Address, Address],
-        token: Token,
+        address: Address,
+        keys: Keys,
         workers: Workers,
         loop: Loop,
         *,
@@ -118,23 +116,16 @@ class _Agent:
         self._begun = 0.0
         """When the run began, by the loop's clock."""
         self._dialler: Dialler | None = None
-        end = HostEnd(
-            name,
-            secrets.token_bytes(16),
-            between.FromHead,
-            proof=token.proof("host"),
-            check=token.check("head"),
-            timeout=settings.host_timeout,
-        )
+        end = HostEnd(name, secrets.token_bytes(16), between.FromHead, timeout=settings.host_timeout)
         self._fence = Fence(settings.host_timeout)
         self._alarm = Alarm(loop, self._judge)
-        self._link = HostLink(end, addresses[0], loop, self, settings.host_timeout)
+        self._link = HostLink(end, address, keys, loop, self, settings.host_timeout)
         spec = settings.choice.spec
         places = plan(spec, settings.choice.unapplied, settings.workers)
         head = settings.scenario.hosts(settings.workers)[0]
         self._carrier = Carrier(name, places.places, loop.now)
         self._bulk = self._carrier.meet(head, HEAD)
-        self._name, self._address, self._token = name, addresses[1], token
+        self._name, self._address, self._keys = name, address, keys
         self._timeout = settings.host_timeout
         linked = settings.scenario.links_hosts
         self._branch = Branch(places, spec, workers, self._carrier, self, head=head, now=self._now, linked=linked)
@@ -203,9 +194,9 @@ class _Agent:
             if self._first and incarnation > 1:  # the one before was given up, and never heard that it was let in
                 self._workers.end_all()
                 self._workers.await_all()
-            hello = Hello(PROTOCOL, self._name, secrets.token_bytes(16), incarnation, 0, self._token.proof("host"))
-            check = self._token.check("head")
-            self._dialler = Dialler(self._bulk, self._address, self._loop, hello, check, self.show, self._timeout)
+            hello = Hello(self._name, secrets.token_bytes(16), incarnation, 0)
+            to = self._bulk, self._address, self._keys
+            self._dialler = Dialler(*to, self._loop, hello, self.show, self._timeout)
 
     def acknowledged(self, sent: float) -> None:
         """See `HostNews`."""

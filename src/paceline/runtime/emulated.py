@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from paceline.fabric.token import Token
+from paceline.host.opening import Keys
 from paceline.host.processes import end_in_time, fork_child
 from paceline.host.tcp import listen
 from paceline.runtime.agent import agent
@@ -19,16 +20,14 @@ from paceline.runtime.settings import Settings
 class Emulated:
     """What the head has of them."""
 
-    control: socket.socket
-    data: socket.socket
-    """Where agents dial: for what they and the head say, and for bytes of items."""
-    token: Token
+    listener: socket.socket
+    """Where agents dial."""
+    keys: Keys
     processes: list[int]
 
     def let_go(self) -> None:
         """In a process that was forked: to listen is not its business."""
-        self.control.close()
-        self.data.close()
+        self.listener.close()
 
 
 @contextmanager
@@ -37,21 +36,20 @@ def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Emulate
 
     They end with this process, or before; those that have not ended by then are ended.
     """
-    control, data, token = listen(), listen(), Token.drawn()
-    addresses = control.getsockname(), data.getsockname()
+    listener, token = listen(), Token.drawn()
+    address = listener.getsockname()
 
     def body(name: str, host: int) -> int:
         let_go()
-        control.close()
-        data.close()
-        return agent(settings, name, settings.workers_of(host), addresses, token)
+        listener.close()
+        return agent(settings, name, settings.workers_of(host), address, Keys.plain(token))
 
     names = settings.scenario.hosts(settings.workers)
     processes = [
         fork_child(partial(body, names[settings.workers_of(host)[0]], host)) for host in range(1, settings.hosts)
     ]
     try:
-        yield Emulated(control, data, token, processes)
+        yield Emulated(listener, Keys.plain(token), processes)
     finally:
         for process in processes:
             end_in_time(process)

@@ -10,12 +10,13 @@ from typing import Any
 from paceline.cluster.host_traffic import HostTraffic
 from paceline.core.hosts import Admit, EndHost, Gathered, Hosts, Order, Refuse
 from paceline.core.listed import listed
-from paceline.fabric.control import PROTOCOL, HeadEnd, Hello
+from paceline.fabric.control import HeadEnd, Hello
 from paceline.host import between, messages
 from paceline.host.bulk import Port
 from paceline.host.carrier import Carrier
 from paceline.host.contract import News
 from paceline.host.control_link import HeadLink
+from paceline.host.door import Door
 from paceline.host.host import LocalHost
 from paceline.host.loop import Alarm, Loop
 from paceline.host.plan import plan
@@ -49,14 +50,13 @@ class Others:
         """Hosts that have come once more before training began: what had begun as their workers has ended."""
         self._loop = loop
         self._say = say
-        timeout, token = settings.host_timeout, hosts.token
+        timeout = settings.host_timeout
         self._hosts = Hosts(
             names[0], wanted=len(self.others), names=tuple(one.name for one in self.others), timeout=timeout
         )
-        end = HeadEnd(
-            names[0], secrets.token_bytes(16), between.ToHead, proof=token.proof("head"), check=token.check("host")
-        )
-        self._link = HeadLink(end, hosts.control, loop, self, timeout)
+        self._door = Door(hosts.listener, loop, hosts.keys, say)
+        end = HeadEnd(names[0], secrets.token_bytes(16), between.ToHead)
+        self._link = HeadLink(end, self._door, loop, self, timeout)
         self._alarm = Alarm(loop, self._judge)
         self.needed: Callable[[Sequence[int]], bool] = lambda workers: False
         """Whether any of these workers is to begin again. The rooms set it."""
@@ -69,10 +69,10 @@ class Others:
         self._report_waits = settings.report_waits
         room = plan(settings.choice.spec, settings.choice.unapplied, settings.workers).places
         self.carrier = Carrier(names[0], room, loop.now)
-        hello = Hello(PROTOCOL, names[0], secrets.token_bytes(16), HEAD, 0, token.proof("head"))
+        hello = Hello(names[0], secrets.token_bytes(16), HEAD, 0)
         for other, process in zip(self.others, hosts.processes, strict=True):
             loop.await_end(process, partial(self._agent_ended, other.name))
-        self._port = Port(hosts.data, loop, hello, token.check("host"), say, timeout)
+        self._port = Port(self._door, loop, hello, say, timeout)
 
     @property
     def workers(self) -> list[int]:
@@ -128,6 +128,7 @@ class Others:
     def close(self) -> None:
         """Leave no socket. What was said before goes out."""
         self._alarm.turn_off()
+        self._door.close()
         self._link.close()
         self._port.close()
         self.carrier.close()

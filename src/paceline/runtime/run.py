@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
 DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
 """File descriptors that a launcher needs, and how many more for each worker: channels, a watch, a pipe, a log."""
-DESCRIPTORS_OF_HOSTS = 80
-"""How many more a head needs: for connections that have said nothing yet, of which each of two ports keeps some."""
+DESCRIPTORS_OF_HOSTS = 48
+"""How many more a head needs: for connections that have said nothing yet, of which its door keeps some."""
 
 
 class Interrupts:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.fabric.token import Token
 from paceline.host import messages
+from paceline.host.opening import Keys
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
 from paceline.runtime.agent import PAUSE, _Agent
@@ -163,14 +163,14 @@ class Agent:
         self._numbers = workers
         self._begins = begins
         self._say = say
-        self._meets: tuple[tuple[Address, Address], Token] | None = None
+        self._meets: tuple[Address, Keys] | None = None
         self.workers = self._no_workers()
         loop.turned = self._see
 
-    def begin(self, addresses: tuple[Address, Address], token: Token) -> None:
+    def begin(self, address: Address, keys: Keys) -> None:
         """Its process has come so far that it dials."""
         if self.alive:
-            self._meets = addresses, token
+            self._meets = address, keys
             self.workers.start(self._numbers)
             self._take_part(first=True)
 
@@ -215,8 +215,7 @@ class Agent:
 
     def _take_part(self, first: bool) -> None:
         assert self._meets is not None
-        addresses, token = self._meets
-        given = self._settings, self.name, addresses, token, self.workers, self.loop
+        given = self._settings, self.name, *self._meets, self.workers, self.loop
         self.agent = WorldAgent(*given, say=self._say, first=first)
 
     def _no_workers(self) -> VirtualWorkers:

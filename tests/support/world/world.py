@@ -26,6 +26,7 @@ from paceline.fabric import memory
 from paceline.fabric.memory import Region
 from paceline.fabric.token import Token
 from paceline.host import bulk, messages
+from paceline.host.opening import Keys
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
 from paceline.runtime.coordinator import Coordinator
@@ -120,13 +121,13 @@ class World:
         """What `runtime.run` does."""
         settings, loop, output = self.settings, self.loop, self._output(HEAD)
         stand_in: Any = loop
-        control, data, token = self.head.listen(), self.head.listen(), Token(bytes(32))
-        self.listening = control, data
+        self.listening, keys = self.head.listen(), Keys.plain(Token(bytes(32)))
         lots = self._lots("agents")
         for agent in self.agents.values():
             at = lots.uniform(0, self.history.script.starts)
-            self.scheduler.at(at, partial(agent.begin, (control.address, data.address), token))
-        hosts: Any = Emulated(control, data, token, [agent.process for agent in self.agents.values()])  # type: ignore[arg-type]
+            self.scheduler.at(at, partial(agent.begin, self.listening.address, keys))
+        listener: Any = self.listening
+        hosts = Emulated(listener, keys, [agent.process for agent in self.agents.values()])
         self.workers.start(settings.workers_of(0))
         others = self.others = Others(settings, hosts, stand_in, say=output.say)
         loop.watch(self.signals, lambda: None)
@@ -281,8 +282,7 @@ class World:
             self._loop_of(name).go_on(slept)
 
     def _full(self, full: bool) -> None:
-        for listening in self.listening:
-            listening.full = full
+        self.listening.full = full
 
     def _kill_head(self, silently: bool) -> None:
         if self.over:

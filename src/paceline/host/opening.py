@@ -1,0 +1,359 @@
+"""How a connection between hosts is opened, before anything is said over it.
+
+    dialler                                            listener
+    ─────────────── TLS 1.3, where there are certificates ───────────────
+    greeting    what for, random bytes       ───►
+                                             ◄───      challenge   random bytes
+    answer      a proof over all of that     ───►
+                                             ◄───      welcome     another proof over the same
+
+A proof takes a key that follows from the token. Both sides draw random bytes for each connection, so nobody can use
+what they have heard once. The two proofs differ, so none can be thrown back. A side that can't go on says why in one
+line. All frames have one size, and not a byte after them is read: a `Stream` goes on from there.
+
+Each side is a generator that never waits. It yields what it waits for, and returns the socket. `Opening` drives it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+from paceline.fabric.token import Token
+from paceline.host.loop import Loop
+from paceline.host.tcp import ENDED, Address, leave, to_itself, told
+
+PROTOCOL = 1
+"""The version of what hosts say to each other, over connections of any purpose."""
+MAGIC = b"\xc1paceline"
+"""What all frames begin with, in all versions. No text and no TLS begins so."""
+FRAME = struct.Struct("!9sHB12s32s")
+"""Magic, version, kind, purpose, random bytes or a proof. The first two never change."""
+BEGINNING = struct.Struct("!9sH")
+TLS_BEGINS = b"\x16"
+ONE_SIDE = "--trusted-network is given on one side only"
+OTHER_TOKEN = "it has another token"
+
+T = TypeVar("T")
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    GREETING = 1
+    CHALLENGE = 2
+    ANSWER = 3
+    WELCOME = 4
+    OTHER_TOKEN = 5
+    """In place of a welcome."""
+    WANTS_TLS = 6
+    """To a dialler that speaks none."""
+
+
+class Certificates(Protocol):
+    """See `host.tls`."""
+
+    def wrap(self, end: socket.socket, *, listens: bool) -> ssl.SSLSocket:
+        """Return the socket with TLS over it. The handshake is still to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What this process opens connections with. It follows from the token."""
+
+    challenge: bytes
+    certificates: Certificates | None
+    """None: connections are plain."""
+
+    @classmethod
+    def plain(cls, token: Token) -> Keys:
+        """Return those for connections that nobody else can read or change."""
+        return cls(token.key("challenge"), None)
+
+    def __repr__(self) -> str:
+        return "Keys(…)"
+
+
+class NotOpened(Exception):
+    """The two sides can't go on with each other, and could not in another try either. The text says why."""
+
+
+class Wait(NamedTuple):
+    """What an opening waits for."""
+
+    end: Any
+    what: Literal["bytes", "room", "turn"]
+    """`turn`: so many handshakes may go on at once."""
+
+
+class Opened(NamedTuple):
+    """A connection over which anything may be said now. Its socket does not block."""
+
+    end: Any
+    purpose: str
+
+
+Side = Generator[Wait, None, Opened]
+
+
+def dials(end: Any, keys: Keys, purpose: str) -> Side:
+    """The dialler's side, of a socket that is on its way."""
+    assert len(purpose) <= 12, "a purpose fits into its frame"
+    try:
+        yield Wait(end, "room")
+        if failed := end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(failed, os.strerror(failed))
+        if to_itself(end):
+            raise OSError("nobody listens there")
+        if keys.certificates is not None:
+            end = keys.certificates.wrap(end, listens=False)
+            yield from _shake_hands(end)
+        ours = secrets.token_bytes(32)
+        yield from _say(end, Kind.GREETING, purpose, ours)
+        _, _, theirs = yield from _hear(end, Kind.CHALLENGE)
+        yield from _say(end, Kind.ANSWER, purpose, _proof(keys, "dialler", purpose, ours, theirs))
+        _, _, proof = yield from _hear(end, Kind.WELCOME)
+        _prove(proof, _proof(keys, "listener", purpose, ours, theirs))
+        return Opened(end, purpose)
+    except BaseException:
+        leave(end)
+        raise
+
+
+def listens(end: Any, keys: Keys, serves: Callable[[str], bool]) -> Side:
+    """The listener's side, of a connection that was accepted. `serves`: whether it is there for that purpose."""
+    try:
+        end.setblocking(False)
+        if keys.certificates is None:
+            yield Wait(end, "room")
+        else:
+            yield Wait(end, "bytes")
+            first = yield from _trying(partial(end.recv, 1, socket.MSG_PEEK), Wait(end, "bytes"))
+            if first and first != TLS_BEGINS:
+                if first == MAGIC[:1]:
+                    yield from _say(end, Kind.WANTS_TLS)
+                    raise NotOpened(f"it does not speak TLS: {ONE_SIDE}")
+                raise NotOpened("it does not speak TLS")
+            yield Wait(end, "turn")
+            end = keys.certificates.wrap(end, listens=True)
+            yield from _shake_hands(end)
+        ours = secrets.token_bytes(32)
+        yield from _say(end, Kind.CHALLENGE, "", ours)
+        _, purpose, theirs = yield from _hear(end, Kind.GREETING)
+        _, _, proof = yield from _hear(end, Kind.ANSWER)
+        try:
+            _prove(proof, _proof(keys, "dialler", purpose, theirs, ours))
+        except NotOpened:
+            yield from _say(end, Kind.OTHER_TOKEN)
+            raise
+        if not serves(purpose):
+            raise NotOpened(f"nothing is served here for {purpose!r}")
+        yield from _say(end, Kind.WELCOME, purpose, _proof(keys, "listener", purpose, theirs, ours))
+        return Opened(end, purpose)
+    except BaseException:
+        leave(end)
+        raise
+
+
+class Turns:
+    """Lets so many openings go on at once, and the others after them."""
+
+    def __init__(self, most: int, loop: Loop) -> None:
+        self._most = most
+        self._loop = loop
+        self._have: set[Opening] = set()
+        self._wait: dict[Opening, None] = {}
+
+    def take(self, opening: Opening) -> None:
+        """Let it go on, now or later."""
+        self._wait[opening] = None
+        self._let()
+
+    def give_back(self, opening: Opening) -> None:
+        """It is over, whether it had a turn or not."""
+        self._wait.pop(opening, None)
+        self._have.discard(opening)
+        self._let()
+
+    def _let(self) -> None:
+        while self._wait and len(self._have) < self._most:
+            opening = next(iter(self._wait))
+            del self._wait[opening]
+            self._have.add(opening)
+            self._loop.after(0.0, opening.go_on)
+
+
+class Opening:
+    """Drives one side of an opening in the loop. It tells `opened` or `failed`, once, unless it is closed before."""
+
+    def __init__(
+        self,
+        side: Side,
+        loop: Loop,
+        *,
+        opened: Callable[[Opened], object],
+        failed: Callable[[str, bool], object],
+        turns: Turns | None = None,
+    ) -> None:
+        """`failed`: told why, and whether another try would fail as well."""
+        self._side = side
+        self._loop = loop
+        self._opened = opened
+        self._failed = failed
+        self._turns = turns
+        self._watched: Any = None
+        self._closed = False
+        self._await(next(side))
+
+    def go_on(self) -> None:
+        """What it has waited for may be there."""
+        if self._closed:
+            return
+        self._unwatch()
+        try:
+            wait = next(self._side)
+        except StopIteration as end:
+            self.close()
+            self._opened(end.value)
+        except NotOpened as error:
+            self.close()
+            self._failed(str(error), True)
+        except OSError as error:
+            self.close()
+            self._failed(told(error), False)
+        else:
+            self._await(wait)
+
+    def close(self) -> None:
+        """Give the connection up, if it is not opened by now. Closing twice does no harm."""
+        if not self._closed:
+            self._closed = True
+            self._unwatch()
+            self._side.close()
+            if self._turns is not None:
+                self._turns.give_back(self)
+
+    def _await(self, wait: Wait) -> None:
+        if wait.what == "turn":
+            assert self._turns is not None
+            self._turns.take(self)
+            return
+        self._watched = wait.end
+        if wait.what == "bytes":
+            self._loop.watch(wait.end, self.go_on)
+        else:
+            self._loop.watch(wait.end, _nothing)  # a connection that has failed has room, too
+            self._loop.await_room(wait.end, self.go_on)
+
+    def _unwatch(self) -> None:
+        if self._watched is not None:
+            self._loop.unwatch(self._watched)
+            self._watched = None
+
+
+def dial(
+    address: Address,
+    keys: Keys,
+    purpose: str,
+    loop: Loop,
+    *,
+    opened: Callable[[Any], object],
+    failed: Callable[[str, bool], object],
+) -> Opening:
+    """Open a connection to that address. Raises OSError where that fails at once. See `Opening`."""
+    side = dials(loop.dial(address), keys, purpose)
+    return Opening(side, loop, opened=lambda one: opened(one.end), failed=failed)
+
+
+# --- frames -------------------------------------------------------------------------------------
+
+
+def _say(end: Any, kind: Kind, purpose: str = "", value: bytes = b"") -> Generator[Wait, None, None]:
+    left = FRAME.pack(MAGIC, PROTOCOL, kind, purpose.encode(), value)
+    while left:
+        sent = yield from _trying(partial(end.send, left), Wait(end, "room"))
+        left = left[sent:]
+
+
+def _hear(end: Any, wanted: Kind) -> Generator[Wait, None, tuple[Kind, str, bytes]]:
+    """The next frame, which is to be of that kind. A stranger's first bytes tell that it is none of ours."""
+    data = b""
+    while len(data) < FRAME.size:
+        more = yield from _trying(partial(end.recv, FRAME.size - len(data)), Wait(end, "bytes"))
+        if not more:
+            raise OSError(ENDED)
+        data += more
+        if data[:1] == TLS_BEGINS:
+            raise NotOpened(f"it speaks TLS: {ONE_SIDE}")
+        if not data.startswith(MAGIC[: len(data)]):
+            raise NotOpened("it does not speak as Paceline does")
+        if len(data) >= BEGINNING.size and (version := BEGINNING.unpack_from(data)[1]) != PROTOCOL:
+            raise NotOpened(
+                f"it speaks version {version} of what hosts say to each other, and this one speaks {PROTOCOL}; "
+                "install the same version of Paceline on all hosts"
+            )
+    _, _, kind, purpose, value = FRAME.unpack(data)
+    if kind == Kind.WANTS_TLS:
+        raise NotOpened(f"it wants TLS: {ONE_SIDE}")
+    if kind == Kind.OTHER_TOKEN:
+        raise NotOpened(OTHER_TOKEN)
+    if kind != wanted:
+        raise NotOpened("it does not open a connection as Paceline does")
+    return wanted, purpose.rstrip(b"\0").decode("ascii", "replace"), value
+
+
+def _proof(keys: Keys, side: Literal["dialler", "listener"], purpose: str, dialler: bytes, listener: bytes) -> bytes:
+    said = f"{side} {purpose}\0".encode() + dialler + listener
+    return hmac.new(keys.challenge, said, hashlib.sha256).digest()
+
+
+def _prove(proof: bytes, expected: bytes) -> None:
+    if not hmac.compare_digest(proof, expected):
+        raise NotOpened(OTHER_TOKEN)
+
+
+def _trying(call: Callable[[], T], blocked: Wait) -> Generator[Wait, None, T]:
+    """Call until that can be done at once."""
+    while True:
+        try:
+            return call()
+        except BlockingIOError:
+            yield blocked
+        except ssl.SSLWantReadError:
+            yield Wait(blocked.end, "bytes")
+        except ssl.SSLWantWriteError:
+            yield Wait(blocked.end, "room")
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            raise
+        except ssl.SSLError as error:
+            raise NotOpened(_REASONS.get(error.reason or "", told(error))) from error
+
+
+def _shake_hands(end: ssl.SSLSocket) -> Generator[Wait, None, None]:
+    yield from _trying(end.do_handshake, Wait(end, "bytes"))
+
+
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
+    "CERTIFICATE_VERIFY_FAILED": OTHER_TOKEN,
+    "TLSV1_ALERT_UNKNOWN_CA": OTHER_TOKEN,
+    "TLSV1_ALERT_DECRYPT_ERROR": OTHER_TOKEN,
+    "WRONG_VERSION_NUMBER": "it does not speak TLS; is --trusted-network given on one side only?",
+    "UNSUPPORTED_PROTOCOL": "it speaks an older TLS than 1.3",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "it speaks an older TLS than 1.3",
+}
+"""By OpenSSL's name for what is wrong: what that means here."""
+
+
+def _nothing() -> None:
+    """What waits for room reads nothing."""

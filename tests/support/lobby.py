@@ -1,0 +1,121 @@
+"""A door in a loop, those who dial it, and what both sides are told."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paceline.fabric.token import Token
+from paceline.host import tcp
+from paceline.host.door import Door
+from paceline.host.loop import Loop
+from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Keys, Kind, Opening, _proof, dial, dials
+
+PATIENCE = 30.0
+"""Seconds after which a test that waits has failed."""
+KEYS, OTHER_KEYS = Keys.plain(Token(bytes(32))), Keys.plain(Token(bytes(31) + b"1"))
+
+
+def frame(kind: Kind, purpose: str = "control", value: bytes = bytes(32), version: int = PROTOCOL) -> bytes:
+    """One frame of an opening."""
+    return FRAME.pack(MAGIC, version, kind, purpose.encode(), value)
+
+
+def answer(challenge: bytes, keys: Keys = KEYS, purpose: str = "control") -> bytes:
+    """What the dialler answers whose random bytes are all zero."""
+    return frame(Kind.ANSWER, purpose, _proof(keys, "dialler", purpose, bytes(32), challenge[-32:]))
+
+
+class Dialler:
+    """Somebody who dials, and what came of it."""
+
+    def __init__(self) -> None:
+        self.opening: Opening
+        self.end: Any = None
+        self.failed: list[tuple[str, bool]] = []
+
+    def opened(self, end: Any) -> None:
+        self.end = end
+
+    def has_failed(self, why: str, final: bool) -> None:
+        self.failed.append((why, final))
+
+
+class Lobby:
+    """A door that serves control and data."""
+
+    def __init__(self, keys: Keys = KEYS, listener: socket.socket | None = None) -> None:
+        self.loop = Loop()
+        self.lines: list[str] = []
+        self.came: list[tuple[str, Any]] = []
+        """Connections that were let in: what for, and the socket."""
+        self.door = Door(listener or tcp.listen(), self.loop, keys, self.lines.append)
+        for purpose in ("control", "data"):
+            self.serve(purpose)
+        self.keys = keys
+        self.ends: list[socket.socket] = []
+
+    def serve(self, purpose: str) -> None:
+        self.door.serves(purpose, lambda end: self.came.append((purpose, end)))
+
+    def dial(self, purpose: str = "control", keys: Keys | None = None, buffer: int | None = None) -> Dialler:
+        """Dial as another host does. `buffer`: bytes that wait there unread."""
+        one = Dialler()
+        if buffer is None:
+            to = self.door.address, keys or self.keys, purpose, self.loop
+            one.opening = dial(*to, opened=one.opened, failed=one.has_failed)
+        else:
+            end = self.loop.dial(self.door.address)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            side = dials(end, keys or self.keys, purpose)
+            one.opening = Opening(side, self.loop, opened=lambda it: one.opened(it.end), failed=one.has_failed)
+        return one
+
+    def stranger(self, said: bytes = b"") -> socket.socket:
+        """Somebody who dials and says this, and whom nothing holds up."""
+        end = socket.create_connection(self.door.address)
+        end.setblocking(False)
+        if said:
+            end.send(said)
+        self.ends.append(end)
+        return end
+
+    def heard(self, end: socket.socket, size: int) -> bytes:
+        """So many bytes that come to somebody."""
+        data = bytearray()
+
+        def there() -> bool:
+            try:
+                data.extend(end.recv(size - len(data)))
+            except BlockingIOError:
+                return False
+            return len(data) >= size
+
+        self.until(there)
+        return bytes(data)
+
+    def until(self, there: Callable[[], object]) -> None:
+        """Let the loop go round until that is so."""
+        end = time.monotonic() + PATIENCE
+        while not there():
+            assert time.monotonic() < end, "it never came to that"
+            self.loop.wait(0.02)  # what it waits for may be at a socket that the loop does not watch
+
+    def close(self) -> None:
+        """Leave nothing."""
+        self.door.close()
+        for end in [*self.ends, *(end for _, end in self.came)]:
+            end.close()
+        self.loop.close()
+
+
+def has_ended(end: socket.socket) -> bool:
+    """Whether the other end has closed the connection."""
+    try:
+        return not end.recv(1 << 16)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
