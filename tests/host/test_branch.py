@@ -11,6 +11,7 @@ from paceline.core.choice import choose
 from paceline.core.items import Blob, Update, Version
 from paceline.core.orders import Release, StartPush
 from paceline.host import branch, messages
+from paceline.host.between import Attached
 from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Peer
@@ -27,6 +28,7 @@ class Host:
     def __init__(self, fixed_bytes: int = OFFER.fixed_bytes) -> None:
         choice = choose("asp", registry())
         workers, self.news = Mock(numbers=[2, 3]), Mock()
+        self.workers = workers
         places = plan(choice.spec, choice.unapplied, 4)
         self.carrier = Carrier("node-1", places.places, lambda: 0.0)
         self.carrier.meet(*HEAD)
@@ -124,6 +126,20 @@ def test_who_lacks_a_version_that_will_never_come_is_told(host: Host) -> None:
     host.carrier.refused(HEAD, 3, "it is not here any more")
     assert host.lacking() == [(2, f"{Version(1)} can't come: it is not here any more")]
     assert host.taken() == []
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_a_worker_is_ended_that_waits_for_what_the_head_has_for_it_and_that_can_t_come(
+    host: Host, begins_anew: bool
+) -> None:
+    """Though it trains no more: its script waits in `finish`, or for a version to evaluate. Not so a later process."""
+    host.branch.left(2, died=False)
+    host.branch.say(2, messages.FinalRecorded(), Attached("attached 0", 7))
+    if begins_anew:
+        host.branch.returns(2)
+    host.carrier.refused(HEAD, 3, "why")
+    ended = [call.args for call in host.workers.give_up.call_args_list]
+    assert ended == [] if begins_anew else [(2, "what the head has for it can't come: why")]
 
 
 @pytest.mark.parametrize("request_", [1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.errors import MessageUnreadable, PeerLost
+from paceline.errors import MessageUnreadable, PeerLost, RunFailed
 from paceline.host import messages
 from paceline.host.contract import NotHere
 from paceline.protocols import registry
@@ -164,6 +165,27 @@ class TestOrders:
         assert one.crew.handed == [(0, "the state")]
         one.said_by_store(messages.StateReady(0, "it can't be packed"))
         assert one.news.told("refused") == [("it can't be packed",)]
+
+    def test_what_is_recorded_comes_along_wherever_the_worker_is(
+        self, training: Callable[..., Company], tmp_path: Path
+    ) -> None:
+        """So a path of this machine is told to no other, and several workers may be told of one version."""
+        one, file = training(2), tmp_path / "7.safetensors"
+        file.write_text("version 7")
+        before = descriptors()
+        for worker in (1, 0):
+            one.host.show_recorded(worker, messages.Evaluate(7), str(file))
+        one.host.show_recorded(0, messages.FinalRecorded(), str(file))
+        one.host.show_recorded(1, messages.FinalRecorded(), None)
+        assert one.told == [
+            *((worker, messages.Evaluate(7)) for worker in (1, 0)),
+            (0, messages.FinalRecorded()),
+            (1, messages.FinalRecorded()),
+        ]
+        assert one.crew.handed == [(1, "version 7"), (0, "version 7"), (0, "version 7"), (1, None)]
+        assert descriptors() == before
+        with pytest.raises(RunFailed, match="/none can't be read any more: No such file or directory"):
+            one.host.show_recorded(0, messages.Evaluate(8), str(tmp_path / "none"))
 
     @pytest.mark.parametrize(
         ("protocol", "strange", "what"),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import main
-from paceline.fabric.unix import Channel
+from paceline.errors import RunFailed
+from paceline.fabric.unix import Channel, attached
 from paceline.host import messages
 from paceline.host.evaluator import Evaluator
 from paceline.host.loop import Loop
@@ -19,7 +20,8 @@ from support.scripts import ENDLESS, training
 class Spare:
     """An evaluator, the other end of its channel, and what it told."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.told: list[object] = []
         self.loop = Loop()
         self.evaluator = Evaluator(
@@ -30,11 +32,19 @@ class Spare:
         )
         self.process = Channel(self.evaluator.connect(), messages.ToEvaluator, "the coordinator")
 
+    def recorded(self, version: int) -> None:
+        """This version is on disk."""
+        file = self.folder / f"{version}.safetensors"
+        file.write_text(f"version {version}")
+        self.evaluator.recorded(version, str(file))
+
     def asked(self) -> list[int]:
-        """Versions that the process was told to evaluate since this was last asked."""
+        """Versions that the process was told to evaluate since this was last asked. Its file came along with each."""
         found = []
         while self.process.ready(0):
-            found.append(self.process.receive()[0].version)
+            order, (file,) = self.process.receive()
+            assert attached(file) == f"version {order.version}".encode()
+            found.append(order.version)
         return found
 
     def says(self, message: messages.Evaluated | messages.EvaluationFailed) -> None:
@@ -43,8 +53,8 @@ class Spare:
 
 
 @pytest.fixture
-def spare() -> Iterator[Spare]:
-    spare = Spare()
+def spare(tmp_path: Path) -> Iterator[Spare]:
+    spare = Spare(tmp_path)
     yield spare
     spare.evaluator.end()
     spare.process.close()
@@ -54,7 +64,7 @@ def spare() -> Iterator[Spare]:
 def test_versions_are_evaluated_one_at_a_time_in_the_order_in_which_they_are_recorded(spare: Spare) -> None:
     assert spare.evaluator.idle
     for version in (2, 4, 9):
-        spare.evaluator.recorded(version, f"{version}.safetensors")
+        spare.recorded(version)
     assert spare.asked() == [2]
     spare.says(messages.Evaluated(2, {"loss": 0.5}))
     assert spare.asked() == [4]
@@ -66,17 +76,17 @@ def test_versions_are_evaluated_one_at_a_time_in_the_order_in_which_they_are_rec
 
 
 def test_what_evaluate_raises_is_told_and_nothing_more_is_evaluated(spare: Spare) -> None:
-    spare.evaluator.recorded(1, "1")
-    spare.evaluator.recorded(2, "2")
+    spare.recorded(1)
+    spare.recorded(2)
     spare.says(messages.EvaluationFailed(1, "NameError: data"))
     assert (spare.told, spare.asked(), spare.evaluator.idle) == ([(1, "NameError: data")], [1], True)
 
 
 def test_nobody_waits_for_an_evaluator_that_has_died(spare: Spare) -> None:
-    spare.evaluator.recorded(1, "1")
+    spare.recorded(1)
     spare.process.close()
     spare.loop.wait(0.0)
-    spare.evaluator.recorded(2, "2")
+    spare.recorded(2)
     assert (spare.told, spare.evaluator.idle) == (["lost"], True)
     spare.evaluator.end()  # as at the run's end
 
@@ -87,10 +97,15 @@ def test_nobody_waits_for_an_evaluator_that_has_died(spare: Spare) -> None:
 def test_an_evaluator_that_answers_what_it_was_not_asked_is_let_go(
     message: messages.Evaluated | messages.EvaluationFailed, spare: Spare
 ) -> None:
-    spare.evaluator.recorded(1, "1")
+    spare.recorded(1)
     spare.says(messages.Evaluated(1, {}))
     spare.says(message)
     assert (spare.told, spare.evaluator.idle) == ([(1, {}), "lost"], True)
+
+
+def test_a_recorded_version_that_is_there_no_more_is_named(spare: Spare) -> None:
+    with pytest.raises(RunFailed, match=r"/gone\.safetensors can't be read any more: No such file or directory"):
+        spare.evaluator.recorded(1, str(spare.folder / "gone.safetensors"))
 
 
 COUNTING = """

@@ -299,10 +299,11 @@ def test_processes_exit_once_all_scripts_have_ended_and_the_last_version_is_on_d
     assert stage.crew.take() == [], "the last version is being written"
     record = stage.loop.lines["the store"].sent[-1]
     assert isinstance(record, messages.Record)
-    Path(record.file).write_bytes(b"")
+    Path(record.file).write_bytes(b"version 0")
     stage.loop.hear("the store", messages.Recorded(0, "sha"))
     assert not stage.coordinator.ended()
     assert stage.crew.take() == [(1, "FinalRecorded")]
+    assert stage.crew.handed == [(1, "version 0")]
     stage.crew.hear(1, messages.ScriptEnded())
     assert not stage.coordinator.ended()
     assert stage.crew.take() == [(0, "Exit"), (1, "Exit")]

@@ -114,8 +114,8 @@ PROPER: dict[str, tuple[str, list[str | Message]]] = {
         ],
     ),
     "that it waits for the end, twice": ("ripples", [*STARTED, "heard", m.FinishWanted(), m.FinishWanted()]),
-    "the metrics that it was asked for": ("asp", [*STARTED, m.Evaluate(7, ""), "heard", m.Evaluated(7, {})]),
-    "why it could not evaluate": ("asp", [*STARTED, m.Evaluate(7, ""), "heard", m.EvaluationFailed(7, "")]),
+    "the metrics that it was asked for": ("asp", [*STARTED, m.Evaluate(7), "heard", m.Evaluated(7, {})]),
+    "why it could not evaluate": ("asp", [*STARTED, m.Evaluate(7), "heard", m.EvaluationFailed(7, "")]),
     "what harms nobody": (
         "asp",
         [m.Remarked(""), m.EpochsOver(), m.GivenBack([]), m.ScriptEnded(), m.SnapshotTaken()],
@@ -167,8 +167,8 @@ STRANGE: dict[str, tuple[str, list[str | Message]]] = {
     "too many questions for the state": ("asp", [*STARTED, "heard", *([m.StateWanted()] * (MOST_QUESTIONS + 1))]),
     "that it waits for the end before the start": ("asp", [OFFERED, m.FinishWanted()]),
     "metrics that nobody asked for": ("asp", [*STARTED, "heard", m.Evaluated(7, {})]),
-    "metrics of another version": ("asp", [*STARTED, m.Evaluate(7, ""), "heard", m.Evaluated(8, {})]),
-    "metrics twice": ("asp", [*STARTED, m.Evaluate(7, ""), "heard", m.Evaluated(7, {}), m.Evaluated(7, {})]),
+    "metrics of another version": ("asp", [*STARTED, m.Evaluate(7), "heard", m.Evaluated(8, {})]),
+    "metrics twice": ("asp", [*STARTED, m.Evaluate(7), "heard", m.Evaluated(7, {}), m.Evaluated(7, {})]),
     "a failure that nobody asked for": ("asp", [*STARTED, "heard", m.EvaluationFailed(7, "")]),
 }
 UNLIKE: dict[str, m.StepFinished] = {

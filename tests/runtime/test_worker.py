@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from paceline.cluster.scenario import Scenario
 from paceline.core.choice import choose
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, PeerLost, RunFailed
-from paceline.fabric.unix import Channel, attached, pair
+from paceline.fabric.unix import Channel, attached, attachment, pair
 from paceline.host import messages
 from paceline.protocols import registry
 from paceline.runtime.settings import Settings
@@ -46,6 +47,13 @@ def ends() -> Any:
     coordinator.close()
 
 
+def send_final(coordinator: Channel) -> None:
+    """The last version is recorded: here it is."""
+    file = attachment(b"final")
+    coordinator.send(messages.FinalRecorded(), (file,))
+    os.close(file)
+
+
 def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:
     """Each would be answered, nobody would read the answers, and `finish` would miss its own in a full channel."""
     link, coordinator = ends
@@ -62,9 +70,9 @@ def test_a_stopped_worker_still_gets_the_final_parameters(ends: Any) -> None:
     link, coordinator = ends
     coordinator.send(messages.Stop(at_once=False))
     coordinator.send(messages.EpochOver())
-    coordinator.send(messages.FinalRecorded("final"))
+    send_final(coordinator)
     assert link.lease(0, Orders([[4, 5], [6]], seed=0)) is None
-    assert link.finish() == Path("final")
+    assert attached(link.finish()) == b"final"
 
 
 def test_a_lease_of_a_new_epoch_is_given_after_its_order_is_told(ends: Any) -> None:
@@ -204,8 +212,8 @@ def test_a_worker_that_waits_in_finish_keeps_what_is_ordered_meanwhile(ends: Any
     orders: list[Keep] = []
     monkeypatch.setattr(prepare, "keep", orders.extend)
     coordinator.send(messages.Keep(40, 6, 1))
-    coordinator.send(messages.FinalRecorded("final"))
-    assert link.finish() == Path("final")
+    send_final(coordinator)
+    assert attached(link.finish()) == b"final"
     assert orders == [Keep(snapshot=40, step=6, epoch=1)]
     coordinator.send(messages.Keep(50, 6, 1))
     coordinator.send(messages.Exit())

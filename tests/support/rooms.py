@@ -108,6 +108,10 @@ class Clockwork:
         self.time = until
 
 
+FILES = messages.TakeUp | messages.OptimizerState | messages.FinalRecorded | messages.Evaluate
+"""What workers are told that the file of something packed or recorded may come along with."""
+
+
 class Crew:
     """Stands in for the workers' processes."""
 
@@ -115,7 +119,7 @@ class Crew:
         self.numbers = range(workers)
         self.told: list[tuple[int, messages.Message]] = []
         self.handed: list[tuple[int, str | None]] = []
-        """Workers that were told to take up, or the optimizer's state, and what was packed that came along."""
+        """Workers that were told what a file may come along with, and the bytes of that file."""
         self.killed: list[int] = []
         self.started: list[int] = []
         self.died_of: list[tuple[int, str, str]] = []
@@ -130,7 +134,7 @@ class Crew:
 
     def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         self.told.append((worker, message))
-        if isinstance(message, messages.TakeUp | messages.OptimizerState):
+        if isinstance(message, FILES):
             packed = [os.pread(descriptor, 100, 0).decode() for descriptor in descriptors]
             self.handed.append((worker, packed[0] if packed else None))
 

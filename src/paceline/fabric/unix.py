@@ -11,6 +11,9 @@ import os
 import select
 import socket
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -46,6 +49,15 @@ def attached(descriptor: int) -> bytes:
     with open(descriptor, "rb") as file:
         file.seek(0)
         return file.read()
+
+
+@contextmanager
+def path_of(descriptor: int) -> Iterator[Path]:
+    """A path of the file that came along with a message, for what opens files by their paths. Then close the file."""
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 class Channel:

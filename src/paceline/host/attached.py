@@ -1,13 +1,31 @@
-"""Files that come along with messages between hosts: as bytes, which the other host fetches into a file of its own."""
+"""Files that come along with messages: between hosts as bytes, which the other host fetches into a file of its own."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from paceline.core.items import Item
-from paceline.host.carrier import Carrier
+from paceline.errors import RunFailed
+
+if TYPE_CHECKING:  # which a run on one host does without
+    from paceline.host.carrier import Carrier
+
+
+@contextmanager
+def recorded_file(path: str) -> Iterator[int]:
+    """The descriptor of a file that the run has recorded. Raises RunFailed if the file is there no more."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RunFailed(f"{path} can't be read any more: {error.strerror}") from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def file_bytes(descriptor: int) -> memoryview:

@@ -229,7 +229,8 @@ class Branch:
 
         def lost(why: str) -> None:
             os.close(file)
-            self._news.lacks(worker, f"what the head has for it can't come: {why}")
+            if self._seats[worker] is seat:  # also one that trains no more waits for that
+                self._workers.give_up(worker, f"what the head has for it can't come: {why}")
 
         self._carrier.fetch(Blob(attached.name), ("attached", attached.name), there, lost)
 

@@ -120,6 +120,12 @@ class Host(Protocol):
     def adopt(self, worker: int) -> None:
         """Have the worker write what its script changed the first version to. All begin with that once it has."""
 
+    def show_recorded(self, worker: int, message: messages.ToWorker, file: str | None) -> None:
+        """Tell the worker this. What is recorded in that file comes along, wherever the worker is.
+
+        Raises RunFailed if the file is there no more.
+        """
+
     def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
         """Have a version written to that file: `News.written` tells when.
 

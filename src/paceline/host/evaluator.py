@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import MessageUnreadable, PeerLost
-from paceline.fabric.unix import Channel, End
+from paceline.fabric.unix import Channel, End, path_of
 from paceline.host import messages
+from paceline.host.attached import recorded_file
 from paceline.host.loop import Loop
 from paceline.host.outbox import Outbox
 from paceline.host.processes import fork_orphan
@@ -44,15 +45,17 @@ def _serve(measure: Measure, end: socket.socket, worker: Channel, show: Show) ->
     channel = Channel(end, messages.ToEvaluator, "the coordinator")
     try:
         while True:
-            order, _ = channel.receive()
-            channel.send(_measured(measure, order.version, order.file, show))
+            order, (descriptor,) = channel.receive()
+            with path_of(descriptor) as file:
+                measured = _measured(measure, order.version, file, show)
+            channel.send(measured)
     except PeerLost:
         return 1
 
 
-def _measured(measure: Measure, version: int, file: str, show: Show) -> messages.Evaluated | messages.EvaluationFailed:
+def _measured(measure: Measure, version: int, file: Path, show: Show) -> messages.Evaluated | messages.EvaluationFailed:
     try:
-        return messages.Evaluated(version, measure(version, Path(file)))
+        return messages.Evaluated(version, measure(version, file))
     except Exception as error:
         show(error)
         return messages.EvaluationFailed(version, f"{type(error).__name__}: {error}")
@@ -132,5 +135,6 @@ class Evaluator:
     def _go_on(self) -> None:
         if self._busy is not None or not self._versions or self._outbox is None:
             return
-        self._busy, file = self._versions.popleft()
-        self._outbox.send(messages.Evaluate(self._busy, file))
+        self._busy, path = self._versions.popleft()
+        with recorded_file(path) as file:
+            self._outbox.send(messages.Evaluate(self._busy), (file,))

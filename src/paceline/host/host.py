@@ -27,6 +27,7 @@ from paceline.core.orders import (
 from paceline.fabric.memory import Region
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
+from paceline.host.attached import recorded_file
 from paceline.host.averages import Averages
 from paceline.host.commits import NEWEST, Commits
 from paceline.host.contract import News, Progress, Resumption, Updates
@@ -325,6 +326,14 @@ class LocalHost:
                 self.averages.failed(group)
             case ReplicaCopied(worker=worker):
                 self.joins.copied(worker)
+
+    def show_recorded(self, worker: int, message: messages.ToWorker, file: str | None) -> None:
+        """See `contract.Host`."""
+        if file is None:
+            self._tell(worker, message)
+            return
+        with recorded_file(file) as descriptor:
+            self._tell(worker, message, (descriptor,))
 
     def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
         """See `contract.Host`."""

@@ -409,16 +409,17 @@ class AdoptedAlready(Message):
 
 
 class FinalRecorded(Message):
-    """All workers have ended. Here is the file with the final version, if there is one."""
+    """All workers have ended. The file with the final version comes along, if there is one."""
 
-    file: str | None
+    descriptors: ClassVar[int] = 1
 
 
 class Evaluate(Message):
-    """Run the script's `evaluate` on this recorded version."""
+    """Run the script's `evaluate` on this recorded version, whose file comes along."""
+
+    descriptors: ClassVar[int] = 1
 
     version: int
-    file: str
 
 
 class Exit(Message):

@@ -269,6 +269,10 @@ class SeveralHosts:
         self._head.adopt(worker)
         self._tell(worker, between.Adopt(worker))
 
+    def show_recorded(self, worker: int, message: messages.ToWorker, file: str | None) -> None:
+        """See `contract.Host`."""
+        self._head.show_recorded(worker, message, file)
+
     def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
         """See `contract.Host`."""
         self._head.record(version, workers, file, buffers)

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable
 from paceline.host import messages
 from paceline.runtime.member import Member
 
-Send = Callable[[Member, messages.Message], None]
+Show = Callable[[int, messages.ToWorker, str], None]
+"""See `contract.Host.show_recorded`."""
 
 
 class Evaluations:
     """Evaluates one version at a time, in order, by the lowest worker that is there."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, show: Show) -> None:
+        self._show = show
         self._versions: deque[tuple[int, str]] | None = None
         self.present: tuple[Member, int] | None = None
         """The worker that evaluates now, and the version."""
@@ -48,7 +49,7 @@ class Evaluations:
         version, file = self._versions.popleft()
         self.present, self._file = (ended[0], version), file
         ended[0].wait(f"version {version} is being evaluated")
-        self._send(ended[0], messages.Evaluate(version, file))
+        self._show(ended[0].worker, messages.Evaluate(version), file)
         return True
 
     def done(self) -> None:

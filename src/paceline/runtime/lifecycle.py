@@ -193,7 +193,7 @@ class Closing:
             evaluates = self.training.offer.evaluates and rooms.ending.outcome == "completed"
         for member in rooms.leaving.let_finish():
             member.wait(None)
-            rooms.send(member, messages.FinalRecorded(rooms.recordings.final))
+            rooms.host.show_recorded(member.worker, messages.FinalRecorded(), rooms.recordings.final)
         if rooms.membership.running():
             return False
         if self._keeping():

@@ -151,7 +151,7 @@ class Rooms:
             give_up=self.give_up,
             stopping=lambda: self.ending.stopping,
         )
-        self.evaluations = Evaluations(self.send)
+        self.evaluations = Evaluations(self.host.show_recorded)
         self.display = Display(
             settings,
             self.members,

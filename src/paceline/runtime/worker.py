@@ -26,7 +26,7 @@ from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
 from paceline.fabric.groups import GroupAverage
 from paceline.fabric.memory import Region
-from paceline.fabric.unix import LONGEST, Channel, attached, attachment
+from paceline.fabric.unix import LONGEST, Channel, attached, attachment, path_of
 from paceline.host import messages
 from paceline.host.arithmetic_process import fork_store
 from paceline.host.averager import start_averager
@@ -433,12 +433,12 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._channel.send(messages.SnapshotTaken())
 
-    def finish(self) -> Path | None:
+    def finish(self) -> int | None:
         """See `training.link.Link`."""
         self._expect((messages.FinalRecorded,))
         self._channel.send(messages.FinishWanted())
-        message = self._await_or_keep(messages.FinalRecorded)
-        return None if message.file is None else Path(message.file)
+        _, files = self._await_or_keep(messages.FinalRecorded)
+        return files[0] if files else None
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
         """See `training.link.Link`."""
@@ -455,19 +455,20 @@ class WorkerLink:
         self._channel.send(messages.ScriptEnded())
         while True:
             match self._await_or_keep(messages.Evaluate, messages.Exit):
-                case messages.Evaluate(version=version, file=file):
+                case messages.Evaluate(version=version), (descriptor,):
                     assert self._evaluate is not None
                     if self._evaluation_threads is not None:
                         torch.set_num_threads(self._evaluation_threads)
                     try:
-                        metrics = prepare.evaluated(self._evaluate, version, Path(file))
+                        with path_of(descriptor) as file:
+                            metrics = prepare.evaluated(self._evaluate, version, file)
                         self._channel.send(messages.Evaluated(version, metrics))
                     except BaseException as error:  # sys.exit() too: the version is not evaluated
                         if self.forked:
                             raise
                         _show(error)
                         self._channel.send(messages.EvaluationFailed(version, f"{type(error).__name__}: {error}"))
-                case messages.Exit():
+                case messages.Exit(), _:
                     return
 
     def _only_here(self) -> None:
@@ -493,6 +494,18 @@ class WorkerLink:
 
         `asked`: return what is asked for at any time as well, and stopped or not.
         """
+        answer = self._await_with(*kinds, even_stopped=even_stopped, asked=asked)
+        if answer is None:
+            return None
+        message, descriptors = answer
+        if isinstance(message, kinds) and threading.get_ident() == self._thread:
+            self._descriptors = descriptors
+        return message
+
+    def _await_with(
+        self, *kinds: type[messages.Message], even_stopped: bool = False, asked: bool = False
+    ) -> tuple[Any, list[int]] | None:
+        """See `_await`. Return the message with the descriptors that came along."""
         self._expect(kinds)
         with self._turn:
             while True:
@@ -500,28 +513,31 @@ class WorkerLink:
                     message = answer[0]
                     if asked and isinstance(message, ASKED):
                         self._answers.remove(answer)
-                        return message
+                        return answer
                     if isinstance(message, kinds) and (even_stopped or not self._stopped):
                         self._answers.remove(answer)
                         self._awaited.remove(kinds)
-                        if threading.get_ident() == self._thread:
-                            self._descriptors = answer[1]
-                        return message
+                        return answer
                 if self._stopped and not even_stopped:
                     return None
                 self._hear()
                 self._leave_if_told()
 
-    def _await_or_keep(self, *kinds: type[messages.Message]) -> Any:
-        """Wait for a message of these kinds. No step is made meanwhile, so what the script keeps is packed at once."""
+    def _await_or_keep(self, *kinds: type[messages.Message]) -> tuple[Any, list[int]]:
+        """Wait for a message of these kinds, with the descriptors that come along.
+
+        No step is made meanwhile, so what the script keeps is packed at once.
+        """
         while True:
-            match message := self._await(*kinds, even_stopped=True, asked=True):
+            answer = self._await_with(*kinds, even_stopped=True, asked=True)
+            assert answer is not None  # it is answered even when the run is stopped
+            match answer[0]:
                 case messages.HandOver(worker=worker, joining=joining):
                     prepare.hand_over(HandOver(worker=worker, joining=joining))
-                case messages.Keep():
-                    prepare.keep([self._to_keep(message)])
+                case messages.Keep() as keep:
+                    prepare.keep([self._to_keep(keep)])
                 case _:
-                    return message
+                    return answer
 
     def _to_keep(self, message: messages.Keep) -> Keep:
         self._keeps += 1

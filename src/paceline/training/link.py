@@ -297,8 +297,11 @@ class Link(Protocol):
     def snapshot_taken(self) -> None:
         """The snapshot is copied."""
 
-    def finish(self) -> Path | None:
-        """Wait for all workers. Return the file with the final parameters; None if the run was cut short."""
+    def finish(self) -> int | None:
+        """Wait for all workers. Return the descriptor of the file with the final parameters, to be closed.
+
+        None: the run was cut short.
+        """
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
         """Record scalars of this step."""

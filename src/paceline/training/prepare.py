@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import ConfigError
 from paceline.fabric.memory import Region
+from paceline.fabric.unix import path_of
 from paceline.training.alone import unjoined
 from paceline.training.buffers import POLICIES
 from paceline.training.evaluating import metric_names, metrics_of
@@ -241,7 +242,8 @@ def finish() -> None:
         held = dict(session.model.named_buffers())
         if not session.holder.hold_newest():  # else its parameters are in memory, and need not be read from the file
             held |= dict(session.model.named_parameters())
-        install(held, file)
+        with path_of(file) as path:
+            install(held, path)
         session.live = False
 
 
