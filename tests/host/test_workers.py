@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.fabric.unix import Channel, pair
 from paceline.host import messages
 from paceline.host.loop import Loop
-from paceline.host.output import Output
 from paceline.host.processes import exit_phrase
 from paceline.host.turns import Turns
-from paceline.host.workers import Process, Workers
+from paceline.host.workers import PIECE, Process, Workers
 from paceline.host.zygote import Zygote
 from support.events import LONG
+from support.outputs import output_to
 from support.rooms import OFFER
 
 Body = Callable[[Channel], int]
@@ -34,11 +35,13 @@ class Company:
     `first` is told before all else. Workers in `late` are left to the test to start.
     """
 
-    def __init__(self, folder: Path, *bodies: Body, first: messages.Message | None, late: tuple[int, ...]) -> None:
+    def __init__(
+        self, folder: Path, *bodies: Body, first: messages.Message | None, late: tuple[int, ...], output: Any = None
+    ) -> None:
         self.folder = folder
         self.zygote = Zygote(partial(become, bodies))
         self.loop = Loop()
-        self.output = Output(shown_on=sys.stdout, prefix=True)
+        self.output = output_to(sys.stdout, folder, prefix=True) if output is None else output
         self.heard: list[tuple[int, object]] = []
         self.workers = Workers(self.loop, self.output, self._fork)
         self.workers.start([worker for worker in range(len(bodies)) if worker not in late])
@@ -51,17 +54,16 @@ class Company:
 
     def _fork_one(self, worker: int) -> Process:
         ours, theirs = pair()
-        printed, output = os.pipe()
+        printed, prints = os.pipe()
         os.set_blocking(printed, False)
-        (process,) = self.zygote.fork([(worker, (theirs.fileno(), output))])
+        (process,) = self.zygote.fork([(worker, (theirs.fileno(), prints))])
         theirs.close()
-        os.close(output)
+        os.close(prints)
         return Process(
             worker=worker,
             process=process,
             watch=os.pidfd_open(process),
             channel=Channel(ours, messages.FromWorker, f"worker {worker}"),
-            log=self.folder / f"worker-{worker}.log",
             printed=printed,
             turns=Turns(stored=True),
         )
@@ -90,8 +92,8 @@ class Company:
 
 
 def become(bodies: tuple[Body, ...], worker: int, descriptors: list[int]) -> int:
-    end, output = descriptors
-    os.dup2(output, 1)
+    end, printed = descriptors
+    os.dup2(printed, 1)
     return bodies[worker](Channel(socket.socket(fileno=end), messages.ToWorker, "the coordinator"))
 
 
@@ -99,8 +101,10 @@ def become(bodies: tuple[Body, ...], worker: int, descriptors: list[int]) -> int
 def company(adopting: None, tmp_path: Path) -> Iterator[Callable[..., Company]]:
     made: list[Company] = []
 
-    def make(*bodies: Body, first: messages.Message | None = None, late: tuple[int, ...] = ()) -> Company:
-        made.append(Company(tmp_path, *bodies, first=first, late=late))
+    def make(
+        *bodies: Body, first: messages.Message | None = None, late: tuple[int, ...] = (), output: Any = None
+    ) -> Company:
+        made.append(Company(tmp_path, *bodies, first=first, late=late, output=output))
         return made[-1]
 
     yield make
@@ -154,14 +158,98 @@ def test_what_a_worker_had_printed_is_passed_on_before_its_end(
     made.let_them_end()
     assert made.until_all_have_gone() == [(0, "exit code 3")]
     assert capsys.readouterr().out == "[worker 0] a word\n" * 10
-    assert made.workers.processes[0].log.read_text() == "a word\n" * 10
+    assert (made.folder / "worker-0.log").read_text() == "a word\n" * 10
+
+
+class Slow:
+    """Takes what workers print, so many pieces at a time."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.pieces: list[bytes] = []
+
+    @property
+    def full(self) -> bool:
+        return len(self.pieces) >= self.room
+
+    def printed(self, worker: int, data: bytes) -> None:
+        assert len(data) <= PIECE
+        self.pieces.append(data)
+
+    def say(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def prints_much(channel: Channel) -> int:
+    """More than a pipe has room for, and than is read at once. It says so each time that a part is printed."""
+    for number in range(8):
+        os.write(1, bytes([number]) * MUCH)
+        channel.send(messages.Remarked(str(number)))
+    return 0
+
+
+MUCH = 1 << 17
+
+
+def test_a_worker_waits_that_prints_more_than_is_read_and_all_of_it_is_passed_on_before_its_end(
+    company: Callable[..., Company],
+) -> None:
+    slow = Slow(room=1)
+    made = company(prints_much, output=slow)
+    soon = time.monotonic() + LONG
+    while not slow.full:
+        assert time.monotonic() < soon
+        made.loop.wait(0.1)
+    for _ in range(5):
+        made.loop.wait(0.01)
+    assert (len(slow.pieces), made.heard) == (1, []), "no more is read, and the worker waits"
+    taken = b""
+    while made.workers.processes[0].here:
+        assert time.monotonic() < soon
+        taken += b"".join(slow.pieces)
+        slow.pieces.clear()
+        made.workers.read_on()
+        made.loop.wait(0.1)
+    taken += b"".join(slow.pieces)
+    assert taken == b"".join(bytes([number]) * MUCH for number in range(8))
+    assert made.heard[-1] == (0, "exit code 0")
+
+
+def test_what_is_in_the_pipe_is_passed_on_before_a_worker_s_end_though_it_is_held_up(
+    company: Callable[..., Company],
+) -> None:
+    slow = Slow(room=0)
+    made = company(prints_and_ends, prints_and_ends, output=slow)
+    made.let_them_end()
+    made.until_all_have_gone()
+    assert b"".join(slow.pieces) == b"a word\n" * 20
+
+
+def test_the_end_of_a_worker_is_told_though_somebody_prints_on_in_its_place(company: Callable[..., Company]) -> None:
+    """A process that its script has started, in a session of its own, may do so without end."""
+    made = company(prints_and_ends, output=Slow(room=100))
+    made.let_them_end()
+    stranger = os.open(f"/proc/self/fd/{made.workers.processes[0].printed}", os.O_WRONLY | os.O_NONBLOCK)
+    read = os.read
+
+    def read_and_print(source: int, most: int) -> bytes:
+        data = read(source, most)
+        os.write(stranger, bytes(len(data)))
+        return data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "read", read_and_print)
+        assert made.until_all_have_gone() == [(0, "exit code 3")]
+    os.close(stranger)
 
 
 def test_a_worker_s_end_leaves_no_descriptor_open(company: Callable[..., Company]) -> None:
     made = company(prints_and_ends)
-    made.until_all_have_gone()
     process = made.workers.processes[0]
-    for descriptor in (process.printed, process.watch):
+    descriptors = process.printed, process.watch
+    made.until_all_have_gone()
+    for descriptor in descriptors:
         assert descriptor is not None
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
@@ -247,7 +335,7 @@ def test_what_a_worker_prints_that_is_started_again_is_appended_to_its_log(compa
     made.until_all_have_gone()
     made.workers.start([0])
     made.until_all_have_gone()
-    assert made.workers.processes[0].log.read_text() == "a word\n" * 20
+    assert (made.folder / "worker-0.log").read_text() == "a word\n" * 20
 
 
 def test_a_worker_that_is_here_is_not_started_again(company: Callable[..., Company]) -> None:

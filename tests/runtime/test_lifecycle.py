@@ -244,7 +244,7 @@ def test_a_death_is_told_and_borne_or_ends_the_run(
     stage = training(Stage(tmp_path, workers=2, on_loss=on_loss))
     stage.rooms.members[1].step = 3
     stage.crew.gone(1, status)
-    ((worker, _, at),) = stage.crew.died_of
+    ((worker, _, at),) = stage.output.died_of
     assert (worker, at) == (1, " in step 3" + ("" if error else "; the others go on"))
     assert (stage.rooms.ending.error or "").startswith(error or "")
     assert stage.rooms.ending.stopping == (error is not None)
@@ -254,7 +254,7 @@ def test_of_the_last_worker_that_dies_it_is_not_said_that_others_go_on(tmp_path:
     stage = training(Stage(tmp_path, workers=2))
     for worker in range(2):
         stage.crew.gone(worker, KILLED)
-    assert [at for _, _, at in stage.crew.died_of] == ["; the others go on", ""]
+    assert [at for _, _, at in stage.output.died_of] == ["; the others go on", ""]
 
 
 def test_a_process_that_exits_well_though_its_script_could_not_tell_has_finished(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_process_that_exits_well_though_its_script_could_not_tell_has_finished
     stage = training(Stage(tmp_path))
     finish(stage, 4)
     stage.crew.gone(0, 0)
-    assert stage.crew.died_of == []
+    assert stage.output.died_of == []
     assert list(stage.rooms.happened) == [WorkerLeft(worker=0, reason="finished", at=0.0)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from paceline.core.listed import MOST
 from paceline.host.output import Output
 from paceline.runtime.member import Member
 from paceline.runtime.waits import WaitReports
+from support.outputs import output_to
 
 
 def member(worker: int, **known: Any) -> Member:
@@ -28,8 +30,8 @@ def later() -> list[Callable[[], None]]:
 
 
 @pytest.fixture
-def output(later: list[Callable[[], None]]) -> Iterator[Output]:
-    found = Output(shown_on=None, prefix=False)  # type: ignore[arg-type]
+def output(later: list[Callable[[], None]], tmp_path: Path) -> Iterator[Output]:
+    found = output_to(sys.stdout, tmp_path, shows=False)
     found.after = lambda _, call: later.append(call)
     yield found
     found.close()
@@ -39,9 +41,8 @@ def test_of_hundreds_that_die_at_once_the_first_are_told_one_by_one_and_the_othe
     output: Output, later: list[Callable[[], None]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for worker in range(200):
-        log = tmp_path / f"worker-{worker}.log"
-        log.write_text(f"the last word of worker {worker}\n")
-        output.died(worker, log, "killed by SIGKILL", f" in step {worker}; the others go on", shown=False)
+        (tmp_path / f"worker-{worker}.log").write_text(f"the last word of worker {worker}\n")
+        output.died(worker, "killed by SIGKILL", f" in step {worker}; the others go on")
     said = capsys.readouterr().err.splitlines()
     assert said[-3:] == [
         "paceline: worker 7 died (killed by SIGKILL) in step 7; the others go on",
@@ -53,17 +54,20 @@ def test_of_hundreds_that_die_at_once_the_first_are_told_one_by_one_and_the_othe
     tell()
     rest = f"paceline: workers 8-199 died, too (killed by SIGKILL); what was printed there is in {tmp_path}\n"
     assert capsys.readouterr().err == rest
-    output.died(200, tmp_path / "none", "killed by SIGKILL", "", shown=False)
+    output.died(200, "killed by SIGKILL", "")
     assert len(later) == 2, "the next ones are told as soon"
-    output.died(201, tmp_path / "none", "exit code 1", "", shown=False)
+    output.died(201, "exit code 1", "")
     assert capsys.readouterr().err == "paceline: worker 201 died (exit code 1)\n", "another kind is told at once"
     output.close()
     assert capsys.readouterr().err == rest.replace("workers 8-199", "worker 200")
 
 
-def test_logs_that_can_t_be_written_are_told_in_a_few_lines(output: Output, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_that_can_t_be_written_are_told_in_a_few_lines(
+    output: Output, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for worker in range(30):
-        output._keep(worker, Path("/dev/full"), b"word\n")
+        (tmp_path / f"worker-{worker}.log").symlink_to("/dev/full")
+        output.printed(worker, b"word\n")
     assert len(capsys.readouterr().err.splitlines()) == MOST
     output.say_gathered()
     lack = "can't be written (No space left on device): they lack the rest of what these workers print"

@@ -14,107 +14,96 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.host.output import LONGEST, Output
+from paceline.host.output import LONGEST
 from paceline.runtime.progress import Screen
 from paceline.runtime.view import View
 from support.events import LONG
 from support.launch import Launch
+from support.outputs import output_to
 from support.runs import ended
 from support.scripts import ENDLESS, training
 
 
-class Pipe:
-    """A worker's, as the coordinator reads it: what is sent comes out at `shown`."""
+class Worker:
+    """What a worker prints comes out at `shown`."""
 
     def __init__(self, tmp_path: Path, prefix: bool = False) -> None:
         self.shown = io.StringIO()
-        self.output = Output(shown_on=self.shown, prefix=prefix)
+        self.output = output_to(self.shown, tmp_path, prefix=prefix)
         self.log = tmp_path / "worker-0.log"
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
 
-    def send(self, data: bytes) -> None:
-        for start in range(0, len(data), 1 << 15):
-            os.write(self._write, data[start : start + (1 << 15)])
-            while self.output.pass_on(0, self.log, self._read):
-                pass
+    def prints(self, data: bytes) -> None:
+        self.output.printed(0, data)
 
-    def close(self) -> None:
-        os.close(self._write)
-        assert self.output.pass_on(0, self.log, self._read) == 0
-        os.close(self._read)
+    def ends(self) -> None:
+        self.output.printed(0, b"")
         self.output.close()
 
 
 @pytest.mark.parametrize("prefix", [False, True])
 def test_of_a_line_without_an_end_no_more_is_kept_than_a_line_may_have(tmp_path: Path, prefix: bool) -> None:
     """What is kept is looked through again with each piece that comes: all of 40 MB took 38 seconds."""
-    pipe = Pipe(tmp_path, prefix)
+    worker = Worker(tmp_path, prefix)
     for sent in range(1, 41):
-        pipe.send(b"x" * 50_000)
-        assert pipe.shown.getvalue().count("x") >= sent * 50_000 - LONGEST
-    pipe.close()
-    assert pipe.shown.getvalue().count("x") == 40 * 50_000
-    assert pipe.log.stat().st_size == 40 * 50_000
+        worker.prints(b"x" * 50_000)
+        assert worker.shown.getvalue().count("x") >= sent * 50_000 - LONGEST
+    worker.ends()
+    assert worker.shown.getvalue().count("x") == 40 * 50_000
+    assert worker.log.stat().st_size == 40 * 50_000
 
 
 def test_a_progress_bar_is_shown_as_it_goes(tmp_path: Path) -> None:
-    pipe = Pipe(tmp_path)
-    pipe.send(b"\r 10%\r 20%\r")
-    assert pipe.shown.getvalue() == "\r 10%\r 20%\r"
-    pipe.send(b" 30%\r")
-    assert pipe.shown.getvalue() == "\r 10%\r 20%\r 30%\r"
-    pipe.close()
+    worker = Worker(tmp_path)
+    worker.prints(b"\r 10%\r 20%\r")
+    assert worker.shown.getvalue() == "\r 10%\r 20%\r"
+    worker.prints(b" 30%\r")
+    assert worker.shown.getvalue() == "\r 10%\r 20%\r 30%\r"
+    worker.ends()
 
 
 def test_on_a_terminal_with_the_table_a_progress_bar_stands_above_it_in_one_line(tmp_path: Path) -> None:
-    terminal, pipe = io.StringIO(), Pipe(tmp_path)
+    terminal, worker = io.StringIO(), Worker(tmp_path)
     view = View(seconds=1.0, steps=2, speed=3.0, done=None, rows=())
     console = Console(file=terminal, force_terminal=True, width=100, highlight=False)
-    shown = Screen(pipe.output, "ssp", tmp_path, console)
-    pipe.send(b"before\n\r 10%\r 20%\r")
+    shown = Screen(worker.output, "ssp", tmp_path, console)
+    worker.prints(b"before\n\r 10%\r 20%\r")
     shown.show(view)
     assert "before" in terminal.getvalue()
     assert " 20%\n" in terminal.getvalue()
     assert " 10%" not in terminal.getvalue()
-    pipe.send(b" 90%\rall of it\n")
+    worker.prints(b" 90%\rall of it\n")
     shown.show(view)
     assert "all of it" in terminal.getvalue()
     assert " 90%" not in terminal.getvalue()
     shown.close()
-    pipe.close()
+    worker.ends()
 
 
 def test_what_nobody_reads_in_time_is_not_shown_and_what_comes_after_it_is(tmp_path: Path) -> None:
     read, write = os.pipe()
     with open(write, "w") as unread:
-        output = Output(shown_on=unread, prefix=False, patience=0.0)
-        log, (said, says) = tmp_path / "worker-0.log", os.pipe()
-        os.set_blocking(said, False)
+        shown = output_to(unread, tmp_path, patience=0.0)
         for _ in range(10):
-            os.write(says, b"lost\n" * 5_000)  # more than a pipe has room for
-            assert output.pass_on(0, log, said)
+            shown.printed(0, b"lost\n" * 5_000)  # more than a pipe has room for
         os.read(read, 1 << 20)
-        os.write(says, b"shown\n")
-        assert output.pass_on(0, log, said)
+        shown.printed(0, b"shown\n")
         assert os.read(read, 1 << 20) == b"shown\n"
-        assert log.read_bytes() == b"lost\n" * 50_000 + b"shown\n"
-        output.close()
-    for end in (read, said, says):
-        os.close(end)
+        assert (tmp_path / "worker-0.log").read_bytes() == b"lost\n" * 50_000 + b"shown\n"
+        shown.close()
+    os.close(read)
 
 
 def test_a_log_that_can_t_be_written_is_said_once_and_the_rest_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pipe = Pipe(tmp_path)
-    pipe.log = Path("/dev/full")
-    pipe.send(b"one\n")
-    pipe.send(b"two\n")
-    pipe.close()
-    assert pipe.shown.getvalue() == "one\ntwo\n"
+    worker = Worker(tmp_path)
+    worker.log.symlink_to("/dev/full")
+    worker.prints(b"one\n")
+    worker.prints(b"two\n")
+    worker.ends()
+    assert worker.shown.getvalue() == "one\ntwo\n"
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("paceline: /dev/full can't be written (No space left on device)")
+    assert line.startswith(f"paceline: {worker.log} can't be written (No space left on device)")
 
 
 def test_a_run_whose_standard_error_is_full_trains(launch: Launch) -> None:

@@ -21,7 +21,6 @@ from rich.console import Console
 from paceline.core.choice import choose
 from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import ApplyUpdate
-from paceline.host.output import Output
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
 from paceline.runtime import progress
@@ -32,6 +31,7 @@ from paceline.runtime.screen import screen
 from paceline.runtime.view import Curve, Row, Score, View, Watch, duration, ranges, settled, state
 from support.events import LONG
 from support.launch import Launch
+from support.outputs import output_to
 from support.scripts import training
 
 LOGGING = training("time.sleep(0.02); paceline.log(loss=1.0)", epochs=3)
@@ -348,7 +348,7 @@ def test_what_shows_each_picture_below_the_one_before_is_shown_lines(
         monkeypatch.setattr(terminal, "isatty", lambda: True)
         monkeypatch.setattr(sys, stream, terminal)
     asked: Any = Asked(quiet=False, json=False, progress=10.0, choice=choose("asp", registry()), folder=tmp_path)
-    found = progress.shower(asked, Output(shown_on=sys.stdout, prefix=False))
+    found = progress.shower(asked, output_to(sys.stdout))
     assert found is not None
     found.close()
     assert isinstance(found, Lines) == (sign is not None)
@@ -362,7 +362,7 @@ def test_times_are_written_as_clocks_show_them(seconds: float, said: str) -> Non
 
 
 def test_lines_are_said_while_anybody_trains_or_evaluates(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(Output(shown_on=sys.stdout, prefix=False), 1.0)
+    lines = Lines(output_to(sys.stdout), 1.0)
     over = tuple(replace(row, lead=None) for row in VIEW.rows)
     evaluated = replace(VIEW, rows=over, evaluated=(1, 2))
     for view in (View(1.0, 0, 0.0, None, VIEW.rows), VIEW, replace(VIEW, rows=over), evaluated):
@@ -374,7 +374,7 @@ def test_what_is_printed_meanwhile_stands_above_the_screen_and_the_screen_goes_w
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     terminal = io.StringIO()
-    output = Output(shown_on=sys.stdout, prefix=False)
+    output = output_to(sys.stdout)
     console = Console(file=terminal, force_terminal=True, width=100, height=24, highlight=False)
     shown = Screen(output, "ssp", Path("runs/one"), console)
     shown.show(VIEW)
@@ -393,7 +393,7 @@ def test_what_is_printed_meanwhile_stands_above_the_screen_and_the_screen_goes_w
 def test_no_color_leaves_no_style_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def shown() -> str:
         terminal = io.StringIO()
-        screen = Screen(Output(shown_on=sys.stdout, prefix=False), "ssp", Path(), Console(file=terminal, **looks))
+        screen = Screen(output_to(sys.stdout), "ssp", Path(), Console(file=terminal, **looks))
         screen.show(VIEW)
         screen.close()
         return terminal.getvalue()
@@ -414,7 +414,7 @@ def test_a_terminal_that_takes_no_more_is_not_written_to_until_it_does() -> None
         terminal = io.StringIO()
         terminal.fileno = pipe.fileno  # type: ignore[method-assign]
         console = Console(file=terminal, force_terminal=True, width=100)
-        shown = Screen(Output(shown_on=sys.stdout, prefix=False), "ssp", Path(), console)
+        shown = Screen(output_to(sys.stdout), "ssp", Path(), console)
         while pipe.write(b"x" * 4096):
             pass
         shown.show(VIEW)

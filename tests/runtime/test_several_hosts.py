@@ -51,6 +51,11 @@ of_each_worker()
 """Notes the process that has each worker's as its child: its host's agent, or the launcher."""
 
 
+def indented(text: str) -> str:
+    """The text as a part of the script's loop."""
+    return text.strip().replace("\n", "\n        ")
+
+
 def script(before: str = "", each_step: str = "pass", after: str = "") -> str:
     return SCRIPT.replace("BEFORE", before).replace("EACH_STEP", each_step).replace("AFTER", after)
 
@@ -151,6 +156,37 @@ def test_what_workers_of_all_hosts_print_is_shown_in_one_place(json: bool, launc
     run = launch.run(script(after=prints), *HOSTS, "-p", "bsp", "--tee", "all", *["--json"] * json).completed()
     shown = run.err if json else run.out
     assert all(f"[worker {worker}] it is over\n" in shown for worker in range(4))
+
+
+PRINTS_MUCH = """
+if paceline.worker() == 3 and epoch == 1:
+    for line in range(100_000):
+        print("line", line)
+    print("without an end", end="", flush=True)
+    raise ValueError("the last word")
+"""
+
+
+@pytest.mark.parametrize("tee", ["none", "all"])
+def test_all_that_a_worker_of_another_host_had_printed_is_in_its_log_before_its_death_is_told(
+    tee: str, launch: Launch
+) -> None:
+    """A megabyte of it, while its host's beats are to be heard in time."""
+    flags = ("-p", "asp", "--on-loss", "continue", "--host-timeout", "5", "--tee", tee)
+    run = launch.run(script(each_step=indented(PRINTS_MUCH)), *HOSTS, *flags).completed()
+    printed = run.log(3)
+    assert printed.startswith("".join(f"line {line}\n" for line in range(100_000)) + "without an end")
+    assert printed.endswith("ValueError: the last word\n")
+    said = run.err.splitlines()
+    assert said[0].startswith("paceline: worker 3 died (exit code 1)")
+    if tee == "none":
+        assert said[1] == f"paceline:   its last lines, of {run.folder}/worker-3.log:"
+        assert said[-1] == "  | ValueError: the last word"
+        assert "line" not in run.out
+    else:
+        assert said[1] == f"paceline:   what it printed is above, and in {run.folder}/worker-3.log"
+        assert "[worker 3] line 99999\n" in run.out
+        assert "[worker 3] ValueError: the last word\n" in run.out
 
 
 @pytest.mark.parametrize(

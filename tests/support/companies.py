@@ -23,6 +23,7 @@ from paceline.host.bulk import BulkNews
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Named, Peer
 from paceline.host.host import LocalHost
+from paceline.host.outward import Outward
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.host.shelf import Shelf
@@ -430,7 +431,7 @@ def elsewhere(
         patch.object(carriers, "Bulk", lambda peer, news: Pipe(peer, news, between)),
         patch.object(agents, "plan", lambda *_: places),
     ):
-        agent = Agent(settings, OTHER, ("", 0), KEYS, *_any(crew, loop))
+        agent = Agent(settings, OTHER, ("", 0), KEYS, *_any(crew, Outward(), loop))
         pipe: Any = carrier.meet(OTHER, 1)
         pipe.connect(agent._bulk)
     made = Elsewhere(several, crew, loop, news, forker=forker)

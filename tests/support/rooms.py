@@ -122,7 +122,6 @@ class Crew:
         """Workers that were told what a file may come along with, and the bytes of that file."""
         self.killed: list[int] = []
         self.started: list[int] = []
-        self.died_of: list[tuple[int, str, str]] = []
         self.given_up: list[tuple[int, str]] = []
 
     def open(self, hear: Callable[[int, Any, list[int]], None], gone: Callable[[int, int], None]) -> None:
@@ -152,15 +151,16 @@ class Crew:
     def give_up(self, worker: int, why: str) -> None:
         self.given_up.append((worker, why))
 
-    def died(self, worker: int, how: str, at: str) -> None:
-        self.died_of.append((worker, how, at))
-
 
 class Said:
     """Stands in for the run's output."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.died_of: list[tuple[int, str, str]] = []
+
+    def died(self, worker: int, how: str, at: str) -> None:
+        self.died_of.append((worker, how, at))
 
     def say(self, line: str) -> None:
         self.lines.append(line)

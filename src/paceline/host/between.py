@@ -163,6 +163,10 @@ class SeenOff(Message):
     worker: int
 
 
+class Kept(Message):
+    """A piece of what workers have printed is in its log."""
+
+
 class Close(Message):
     """The run is over."""
 
@@ -184,6 +188,7 @@ FromHead = (
     | Left
     | SeenOff
     | Has
+    | Kept
     | Close
 )
 
@@ -205,6 +210,19 @@ class Gone(Message):
 
     worker: int
     status: int
+
+
+class Printed(Message):
+    """The worker has printed this. Empty: it will print no more. It is answered by `Kept`."""
+
+    worker: int
+    data: bytes
+
+
+class Said(Message):
+    """The user is to know this about the host."""
+
+    line: str
 
 
 class Begun(Message):
@@ -279,4 +297,4 @@ OfStep = Taken | AwaitsVersion | AwaitsPlace | Computes
 OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
-ToHead = OfWorker | Begun | Has | Fetched
+ToHead = OfWorker | Begun | Has | Fetched | Printed | Said

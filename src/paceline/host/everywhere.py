@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import cast
 
 from paceline.host import between, messages
-from paceline.host.output import Output
 from paceline.host.several import Other
 from paceline.host.workers import Workers
 
@@ -15,12 +13,9 @@ from paceline.host.workers import Workers
 class WorkersEverywhere:
     """Those of the head's host, and those of others by way of their hosts."""
 
-    def __init__(self, here: Workers, others: Sequence[Other], output: Output, log: Callable[[int], Path]) -> None:
-        """`log(worker)`: where the worker's last words are."""
+    def __init__(self, here: Workers, others: Sequence[Other]) -> None:
         self._here = here
         self._by_worker = {worker: other for other in others for worker in other.workers}
-        self._output = output
-        self._log = log
 
     @property
     def numbers(self) -> list[int]:
@@ -55,10 +50,3 @@ class WorkersEverywhere:
             other.tell_of(worker, between.EndWorker(worker, why))
         else:
             self._here.give_up(worker, why)
-
-    def died(self, worker: int, how: str, at: str) -> None:
-        """See `Workers`."""
-        if worker in self._by_worker:
-            self._output.died(worker, self._log(worker), how, at, shown=False)
-        else:
-            self._here.died(worker, how, at)

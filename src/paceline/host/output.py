@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import sys
 import time
@@ -29,8 +28,21 @@ class Unread(BaseException):
 class Output:
     """Our own lines go to standard error. Workers' lines go to their logs, and are shown if asked for."""
 
-    def __init__(self, *, shown_on: TextIO, prefix: bool, patience: float | None = None) -> None:
-        """`prefix`: name the worker before each line that is shown.
+    full = False
+    """Whether no more is to be read of what workers print, for now. See `Outward`."""
+
+    def __init__(
+        self,
+        *,
+        log: Callable[[int], Path],
+        shows: Callable[[int], bool],
+        shown_on: TextIO,
+        prefix: bool,
+        patience: float | None = None,
+    ) -> None:
+        """`log(worker)`: where what it prints is kept. `shows(worker)`: whether that is shown, too.
+
+        `prefix`: name the worker before each line that is shown.
 
         `patience`: seconds to wait for a pager or a stopped terminal. What it has not taken then is not shown. None:
         wait for as long as that takes.
@@ -39,6 +51,8 @@ class Output:
         """Prints lines beside whatever else is on the screen."""
         self.after: Callable[[float, Callable[[], None]], None] | None = None
         """Calls after so many seconds, if there is a loop."""
+        self._log = log
+        self._shows = shows
         self._shown_on = shown_on
         self._prefix = prefix
         self._patience = patience
@@ -60,13 +74,11 @@ class Output:
         """Print one line of our own."""
         self._print(f"paceline: {line}\n", sys.stderr)
 
-    def pass_on(self, worker: int, log: Path, source: int) -> int | None:
-        """Pass on what the worker has printed into this pipe. Return how many bytes. None: no more now; 0: its end."""
-        try:
-            data = os.read(source, 1 << 16)
-        except BlockingIOError:
-            return None
-        self._keep(worker, log, data)
+    def printed(self, worker: int, data: bytes) -> None:
+        """The worker has printed this. Empty: it will print no more."""
+        self._keep(worker, data)
+        if not self._shows(worker):
+            return
         printed = self._partial.pop(worker, b"") + data
         whole = 1 + max(map(printed.rfind, LINE_ENDS))
         if len(printed) - whole > LONGEST:
@@ -75,14 +87,14 @@ class Output:
         if data and rest:
             self._partial[worker] = rest
         self._show(worker, lines if data else rest + b"\n" if rest else b"")
-        return len(data)
 
-    def died(self, worker: int, log: Path, how: str, at: str, shown: bool) -> None:
-        """A worker has died: tell how, and its last words unless they are on the screen already, as `shown` says."""
+    def died(self, worker: int, how: str, at: str) -> None:
+        """A worker has died: tell how, and its last words unless they are on the screen already."""
+        log = self._log(worker)
         others = f" died, too ({how}); what was printed there is in {log.parent}"
         if not self._say_of(worker, f"worker {worker} died ({how}){at}", ("", others)):
             return
-        if shown:
+        if self._shows(worker):
             self.say(f"  what it printed is above, and in {log}")
             return
         with contextlib.suppress(OSError):
@@ -118,9 +130,10 @@ class Output:
         self._gathered.setdefault(kind, []).append(worker)
         return False
 
-    def _keep(self, worker: int, log: Path, data: bytes) -> None:
+    def _keep(self, worker: int, data: bytes) -> None:
         if worker in self._unkept:
             return
+        log = self._log(worker)
         try:
             if worker not in self._logs:
                 self._logs[worker] = log.open("ab", buffering=0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from typing import Protocol
 
 from paceline.core.listed import workers_named
 from paceline.errors import MessageUnreadable, PeerLost
@@ -15,7 +16,6 @@ from paceline.fabric.unix import Channel
 from paceline.host import messages
 from paceline.host.loop import Loop
 from paceline.host.outbox import Outbox
-from paceline.host.output import Output
 from paceline.host.processes import end_group
 from paceline.host.turns import Turns
 
@@ -32,15 +32,32 @@ class Process:
     watch: int
     """A descriptor that becomes readable when the process has ended."""
     channel: Channel
-    log: Path
     printed: int | None
-    """The pipe with what it prints, if that is shown as it comes."""
+    """The pipe with what it prints, until its end was read. None as well if the worker itself writes to its log."""
     turns: Turns
     """What it may say."""
     outbox: Outbox = field(init=False)
     """What it is told."""
     here: bool = True
     """Whether it has not ended. Its number may be another process's after that."""
+
+
+class Prints(Protocol):
+    """Who takes what workers print. See `Output` and `Outward`."""
+
+    @property
+    def full(self) -> bool:
+        """Whether no more is to be read of that, for now."""
+
+    def printed(self, worker: int, data: bytes) -> None:
+        """The worker has printed this. Empty: it will print no more."""
+
+    def say(self, line: str) -> None:
+        """Print one line of our own."""
+
+
+PIECE = 1 << 15
+"""Bytes that are read at once of what a worker prints."""
 
 
 Fork = Callable[[Sequence[int]], list[Process]]
@@ -50,7 +67,7 @@ Fork = Callable[[Sequence[int]], list[Process]]
 class Workers:
     """Listens to the workers' processes, tells them what others want said, and ends them on order."""
 
-    def __init__(self, loop: Loop, output: Output, fork: Fork) -> None:
+    def __init__(self, loop: Loop, output: Prints, fork: Fork) -> None:
         """`output` takes what they print, `fork` begins their processes."""
         self._processes: dict[int, Process] = {}
         self._loop = loop
@@ -115,10 +132,12 @@ class Workers:
         self._output.say(f"worker {worker} is ended: {why}")
         self.end(worker)
 
-    def died(self, worker: int, how: str, at: str) -> None:
-        """Say that the worker has died, and its last words."""
-        one = self._processes[worker]
-        self._output.died(worker, one.log, how, at, shown=one.printed is not None)
+    def read_on(self) -> None:
+        """Read what workers print, if it was held up. Until then it stays in their pipes, and who fills one waits."""
+        if not self._output.full:
+            for one in self._processes.values():
+                if one.here and one.printed is not None and not self._loop.watches(one.printed):
+                    self._loop.watch(one.printed, partial(self._pass_on, one))
 
     def end_all(self) -> None:
         """Kill all of them, and whatever they have started."""
@@ -136,7 +155,7 @@ class Workers:
         self._loop.watch(one.channel, lambda: self._receive(one))
         self._loop.watch(one.watch, lambda: self._ended(one))
         if one.printed is not None:
-            self._loop.watch(one.printed, lambda: self._pass_on(one))
+            self._loop.watch(one.printed, partial(self._pass_on, one))
 
     def _receive(self, one: Process) -> None:
         try:
@@ -159,8 +178,9 @@ class Workers:
         end_group(one.process)  # and whatever it had started and left behind
         while self._loop.watches(one.channel) and one.channel.ready():
             self._receive(one)
-        while one.printed is not None and self._loop.watches(one.printed) and self._pass_on(one):
-            pass
+        left = -1 if one.printed is None else fcntl.fcntl(one.printed, fcntl.F_GETPIPE_SZ)
+        while left >= 0 and (size := self._pass_on(one)):  # a stranger that has the pipe, too, may print without end
+            left -= size
         self._gone(one.worker, self._let_go(one))
 
     def _let_go(self, one: Process) -> int:
@@ -177,13 +197,28 @@ class Workers:
         one.here = False
         return status
 
-    def _pass_on(self, one: Process) -> bool:
-        """Pass on what is there. Return whether there was anything."""
+    def _pass_on(self, one: Process) -> int:
+        """Pass on a piece of what it has printed. Return how many bytes that were."""
         assert one.printed is not None
-        size = self._output.pass_on(one.worker, one.log, one.printed)
-        if size == 0:
-            self._loop.unwatch(one.printed)
-        return bool(size)
+        try:
+            data = os.read(one.printed, PIECE)
+        except BlockingIOError:
+            return 0
+        self._output.printed(one.worker, data)
+        if not data:
+            if self._loop.watches(one.printed):
+                self._loop.unwatch(one.printed)
+            os.close(one.printed)
+            one.printed = None
+        if self._output.full:
+            self._hold()
+        return len(data)
+
+    def _hold(self) -> None:
+        """Read nothing that workers print, until `read_on`."""
+        for one in self._processes.values():
+            if one.here and one.printed is not None and self._loop.watches(one.printed):
+                self._loop.unwatch(one.printed)
 
 
 def _unheard(*_: object) -> None:

@@ -28,6 +28,7 @@ from paceline.host.carrier import Carrier
 from paceline.host.control_link import HostLink
 from paceline.host.loop import Alarm, Loop
 from paceline.host.opening import Keys
+from paceline.host.outward import Outward
 from paceline.host.plan import plan
 from paceline.host.processes import NoProcess, adopt_orphans, children, end_adopted
 from paceline.host.tcp import Address
@@ -35,7 +36,7 @@ from paceline.host.workers import Workers
 from paceline.host.zygote import AT_ONCE
 from paceline.records.times import Fetch
 from paceline.runtime.folders import notes
-from paceline.runtime.forking import fork_workers, output_of, zygote_of
+from paceline.runtime.forking import fork_workers, zygote_of
 from paceline.runtime.settings import Settings
 
 HEAD = 1
@@ -53,16 +54,17 @@ def agent(settings: Settings, name: str, workers: Sequence[int], address: Addres
         strangers = children()
         adopt_orphans()
         folders, loop = notes(), Loop()
-        output = output_of(settings)
-        output.after = loop.after
 
         def take_part(begin: Sequence[int]) -> bool:
             """Be one incarnation of the host, with these workers at first. Return whether to come again."""
-            processes = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders))
+            output = Outward()
+            processes = Workers(
+                loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders, lambda worker: True)
+            )
             try:
                 for first in range(0, len(begin), AT_ONCE):
                     processes.start(begin[first : first + AT_ONCE])
-                here = _Agent(settings, name, address, keys, processes, loop, first=bool(begin))
+                here = _Agent(settings, name, address, keys, processes, output, loop, first=bool(begin))
                 while here.over is None:
                     loop.wait()
                 processes.end_all()  # first of all: nobody awaits what they do any more
@@ -87,7 +89,6 @@ def agent(settings: Settings, name: str, workers: Sequence[int], address: Addres
             return 1
         finally:
             os.close(folders)
-            output.close()
             loop.close()
 
 
@@ -101,11 +102,14 @@ class _Agent:
         address: Address,
         keys: Keys,
         workers: Workers,
+        output: Outward,
         loop: Loop,
         *,
         first: bool = True,
     ) -> None:
-        """`first`: whether the host comes for the first time, so that the head waits for it."""
+        """`output` is what the workers print to. `first`: whether the host comes for the first time, so that the head
+        waits for it.
+        """
         self.over: str | None = None
         """Why this incarnation takes no part any more; None: it does."""
         self.may_come_again = False
@@ -120,6 +124,8 @@ class _Agent:
         self._fence = Fence(settings.host_timeout)
         self._alarm = Alarm(loop, self._judge)
         self._link = HostLink(end, address, keys, loop, self, settings.host_timeout)
+        self._output = output
+        output.send = self._link.send
         spec = settings.choice.spec
         places = plan(spec, settings.choice.unapplied, settings.workers)
         head = settings.scenario.hosts(settings.workers)[0]
@@ -184,6 +190,9 @@ class _Agent:
                 self._branch.left(worker, died)
             case between.SeenOff(worker=worker):
                 self._branch.gone(worker)
+            case between.Kept():
+                self._output.kept()
+                self._workers.read_on()
             case between.Close():
                 self.over, self.may_come_again = "the run is over", False
 
@@ -223,7 +232,7 @@ class _Agent:
         try:
             self._workers.start([worker])
         except NoProcess as error:
-            self.show(f"worker {worker} can't be started again: {error}")
+            self._output.say(f"worker {worker} can't be started again: {error}")
             self.gone(worker, signal.SIGKILL)
 
     def _judge(self) -> None:

@@ -19,10 +19,11 @@ from paceline.runtime.settings import Settings
 
 
 def output_of(settings: Settings) -> Output:
-    """Return what a host's workers print to. A host that waited for a stopped terminal would count as lost."""
+    """Return what all workers print to. A head that waited for a stopped terminal would be lost to other hosts."""
     shown_on = sys.stderr if settings.json else sys.stdout
     patience = settings.host_timeout / 5 if settings.hosts > 1 else None
-    return Output(shown_on=shown_on, prefix=settings.tee == "all", patience=patience)
+    prefix = settings.tee == "all"
+    return Output(log=settings.log, shows=settings.shows, shown_on=shown_on, prefix=prefix, patience=patience)
 
 
 @contextmanager
@@ -44,24 +45,28 @@ def zygote_of(settings: Settings, let_go: Callable[[], None]) -> Iterator[Zygote
         zygote.end()
 
 
-def fork_workers(workers: Sequence[int], settings: Settings, zygote: Zygote, folders: int) -> list[Process]:
-    """Fork these workers' processes, each with its end of a channel and what it prints to. Raises NoProcess."""
+def fork_workers(
+    workers: Sequence[int], settings: Settings, zygote: Zygote, folders: int, pipes: Callable[[int], bool]
+) -> list[Process]:
+    """Fork these workers' processes, each with its end of a channel and what it prints to. Raises NoProcess.
+
+    `pipes(worker)`: whether that is a pipe. Otherwise the worker itself writes to its log, which is on this host.
+    """
     lines, handed = [], []
     with ExitStack() as kept, ExitStack() as theirs:
         for worker in workers:
             our_end, their_end = pair()
             kept.callback(our_end.close)
             theirs.callback(their_end.close)
-            log = settings.log(worker)
             printed = None
-            if settings.tee == "all" or (settings.tee == "first" and worker == 0):
+            if pipes(worker):
                 printed, output = os.pipe()
                 os.set_blocking(printed, False)
                 kept.callback(os.close, printed)
             else:
-                output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, MODE)
+                output = os.open(settings.log(worker), os.O_WRONLY | os.O_CREAT | os.O_APPEND, MODE)
             theirs.callback(os.close, output)
-            lines.append((our_end, log, printed))
+            lines.append((our_end, printed))
             handed.append((worker, (their_end.fileno(), output, folders)))
         processes = zygote.fork(handed)
         kept.pop_all()  # they stay open
@@ -71,9 +76,8 @@ def fork_workers(workers: Sequence[int], settings: Settings, zygote: Zygote, fol
             process=process,
             watch=os.pidfd_open(process),
             channel=Channel(our_end, messages.FromWorker, f"worker {worker}"),
-            log=log,
             printed=printed,
             turns=Turns(stored=settings.choice.spec.versions == "stored"),
         )
-        for worker, process, (our_end, log, printed) in zip(workers, processes, lines, strict=True)
+        for worker, process, (our_end, printed) in zip(workers, processes, lines, strict=True)
     ]

@@ -19,6 +19,7 @@ from paceline.host.control_link import HeadLink
 from paceline.host.door import Door
 from paceline.host.host import LocalHost
 from paceline.host.loop import Alarm, Loop
+from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.runtime.agent import HEAD
@@ -33,7 +34,7 @@ GATHERING = 60.0
 class Others:
     """Lets hosts in, passes on what they say, and judges who is lost."""
 
-    def __init__(self, settings: Settings, hosts: Emulated, loop: Loop, *, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, hosts: Emulated, loop: Loop, output: Output) -> None:
         self._settings = settings
         names = settings.scenario.hosts(settings.workers)
         self._names = settings.hosts_of_workers
@@ -49,12 +50,12 @@ class Others:
         self._anew: list[str] = []
         """Hosts that have come once more before training began: what had begun as their workers has ended."""
         self._loop = loop
-        self._say = say
+        self._output, self._say = output, output.say
         timeout = settings.host_timeout
         self._hosts = Hosts(
             names[0], wanted=len(self.others), names=tuple(one.name for one in self.others), timeout=timeout
         )
-        self._door = Door(hosts.listener, loop, hosts.keys, say)
+        self._door = Door(hosts.listener, loop, hosts.keys, output.say)
         end = HeadEnd(names[0], secrets.token_bytes(16), between.ToHead)
         self._link = HeadLink(end, self._door, loop, self, timeout)
         self._alarm = Alarm(loop, self._judge)
@@ -72,7 +73,7 @@ class Others:
         hello = Hello(names[0], secrets.token_bytes(16), HEAD, 0)
         for other, process in zip(self.others, hosts.processes, strict=True):
             loop.await_end(process, partial(self._agent_ended, other.name))
-        self._port = Port(self._door, loop, hello, say, timeout)
+        self._port = Port(self._door, loop, hello, output.say, timeout)
 
     @property
     def workers(self) -> list[int]:
@@ -169,8 +170,16 @@ class Others:
 
     def delivered(self, host: str, incarnation: int, message: Any) -> None:
         """See `HeadNews`."""
-        if self._hosts.here().get(host) == incarnation:  # what it had said as it was lost means nothing
-            self._delivered(host, message)
+        if self._hosts.here().get(host) != incarnation:  # what it had said as it was lost means nothing
+            return
+        match message:
+            case between.Printed(worker=worker, data=data):
+                self._output.printed(worker, data)
+                self._link.send(host, incarnation, between.Kept())
+            case between.Said(line=line):
+                self._say(line)
+            case _:
+                self._delivered(host, message)
 
     def disconnected(self, host: str, incarnation: int, why: str) -> None:
         """See `HeadNews`."""

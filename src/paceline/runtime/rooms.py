@@ -65,7 +65,7 @@ class Rooms:
         if others is not None:
             from paceline.host.everywhere import WorkersEverywhere  # which a run on one host does without
 
-            self.workers = WorkersEverywhere(workers, others.others, output, settings.log)
+            self.workers = WorkersEverywhere(workers, others.others)
         self.journal = journal
         self.output = output
         self.loop = loop
@@ -122,7 +122,7 @@ class Rooms:
             ledger,
             self.ending,
             goes_on_without=terms.goes_on_without,
-            died=self.workers.died,
+            died=output.died,
         )
         self.returns = Returns(
             settings,
@@ -173,7 +173,7 @@ class Rooms:
             self.display,
             self.evaluator,
             say=say,
-            died=self.workers.died,
+            died=output.died,
         )
 
     def send(self, member: Member, message: messages.Message) -> None:

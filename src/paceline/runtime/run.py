@@ -243,7 +243,7 @@ def _coordinate(
     loop = Loop()
     output.after = loop.after
     folders = notes()
-    workers = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders))
+    workers = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders, settings.shows))
     rooms, others, failure = None, None, ""
     here = settings.workers_of(0)
     try:
@@ -266,7 +266,7 @@ def _coordinate(
         if hosts is not None:
             from paceline.runtime.others import Others
 
-            others = Others(settings, hosts, loop, say=output.say)
+            others = Others(settings, hosts, loop, output)
             loop.watch(interrupts, lambda: None)  # a signal ends the wait, and is seen to below
             failure = others.gather(lambda: bool(interrupts.pending or failure)) or failure
             loop.unwatch(interrupts)

@@ -83,6 +83,10 @@ class Settings:
         """Where what that worker prints goes."""
         return self.folder / f"worker-{worker}.log"
 
+    def shows(self, worker: int) -> bool:
+        """Whether what that worker prints is shown, too."""
+        return self.tee == "all" or (self.tee == "first" and worker == 0)
+
     @property
     def hosts_of_workers(self) -> dict[int, str]:
         """By worker, the name of its host, if there are several."""

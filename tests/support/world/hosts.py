@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from paceline.host import messages
 from paceline.host.opening import Keys
+from paceline.host.outward import Outward
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
 from paceline.runtime.agent import PAUSE, _Agent
@@ -64,7 +64,6 @@ class VirtualWorkers(Workers):
                     process=program.number,
                     watch=-1,
                     channel=channel,
-                    log=Path(),
                     printed=None,
                     turns=Turns(stored=True),
                 )
@@ -98,7 +97,7 @@ class Said:
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
 
-    def died(self, worker: int, log: Path, how: str, at: str, shown: bool) -> None:
+    def died(self, worker: int, how: str, at: str) -> None:
         self.say(f"worker {worker} died ({how}){at}")
 
 
@@ -215,7 +214,7 @@ class Agent:
 
     def _take_part(self, first: bool) -> None:
         assert self._meets is not None
-        given = self._settings, self.name, *self._meets, self.workers, self.loop
+        given = self._settings, self.name, *self._meets, self.workers, Outward(), self.loop
         self.agent = WorldAgent(*given, say=self._say, first=first)
 
     def _no_workers(self) -> VirtualWorkers:

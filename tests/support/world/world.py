@@ -129,7 +129,7 @@ class World:
         listener: Any = self.listening
         hosts = Emulated(listener, keys, [agent.process for agent in self.agents.values()])
         self.workers.start(settings.workers_of(0))
-        others = self.others = Others(settings, hosts, stand_in, say=output.say)
+        others = self.others = Others(settings, hosts, stand_in, output)
         loop.watch(self.signals, lambda: None)
         failure = others.gather(lambda: bool(self.signals.pending))
         loop.unwatch(self.signals)

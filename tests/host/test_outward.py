@@ -1,0 +1,33 @@
+"""What workers of another host print: to the head, so many pieces at a time."""
+
+from __future__ import annotations
+
+from paceline.host import between, messages
+from paceline.host.outward import MOST, Outward
+
+
+def outward() -> tuple[Outward, list[messages.Message]]:
+    made, sent = Outward(), list[messages.Message]()
+    made.send = sent.append
+    return made, sent
+
+
+def test_no_more_pieces_are_on_their_way_than_may_be() -> None:
+    """However small they are: a link keeps few messages that are not acknowledged."""
+    made, sent = outward()
+    for number in range(MOST):
+        assert not made.full
+        made.printed(2, b"%d" % number)
+    assert made.full
+    made.kept()
+    assert not made.full
+    made.printed(3, b"more")
+    assert made.full
+    assert sent == [*(between.Printed(2, b"%d" % number) for number in range(MOST)), between.Printed(3, b"more")]
+
+
+def test_a_line_of_the_host_goes_to_the_head() -> None:
+    made, sent = outward()
+    made.say("worker 2 is ended: it has stopped reading")
+    assert sent == [between.Said("worker 2 is ended: it has stopped reading")]
+    assert not made.full
