@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ from paceline.host.zygote import AT_ONCE
 from paceline.records.times import Fetch
 from paceline.runtime.folders import notes
 from paceline.runtime.forking import fork_workers, zygote_of
+from paceline.runtime.scratch import scratch
 from paceline.runtime.settings import Settings
 
 HEAD = 1
@@ -50,7 +52,7 @@ def agent(settings: Settings, name: str, workers: Sequence[int], address: Addres
 
     `address`: where the head listens.
     """
-    with zygote_of(settings, _nothing) as zygote:
+    with scratch(name, _show) as folder, zygote_of(replace(settings, folder=folder), _nothing) as zygote:
         strangers = children()
         adopt_orphans()
         folders, loop = notes(), Loop()
@@ -221,7 +223,7 @@ class _Agent:
 
     def show(self, line: str) -> None:
         """See `HostNews`."""
-        sys.stderr.write(f"paceline: {line}\n")
+        _show(line)
 
     def _not_let_in(self) -> None:
         if self._dialler is None:
@@ -289,6 +291,10 @@ class _Agent:
 
     def _now(self) -> float:
         return self._loop.now() - self._begun
+
+
+def _show(line: str) -> None:
+    sys.stderr.write(f"paceline: {line}\n")
 
 
 def _nothing() -> None:

@@ -27,6 +27,7 @@ class Settings:
     threads: int
     """Threads of each worker."""
     folder: Path
+    """The run's; at another host than the head's, one for what workers save there. See `runtime.scratch`."""
     shards: Literal["dynamic", "static"] | None
     """None: as the script says."""
     epochs: int | None
