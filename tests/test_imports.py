@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "host": {"core", "cluster", "fabric", "training", "records", "files", "terminal"},
     "runtime": {"core", "cluster", "fabric", "training", "records", "host", "terminal"},
     "runs": {"core", "cluster", "protocols", "fabric", "training", "records", "sim", "host", "runtime", "files"},
-    "cli": {"core", "cluster", "protocols", "records", "sim", "host", "runtime", "runs", "files", "terminal"},
+    "cli": {"core", "cluster", "protocols", "fabric", "records", "sim", "host", "runtime", "runs", "files", "terminal"},
     "programs": {"__main__", "core", "cluster", "protocols", "training", "records", "host", "runs", "cli", "files"},
 }
 """Folder to the other folders that it may import (and, always, itself, `errors` and `version`)."""

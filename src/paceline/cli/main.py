@@ -34,6 +34,7 @@ COMMANDS = (
     "runs",
     "protocols",
     "doctor",
+    "token",
     "completion",
 )
 """Each is a module beside this one; in the order of the help."""
