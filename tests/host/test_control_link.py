@@ -17,12 +17,13 @@ from paceline.host import tcp
 from paceline.host.control_link import PURPOSE, HeadLink, HostLink
 from paceline.host.loop import Alarm, Loop
 from paceline.host.opening import Opening, dials
-from support.clusters import PATIENCE, Cluster, Order, Told, sockets
+from support.clusters import EACH_KEYS, PATIENCE, Cluster, Order, Told, sockets
+from support.lobby import has_ended
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    cluster = Cluster()
+@pytest.fixture(params=EACH_KEYS)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    cluster = Cluster(EACH_KEYS[request.param]())
     yield cluster
     cluster.close()
 
@@ -35,16 +36,6 @@ def cut(link: HeadLink | HostLink) -> None:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def has_ended(end: socket.socket) -> bool:
-    """Whether the other end has closed the connection."""
-    try:
-        return not end.recv(1 << 16)
-    except BlockingIOError:
-        return False
-    except ConnectionResetError:
-        return True
 
 
 # --- messages

@@ -15,7 +15,8 @@ from paceline.host import door, tcp
 from paceline.host.door import MOST_STRANGERS
 from paceline.host.loop import Loop
 from paceline.host.opening import FRAME, PROTOCOL, Keys, Kind, NotOpened, Opening, dials
-from support.lobby import KEYS, OTHER_KEYS, PATIENCE, Lobby, answer, frame, has_ended
+from support.clusters import KEYS
+from support.lobby import OTHER_KEYS, PATIENCE, Lobby, answer, frame, has_ended
 
 
 @pytest.fixture

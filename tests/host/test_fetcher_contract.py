@@ -5,7 +5,9 @@ Each kind is held to it. What breaks between hosts breaks in the tests of `Wire`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,13 +16,19 @@ from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network, Scenario
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.core.items import Item, Update, Version
+from paceline.host.bulk import Dialler, Port
 from paceline.host.carrier import Carrier
+from paceline.host.door import Door
 from paceline.host.fetch import Fetcher, Local
 from paceline.host.fetches import Peer, Where
+from paceline.host.loop import Loop
 from paceline.host.paced import Paced
 from paceline.host.shelf import Owner
+from paceline.host.tcp import listen
 from paceline.host.wire import Wire
 from paceline.records.times import Fetch, TransferTimes
+from support.carriers import hello
+from support.clusters import PATIENCE, tls_keys
 
 NETWORK = Network(bandwidth=100.0, message=100)
 """A second for what is alone on its link."""
@@ -36,6 +44,7 @@ class Fetching:
         """Worker, what, number, end."""
         self.brings: Callable[[], None] = lambda: None
         """Has everything come that another host was asked for."""
+        self.close: Callable[[], None] = lambda: None
         self.fetcher = make(self)
 
     def note(self, worker: int, what: str, number: int, size: int, times: TransferTimes) -> None:
@@ -149,9 +158,66 @@ def wire(fetching: Fetching) -> Fetcher:
     return elsewhere.wire
 
 
-@pytest.fixture(params=[local, paced, wire])
-def fetching(request: pytest.FixtureRequest) -> Fetching:
-    return Fetching(request.param)
+class There:
+    """The other host, for real: it has all items, and no place for any."""
+
+    def look(self, item: Item) -> Where:
+        return "here"
+
+    def claim(self, item: Item, owner: Owner) -> None:
+        pass
+
+    def release(self, item: Item, owner: Owner) -> None:
+        pass
+
+    def view(self, item: Item) -> memoryview:
+        return memoryview(b"x" * SIZE)
+
+
+class Encrypted(Elsewhere):
+    """The bytes come over TLS, on loopback."""
+
+    def __init__(self, fetching: Fetching) -> None:
+        super().__init__(fetching)
+        self.carrier.disconnected(OTHER)
+        self.loop = Loop()
+        self.lines: list[str] = []
+        there: Any = There()
+        self.other = Carrier(OTHER.host, 3, lambda: fetching.at)
+        self.other.begins(0, there)
+        self.door = Door(listen(), self.loop, tls_keys(), self.lines.append)
+        self.port = Port(self.door, self.loop, hello(*OTHER), self.lines.append)
+        self.port.expect(self.other.meet("node-0", 1))
+        to = self.bulk, self.door.address, tls_keys()
+        self.dialler = Dialler(*to, self.loop, hello("node-0", 1), self.lines.append)
+
+    def brings(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while self.wire._under_way:
+            assert time.monotonic() < deadline, "it never came"
+            self.loop.wait(1.0)
+
+    def close(self) -> None:
+        self.door.close()
+        self.port.close()
+        self.dialler.close()
+        self.carrier.close()
+        self.other.close()
+        self.loop.close()
+        assert not self.lines
+
+
+def encrypted(fetching: Fetching) -> Fetcher:
+    elsewhere = Encrypted(fetching)
+    fetching.brings, fetching.close = elsewhere.brings, elsewhere.close
+    return elsewhere.wire
+
+
+@pytest.fixture(params=[local, paced, wire, encrypted])
+def fetching(request: pytest.FixtureRequest) -> Iterator[Fetching]:
+    fetching = Fetching(request.param)
+    yield fetching
+    fetching.close()
 
 
 def test_each_fetch_ends_once(fetching: Fetching) -> None:

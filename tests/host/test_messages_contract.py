@@ -22,9 +22,10 @@ from paceline.fabric.endpoint import Endpoint, framed
 from paceline.fabric.unix import INLINE, Channel
 from paceline.host import outbox
 from paceline.host.control_link import HeadLink, HostLink
+from paceline.host.opening import Keys
 from paceline.host.outbox import Outbox
 from paceline.host.tcp import Stream
-from support.clusters import PATIENCE, Cluster, Order, Told, sockets
+from support.clusters import KEYS, PATIENCE, Cluster, Order, Told, sockets, tls_keys
 from support.control_nodes import HEAD, EndNode
 from support.seeded_network import NOISE, Blocked, Network
 
@@ -164,9 +165,9 @@ class Links(Way):
     sender: HeadLink | HostLink
     receiver: HeadLink | HostLink
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys = KEYS) -> None:
         super().__init__()
-        self.cluster = Cluster()
+        self.cluster = Cluster(keys)
         self.link, self.at_host = self.cluster.host()
         self.cluster.until(lambda: self.at_host.incarnation)
 
@@ -191,8 +192,8 @@ class Links(Way):
 
 
 class LinkToHost(Links):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, keys: Keys = KEYS) -> None:
+        super().__init__(keys)
         self.sender, self.receiver = self.cluster.head.link, self.link
         self.at_host.answers = self.heard
         self.at_host.ended = self.ends.append  # type: ignore[method-assign]
@@ -209,8 +210,8 @@ class LinkToHost(Links):
 class LinkToHead(Links):
     """The head hears that the connection has gone. Whether the host is lost is for the membership to say."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, keys: Keys = KEYS) -> None:
+        super().__init__(keys)
         self.sender, self.receiver = self.link, self.cluster.head.link
         self.cluster.head.answers = lambda host, incarnation, message: self.heard(message)
         self.cluster.head.lines = self.lines
@@ -314,6 +315,8 @@ KINDS: dict[str, Callable[[], Way]] = {
     "to a process": UnixChannels,
     "to a host": LinkToHost,
     "to the head": LinkToHead,
+    "to a host, with TLS": lambda: LinkToHost(tls_keys()),
+    "to the head, with TLS": lambda: LinkToHead(tls_keys()),
     "over the seeded network": Nodes,
 }
 

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -32,8 +33,18 @@ class Told(msgspec.Struct, tag=True, array_like=True):
     more: bytes = b""
 
 
-KEYS = Keys.plain(Token(bytes(32)))
-"""Those of all hosts, unless a test has others."""
+TOKEN = Token(bytes(32))
+"""That of all hosts, unless a test has others."""
+KEYS = Keys.plain(TOKEN)
+
+
+@cache
+def tls_keys() -> Keys:
+    """The token's, for connections with TLS."""
+    return Keys.encrypted(TOKEN)
+
+
+EACH_KEYS: dict[str, Callable[[], Keys]] = {"plain": lambda: KEYS, "TLS": tls_keys}
 
 
 class AtHead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +13,12 @@ from paceline.host import tcp
 from paceline.host.door import Door
 from paceline.host.loop import Loop
 from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Keys, Kind, Opening, _proof, dial, dials
+from support.clusters import KEYS
 
 PATIENCE = 30.0
 """Seconds after which a test that waits has failed."""
-KEYS, OTHER_KEYS = Keys.plain(Token(bytes(32))), Keys.plain(Token(bytes(31) + b"1"))
+OTHER_TOKEN = Token(bytes(31) + b"1")
+OTHER_KEYS = Keys.plain(OTHER_TOKEN)
 
 
 def frame(kind: Kind, purpose: str = "control", value: bytes = bytes(32), version: int = PROTOCOL) -> bytes:
@@ -89,7 +92,7 @@ class Lobby:
         def there() -> bool:
             try:
                 data.extend(end.recv(size - len(data)))
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantReadError):
                 return False
             return len(data) >= size
 
@@ -115,7 +118,7 @@ def has_ended(end: socket.socket) -> bool:
     """Whether the other end has closed the connection."""
     try:
         return not end.recv(1 << 16)
-    except BlockingIOError:
+    except (BlockingIOError, ssl.SSLWantReadError):
         return False
     except ConnectionResetError:
         return True

@@ -77,8 +77,15 @@ class Keys:
 
     @classmethod
     def plain(cls, token: Token) -> Keys:
-        """Return those for connections that nobody else can read or change."""
+        """Return those for connections without TLS: within a machine, or over a network that is trusted."""
         return cls(token.key("challenge"), None)
+
+    @classmethod
+    def encrypted(cls, token: Token) -> Keys:
+        """Return those for connections with TLS."""
+        from paceline.host.tls import Tls  # which nobody needs who has no such connection
+
+        return cls(token.key("challenge"), Tls(token))
 
     def __repr__(self) -> str:
         return "Keys(…)"

@@ -74,6 +74,8 @@ class Stream:
         self._awaits_room = False
         self._why = ""
         """Why this end has given the connection up."""
+        self._over = ""
+        """How the connection has ended, if that was seen behind bytes that were to be handed out before."""
         self._rest_is_due = self._reads_with_room = False
         """Whether more is to be received in this turn of the loop, or once there is room."""
         self.closed = False
@@ -102,7 +104,20 @@ class Stream:
 
     def receive(self, most: int) -> bytes:
         """Return what has come, so many bytes at most. Nothing: see `closed` for whether the connection has gone."""
-        return self._received(lambda: self._end.recv(most), b"")
+        data = self._received(lambda: self._end.recv(most), b"")
+        if not isinstance(self._end, ssl.SSLSocket):
+            return data
+        while data and len(data) < most and not self._over:  # one call takes one record of TLS
+            try:
+                more = self._end.recv(most - len(data))
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break
+            except OSError as error:
+                self._over = told(error)
+            else:
+                self._over = "" if more else ENDED
+                data += more
+        return data
 
     def receive_into(self, memory: memoryview) -> int:
         """Receive into this memory, and return how many bytes have come. 0: see `receive`."""
@@ -126,7 +141,7 @@ class Stream:
 
     def _received(self, receive: Callable[[], T], nothing: T) -> T:
         try:
-            came = receive()
+            came = nothing if self._over else receive()
         except (BlockingIOError, ssl.SSLWantReadError):
             return nothing
         except ssl.SSLWantWriteError:  # TLS has to answer before it goes on
@@ -137,7 +152,7 @@ class Stream:
             self._has_gone(told(error))
             return nothing
         if not came:
-            self._has_gone(ENDED)
+            self._has_gone(self._over or ENDED)
         return came
 
     def _readable(self) -> None:

@@ -1,0 +1,420 @@
+"""Connections with TLS, over real sockets on loopback: who is refused, and what a connection must not lose."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from paceline.fabric.token import Token
+from paceline.host import door, tls
+from paceline.host.door import MOST_HANDSHAKES, MOST_STRANGERS
+from paceline.host.opening import Keys, Kind, dial
+from paceline.host.tcp import Stream, listen
+from paceline.host.tls import Tls
+from support.clusters import KEYS, TOKEN, Cluster, Order, Told, tls_keys
+from support.lobby import OTHER_TOKEN, Dialler, Lobby, frame, has_ended
+
+ONE_SIDE = "--trusted-network is given on one side only"
+
+
+@pytest.fixture
+def lobby() -> Iterator[Lobby]:
+    lobby = Lobby(tls_keys())
+    yield lobby
+    lobby.close()
+
+
+def opened(lobby: Lobby, one: Dialler) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
+    """Both ends of a connection, the dialler's first."""
+    lobby.until(lambda: one.end and lobby.came)
+    lobby.ends.append(one.end)
+    return one.end, lobby.came[-1][1]
+
+
+def shakes_hands(lobby: Lobby, context: ssl.SSLContext) -> tuple[ssl.SSLSocket, list[ssl.SSLError]]:
+    """Somebody who dials, with another TLS than ours. Return their socket, and why it failed there, if it did."""
+    raw = socket.create_connection(lobby.door.address)
+    raw.setblocking(False)
+    end = context.wrap_socket(raw, do_handshake_on_connect=False)
+    lobby.ends.append(end)
+    failed: list[ssl.SSLError] = []
+
+    def done() -> bool:
+        try:
+            end.do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        except ssl.SSLError as error:
+            failed.append(error)
+        return True
+
+    lobby.until(done)
+    return end, failed
+
+
+def anybody() -> ssl.SSLContext:
+    """Somebody with the usual TLS, to whom every listener will do."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+# --- who is let in
+
+
+def test_both_sides_speak_tls_1_3_and_show_certificates_that_never_expire(lobby: Lobby) -> None:
+    ends = opened(lobby, lobby.dial())
+    assert [end.version() for end in ends] == ["TLSv1.3"] * 2
+    for end in ends:
+        shown = end.getpeercert()
+        assert shown is not None
+        assert (shown["notBefore"], shown["notAfter"]) == ("Jan  1 00:00:00 2000 GMT", "Dec 31 00:00:00 9999 GMT")
+
+
+class Tap:
+    """Somebody between two hosts who passes all on, and writes down what is said."""
+
+    def __init__(self, lobby: Lobby) -> None:
+        self.lobby = lobby
+        self.one = Dialler()
+        self.said: dict[str, bytearray] = {"dialler": bytearray(), "listener": bytearray()}
+        with listen() as listener:
+            to = listener.getsockname(), lobby.keys, "control", lobby.loop
+            self.one.opening = dial(*to, opened=self.one.opened, failed=self.one.has_failed)
+            self.near, self.far = listener.accept()[0], socket.create_connection(lobby.door.address)
+        for end in (self.near, self.far):
+            end.setblocking(False)
+            lobby.ends.append(end)
+
+    def until(self, there: Callable[[], object]) -> None:
+        def passes_on() -> object:
+            for who, source, target in (("dialler", self.near, self.far), ("listener", self.far, self.near)):
+                with suppress(BlockingIOError):
+                    data = source.recv(1 << 16)
+                    self.said[who].extend(data)
+                    target.send(data)
+            return there()
+
+        self.lobby.until(passes_on)
+
+
+def test_nothing_that_is_said_can_be_read_on_the_way(lobby: Lobby) -> None:
+    tap = Tap(lobby)
+    tap.until(lambda: tap.one.end and lobby.came)
+    tap.one.end.send(b"secret")
+    before = len(tap.said["dialler"])
+    tap.until(lambda: len(tap.said["dialler"]) > before)
+    assert lobby.heard(lobby.came[0][1], 6) == b"secret"
+    for said in tap.said.values():
+        assert b"secret" not in said
+        assert b"aceline" not in said, "certificates are encrypted, too"
+    tap.one.end.close()
+
+
+def test_what_was_overheard_opens_nothing_when_it_is_said_again(lobby: Lobby) -> None:
+    tap = Tap(lobby)
+    tap.until(lambda: tap.one.end and lobby.came)
+    again = lobby.stranger(bytes(tap.said["dialler"]))
+    lobby.until(lambda: has_ended(again))
+    assert len(lobby.came) == 1
+    (line,) = lobby.lines
+    assert line.startswith("connection refused: TLS fails: ")
+    tap.one.end.close()
+
+
+def test_two_tokens_are_refused_on_both_sides_and_another_try_would_not_help(lobby: Lobby) -> None:
+    one = lobby.dial(keys=Keys.encrypted(OTHER_TOKEN))
+    lobby.until(lambda: one.failed and lobby.lines)
+    assert one.failed == [("it has another token", True)]
+    assert lobby.lines == ["connection refused: it has another token"]
+    assert not lobby.came
+
+
+def test_who_has_the_certificate_but_not_the_token_is_refused(lobby: Lobby) -> None:
+    """As if a certificate had been taken along from elsewhere: what is said over TLS asks for the token once more."""
+    stolen = Keys(OTHER_TOKEN.key("challenge"), lobby.keys.certificates)
+    one = lobby.dial(keys=stolen)
+    lobby.until(lambda: one.failed and lobby.lines)
+    assert one.failed == [("it has another token", True)]
+    assert not lobby.came
+
+
+def test_who_shows_no_certificate_is_refused(lobby: Lobby) -> None:
+    end, failed = shakes_hands(lobby, anybody())
+    lobby.until(lambda: lobby.lines)
+    assert lobby.lines == ["connection refused: it shows no certificate"]
+    with pytest.raises(ssl.SSLError):
+        end.recv(1)
+    assert (lobby.came, failed) == ([], [])
+
+
+@pytest.mark.parametrize("names", ["its own", "ours"])
+def test_who_shows_a_certificate_of_another_authority_is_refused(
+    lobby: Lobby, monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    if names == "its own":
+        real = tls._name
+        monkeypatch.setattr(tls, "_name", lambda name: real(f"{name} of somebody"))
+    authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    chain = own.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ) + tls._pem(tls._certificate(own, authority, "host"))
+    context = tls._context(
+        ssl.PROTOCOL_TLS_CLIENT, chain, tls._pem(tls._certificate(authority, authority, "authority"))
+    )
+    context.verify_mode = ssl.CERT_NONE
+    shakes_hands(lobby, context)
+    lobby.until(lambda: lobby.lines)
+    assert lobby.lines == ["connection refused: it has another token"]
+    assert not lobby.came
+
+
+def test_a_host_s_certificate_issues_no_others(lobby: Lobby) -> None:
+    """A certificate that was signed by a host's own key, and shown with the host's."""
+    secret = int.from_bytes(TOKEN.key("authority", 48), "big") % (tls.ORDER - 1) + 1
+    authority, host, own = (
+        ec.derive_private_key(secret, ec.SECP256R1()),
+        *(ec.generate_private_key(ec.SECP256R1()) for _ in range(2)),
+    )
+    key = own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    leaf = tls._certificate(host, authority, "authority")  # in the name that issues
+    chain = key + tls._pem(tls._certificate(own, host, "host")) + tls._pem(leaf)
+    context = tls._context(ssl.PROTOCOL_TLS_CLIENT, chain, tls._pem(leaf))
+    context.verify_mode = ssl.CERT_NONE
+    shakes_hands(lobby, context)
+    lobby.until(lambda: lobby.lines)
+    assert lobby.lines == ["connection refused: it has another token"]
+    assert not lobby.came
+
+
+def test_an_older_tls_is_refused(lobby: Lobby) -> None:
+    context = anybody()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    _, failed = shakes_hands(lobby, context)
+    assert failed
+    lobby.until(lambda: lobby.lines)
+    assert lobby.lines == ["connection refused: it speaks an older TLS than 1.3"]
+
+
+def test_a_listener_with_an_older_tls_is_refused() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    class Old:
+        def wrap(self, end: socket.socket, *, listens: bool) -> ssl.SSLSocket:
+            return context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
+
+    lobby = Lobby(Keys(KEYS.challenge, Old()))
+    one = lobby.dial(keys=tls_keys())
+    lobby.until(lambda: one.failed)
+    assert one.failed == [("it speaks an older TLS than 1.3", True)]
+    lobby.close()
+
+
+# --- strangers
+
+PLAIN = {
+    "a browser": (b"GET / HTTP/1.1\r\n\r\n", "it does not speak TLS"),
+    "our greeting": (frame(Kind.GREETING), f"it does not speak TLS: {ONE_SIDE}"),
+    "a broken record": (b"\x16\x03\x01\xff\xff" + b"x" * 100, "TLS fails: "),
+    "nothing of TLS 1": (b"\x16" + b"\0" * 100, ""),
+}
+
+
+@pytest.mark.parametrize("said", PLAIN)
+def test_plain_bytes_are_refused_in_one_line_and_disturb_nobody(lobby: Lobby, said: str) -> None:
+    data, why = PLAIN[said]
+    bad, good = lobby.stranger(data), lobby.dial()
+    lobby.until(lambda: has_ended(bad) and good.end)
+    (line,) = lobby.lines
+    assert line.startswith(f"connection refused: {why}")
+    assert line.isprintable()
+    assert len(lobby.came) == 1
+    good.end.close()
+
+
+def test_a_trusted_network_on_one_side_only_is_said_on_both_sides(lobby: Lobby) -> None:
+    plain = lobby.dial(keys=KEYS)
+    lobby.until(lambda: plain.failed and lobby.lines)
+    assert plain.failed == [(f"it wants TLS: {ONE_SIDE}", True)]
+    assert lobby.lines == [f"connection refused: it does not speak TLS: {ONE_SIDE}"]
+    trusting = Lobby(KEYS)
+    with_tls = trusting.dial(keys=tls_keys())
+    trusting.until(lambda: with_tls.failed and trusting.lines)
+    assert with_tls.failed == [("it does not speak TLS; is --trusted-network given on one side only?", True)]
+    assert trusting.lines == [f"connection refused: it speaks TLS: {ONE_SIDE}"]
+    trusting.close()
+
+
+def test_random_bytes_crash_nothing(lobby: Lobby) -> None:
+    for size in (1, 5, 6, 100, 10_000):
+        for first in (b"\x16", b"\x16\x03\x01", b"\x16\x03\x01\x00\x10", b"\xc1", b""):
+            bad = lobby.stranger(first + os.urandom(size))
+            bad.shutdown(socket.SHUT_WR)
+            lobby.until(lambda: has_ended(bad))  # noqa: B023 - it is called here
+    one = lobby.dial()
+    lobby.until(lambda: one.end)
+    assert all(line.isprintable() for line in lobby.lines)
+    one.end.close()
+
+
+def first_flight() -> bytes:
+    """What somebody says first who speaks TLS."""
+    outgoing = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        anybody().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
+def test_handshakes_that_stop_halfway_are_few_at_once_and_end_in_time(
+    lobby: Lobby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "HANDSHAKE", 0.5)
+    said, most = first_flight(), 0
+    halfway = [lobby.stranger(said[: 50 + 10 * number]) for number in range(20)]
+    good = lobby.dial()
+
+    def all_ended() -> bool:
+        nonlocal most
+        most = max(most, len(lobby.door._turns._have))
+        return all(has_ended(end) for end in halfway) and bool(good.end or good.failed)
+
+    lobby.until(all_ended)
+    assert most == MOST_HANDSHAKES
+    assert not lobby.door._turns._have
+    again = lobby.dial()
+    lobby.until(lambda: again.end)
+    for one in (good, again):
+        if one.end:
+            one.end.close()
+
+
+def test_a_hundred_slow_handshakes_never_disturb_a_link_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "HANDSHAKE", 1.0)
+    cluster = Cluster(tls_keys())
+    host, at_host = cluster.host(timeout=2.0)
+    cluster.until(lambda: at_host.incarnation)
+    said = first_flight()
+    slow = [socket.create_connection(cluster.door.address) for _ in range(100)]
+    beats, began = len(at_host.beats), time.monotonic()
+    for at in range(len(said)):
+        for end in slow:
+            try:
+                end.send(said[at : at + 1])
+            except OSError:  # it was closed
+                continue
+        host.send(Told(at))
+        cluster.head.link.send("b", 1, Order(at))
+        cluster.loop.wait(0.0)
+        assert len(cluster.door._strangers) <= MOST_STRANGERS
+        if time.monotonic() > began + 5.0:
+            break
+    cluster.until(lambda: len(cluster.head.values) == at + 1 == len(at_host.values))
+    cluster.until(lambda: not cluster.door._strangers)
+    cluster.until(lambda: len(at_host.beats) > beats)
+    assert (at_host.connections, at_host.losses) == (1, [])
+    assert cluster.head.events == [("connected", "b", 1)]
+    _, late = cluster.host("c")
+    cluster.until(lambda: late.incarnation)
+    for end in slow:
+        end.close()
+    cluster.close()
+
+
+# --- what a stream does with TLS
+
+
+class Ends:
+    """Two streams over one connection with TLS."""
+
+    def __init__(self, lobby: Lobby, heard: Callable[[Stream], object]) -> None:
+        self.ended: list[str] = []
+        ours, theirs = opened(lobby, lobby.dial(buffer=100_000))
+        common: dict[str, Any] = {"timeout": 9.0, "most": 1 << 30}
+        self.here = Stream(ours, lobby.loop, heard=lambda: heard(self.here), lost=self.ended.append, **common)
+        self.there = Stream(theirs, lobby.loop, heard=lambda: self.there.receive(1), lost=lambda _: None, **common)
+
+
+def test_what_is_decrypted_is_heard_though_no_socket_tells_of_it(lobby: Lobby) -> None:
+    got = bytearray()
+    ends = Ends(lobby, lambda stream: got.extend((stream.receive_into(memory) and memory) or b""))
+    memory = memoryview(bytearray(3))
+    ends.there.write(b"abcdefghi" * 1000)
+    lobby.until(lambda: len(got) == 9000)
+    assert bytes(got) == b"abcdefghi" * 1000
+    ends.here.close()
+    ends.there.close()
+
+
+def test_what_waits_for_room_comes_whole_and_in_order(lobby: Lobby) -> None:
+    got = bytearray()
+    ends = Ends(lobby, lambda stream: got.extend(stream.receive(50_000)))
+    sent = [os.urandom(size) for size in (3_000_000, 1, 0, 16_384, 16_385, 100, 2_000_000)]
+    for part in sent:
+        ends.there.write(part)
+    assert ends.there.waits
+    lobby.until(lambda: len(got) == sum(map(len, sent)))
+    assert bytes(got) == b"".join(sent)
+    ends.here.close()
+    ends.there.close()
+
+
+def test_all_that_was_sent_before_the_end_comes_before_it(lobby: Lobby) -> None:
+    got = bytearray()
+    ends = Ends(lobby, lambda stream: got.extend(stream.receive(1000)))
+    for _ in range(100):
+        ends.there.write(b"x" * 20)
+    ends.there.close()
+    lobby.until(lambda: ends.ended)
+    assert (len(got), ends.ended) == (2000, ["the other end has closed it"])
+
+
+def test_a_connection_that_is_given_up_hands_out_nothing_that_is_still_encrypted(lobby: Lobby) -> None:
+    got = bytearray()
+    ends = Ends(lobby, lambda stream: got.extend(stream.receive(1000)))
+    ends.there.write(b"x" * 2000)
+    ends.here._give_up("the test")
+    lobby.until(lambda: ends.ended)
+    assert set(got) <= set(b"x")
+    assert ends.ended == ["the test"]
+    ends.there.close()
+
+
+def test_a_byte_that_is_changed_on_the_way_ends_the_connection(lobby: Lobby) -> None:
+    got = bytearray()
+    ends = Ends(lobby, lambda stream: got.extend(stream.receive(1000)))
+    raw = socket.socket(fileno=os.dup(ends.there._end.fileno()))
+    raw.send(b"\x17\x03\x03\x00\x20" + bytes(32))
+    lobby.until(lambda: ends.ended)
+    assert (bytes(got), ends.ended) == (b"", ["TLS fails: decryption failed or bad record mac"])
+    raw.close()
+    ends.there.close()
+
+
+# --- what is imported
+
+
+def test_only_who_encrypts_imports_what_that_takes() -> None:
+    program = (
+        "import sys, paceline, paceline.cli.main, paceline.cli.token, paceline.runtime.run, paceline.runtime.emulated, "
+        "paceline.runtime.others; assert 'cryptography' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_nothing_is_left_where_a_key_was_handed_over() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    Tls(Token.drawn())
+    assert len(os.listdir("/proc/self/fd")) == before
