@@ -250,7 +250,7 @@ def test_a_target_has_the_best_value_so_far_and_the_moment_at_which_it_was_met(t
 
 def test_a_view_counts_the_versions_that_are_evaluated(tally: Tally) -> None:
     known = {0: member(0, stage="ended")}
-    evaluations = Evaluations(lambda one, message: None)
+    evaluations = Evaluations(lambda worker, message, file: None)
     watch = Watch(Asked(), known, tally, {}, evaluations)  # type: ignore[arg-type]
     assert (watch.look(1.0).evaluated, watch.look(1.0).evaluates) == (None, False)
     evaluations.begin([(1, "one"), (2, "two")])
