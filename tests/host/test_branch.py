@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from unittest.mock import Mock
 
 import msgspec
@@ -126,6 +127,21 @@ def test_who_lacks_a_version_that_will_never_come_is_told(host: Host) -> None:
     host.carrier.refused(HEAD, 3, "it is not here any more")
     assert host.lacking() == [(2, f"{Version(1)} can't come: it is not here any more")]
     assert host.taken() == []
+
+
+def test_what_comes_along_for_several_workers_is_brought_once(host: Host) -> None:
+    """Each of them gets all of it, and the head hears of each."""
+    for worker in (2, 3):
+        host.branch.say(worker, messages.FinalRecorded(), Attached("the final version", 7))
+    files: list[bytes] = []
+    host.workers.send.side_effect = lambda worker, message, given: files.append(os.pread(given[0], 9, 0))
+    host.comes(3)
+    assert files == [bytes([3]) * 7] * 2
+    assert [call.args[0] for call in host.workers.send.call_args_list[-2:]] == [2, 3]
+    assert [call.args for call in host.news.has.call_args_list] == [("the final version",)] * 2
+    host.branch.say(2, messages.Evaluate(7), Attached("the final version", 7))
+    host.comes(4)
+    assert files[2:] == [bytes([4]) * 7], "it may come again"
 
 
 @pytest.mark.parametrize("begins_anew", [False, True])

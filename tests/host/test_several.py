@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import msgspec
@@ -186,6 +187,23 @@ def test_what_comes_along_with_a_message_stays_until_the_other_host_has_it() -> 
     several.hosts.delivered("node-1", between.Has(name.name))
     several.head.look.return_value, several.head.view.side_effect = "gone", NotHere("it is not here")
     assert several.hosts.look(name) == "gone"
+
+
+def test_what_is_recorded_stays_until_the_other_host_has_it_for_all_of_its_workers(tmp_path: Path) -> None:
+    """Under one name, so that it may come once. Nothing of its path is told."""
+    several, file = Several(), tmp_path / "final.safetensors"
+    file.write_text("final")
+    for worker in (2, 3):
+        several.hosts.show_recorded(worker, messages.FinalRecorded(), str(file))
+    names = {said.attached.name for said in several.told if isinstance(said, between.Say) and said.attached}
+    assert len(several.told) == 2
+    (name,) = names
+    assert str(tmp_path) not in name
+    several.head.look.return_value = "gone"
+    for there in ("here", "gone"):
+        several.say(between.Has(name))
+        assert several.hosts.look(Blob(name)) == there
+    several.say(between.Has(name))
 
 
 def test_nothing_that_comes_along_is_kept_for_a_host_that_is_lost() -> None:

@@ -100,6 +100,8 @@ class Branch:
         """What is brought to no place of the region's pool: where it goes."""
         self._attached: dict[Item, memoryview] = {}
         """What comes along with what workers have said, until the head has it."""
+        self._comes_along: dict[str, list[tuple[Seat, messages.Message]]] = {}
+        """What workers are to be told once that has come which comes along, by its name."""
         self._numbers = count()
         self._coding = Coding(messages.FromWorker)
         self._offer: messages.Offered | None = None
@@ -218,21 +220,10 @@ class Branch:
         if attached is None:
             self._workers.send(worker, message)
             return
-        seat = self._seats[worker]
-        file, self._beside[Blob(attached.name)] = empty_file(attached.size)
-
-        def there() -> None:
-            self._news.has(attached.name)
-            if self._seats[worker] is seat:  # else its process has ended, and another one has begun
-                self._workers.send(worker, message, (file,))
-            os.close(file)
-
-        def lost(why: str) -> None:
-            os.close(file)
-            if self._seats[worker] is seat:  # also one that trains no more waits for that
-                self._workers.give_up(worker, f"what the head has for it can't come: {why}")
-
-        self._carrier.fetch(Blob(attached.name), ("attached", attached.name), there, lost)
+        waiting = self._comes_along.setdefault(attached.name, [])
+        waiting.append((self._seats[worker], message))
+        if len(waiting) == 1:  # else it is on its way, and comes for this worker, too
+            self._bring_attached(attached)
 
     def in_turn(self, call: Callable[[], None]) -> None:
         """Call that after all that was ordered before."""
@@ -412,6 +403,31 @@ class Branch:
             self._carrier.fetch(version, _shown_to(worker), there, lost)
         else:
             there()
+
+    def _bring_attached(self, attached: Attached) -> None:
+        """Bring what comes along with messages to workers, and tell them these."""
+        name = attached.name
+        file, self._beside[Blob(name)] = empty_file(attached.size)
+
+        def there() -> None:
+            for worker, message in self._waited(name):
+                self._workers.send(worker, message, (file,))
+            os.close(file)
+
+        def lost(why: str) -> None:
+            for worker, _ in self._waited(name):  # also one that trains no more waits for that
+                self._workers.give_up(worker, f"what the head has for it can't come: {why}")
+            os.close(file)
+
+        self._carrier.fetch(Blob(name), ("attached", name), there, lost)
+
+    def _waited(self, name: str) -> list[tuple[int, messages.Message]]:
+        """Return who has waited for what comes along by that name, and with which message. Nobody does any more."""
+        waited = self._comes_along.pop(name)
+        for _ in waited:
+            self._news.has(name)
+        # a process that has begun as one of them meanwhile was told nothing
+        return [(seat.worker, message) for seat, message in waited if self._seats[seat.worker] is seat]
 
     def _go_on(self) -> None:
         """Do what has waited, in order."""

@@ -14,7 +14,7 @@ from paceline.core.items import Beginning, Blob, Item, Update, Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.fabric.endpoint import Coding
 from paceline.host import between, messages
-from paceline.host.attached import bring, empty_file, file_bytes
+from paceline.host.attached import bring, empty_file, file_bytes, recorded_file
 from paceline.host.carrier import Carrier
 from paceline.host.contract import Host, News, Progress, Resumption, Updates
 from paceline.host.fetches import Where
@@ -45,6 +45,16 @@ class Other:
             self.tell(message)
 
 
+@dataclass(slots=True)
+class _Attached:
+    """What comes along with messages to another host."""
+
+    host: str
+    memory: memoryview
+    messages: int = 1
+    """Those with which the host does not have it so far."""
+
+
 class SeveralHosts:
     """Keeps the contract `Host`. The head's host does its part of every order, and then a worker's own host."""
 
@@ -64,8 +74,8 @@ class SeveralHosts:
         self._carrier = carrier
         self._news = news
         self._now = now
-        self._attached: dict[Item, tuple[str, memoryview]] = {}
-        """What comes along with a message to another host, and that host, until it has it."""
+        self._attached: dict[Item, _Attached] = {}
+        """What comes along with messages to other hosts, until those have it."""
         self._beside: dict[Item, tuple[str, memoryview]] = {}
         """What is brought to no place of the region's pool: the host that has it, and where it goes."""
         self._behind: dict[int, list[between.OfWorker]] = {}
@@ -97,7 +107,7 @@ class SeveralHosts:
                 self._gone.add(worker)
                 self._news.gone(worker, status)
             case between.Has(attached=attached):
-                self._attached.pop(Blob(attached), None)
+                self._has(Blob(attached))
             case between.Lacks(worker=worker, why=why):
                 self._never_comes(worker, why)
             case between.Taken(worker=worker, version=version):
@@ -122,7 +132,7 @@ class SeveralHosts:
             return
         self._head.begun(name)  # what training begins with is not lent to it any more
         self._begun.discard(name)
-        self._attached = {item: one for item, one in self._attached.items() if one[0] != name}
+        self._attached = {item: one for item, one in self._attached.items() if one.host != name}
         self._fetched = {item: one for item, one in self._fetched.items() if item[0] != name}
         other.away.update(other.workers)
         for worker in other.workers:
@@ -166,7 +176,7 @@ class SeveralHosts:
 
     def view(self, item: Item) -> memoryview:
         """See `Items`."""
-        return self._attached[item][1] if item in self._attached else self._head.view(item)
+        return self._attached[item].memory if item in self._attached else self._head.view(item)
 
     def claim(self, item: Item, owner: Owner) -> None:
         """See `Items`. What is no version stays."""
@@ -271,7 +281,17 @@ class SeveralHosts:
 
     def show_recorded(self, worker: int, message: messages.ToWorker, file: str | None) -> None:
         """See `contract.Host`."""
-        self._head.show_recorded(worker, message, file)
+        other = self._by_worker.get(worker)
+        if other is None or file is None:
+            self._head.show_recorded(worker, message, file)
+        elif worker not in self._gone:
+            name = f"{os.path.basename(file)} for {other.name}"  # for all of its workers
+            if (one := self._attached.get(Blob(name))) is not None:
+                one.messages += 1
+            else:
+                with recorded_file(file) as descriptor:
+                    one = self._attached[Blob(name)] = _Attached(other.name, file_bytes(descriptor))
+            other.tell_of(worker, between.Say(worker, message, between.Attached(name, one.memory.nbytes)))
 
     def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
         """See `contract.Host`."""
@@ -327,8 +347,15 @@ class SeveralHosts:
     def _attach(self, worker: int, memory: memoryview) -> between.Attached:
         """Have these bytes come along with a message to the worker's host."""
         name = f"attached {next(self._numbers)}"
-        self._attached[Blob(name)] = self._by_worker[worker].name, memory
+        self._attached[Blob(name)] = _Attached(self._by_worker[worker].name, memory)
         return between.Attached(name, memory.nbytes)
+
+    def _has(self, item: Item) -> None:
+        """The other host has what came along with one message."""
+        if (one := self._attached.get(item)) is not None:
+            one.messages -= 1
+            if one.messages == 0:
+                del self._attached[item]
 
     def _goes_on(self, worker: int) -> between.GoesOn | None:
         """What that worker of another host goes on with. None: the run begins."""
