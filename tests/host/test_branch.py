@@ -155,7 +155,7 @@ def test_a_worker_is_ended_that_waits_for_what_the_head_has_for_it_and_that_can_
         host.branch.returns(2)
     host.carrier.refused(HEAD, 3, "why")
     ended = [call.args for call in host.workers.give_up.call_args_list]
-    assert ended == [] if begins_anew else [(2, "what the head has for it can't come: why")]
+    assert ended == ([] if begins_anew else [(2, "what the head has for it can't come: why")])
 
 
 @pytest.mark.parametrize("request_", [1, 2])

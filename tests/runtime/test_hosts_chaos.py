@@ -17,7 +17,10 @@ SCHEDULES, SHORT = 150, (15, 22)
     "seed",
     [pytest.param(seed, marks=[] if seed in SHORT else pytest.mark.long, id=str(seed)) for seed in range(SCHEDULES)],
 )
-def test_whatever_befalls_hosts_a_run_ends_is_checked_replayed_and_leaves_nothing(seed: int, launch: Launch) -> None:
+def test_whatever_befalls_hosts_a_run_ends_is_checked_replayed_and_leaves_nothing(
+    seed: int, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(launch.tmp_path)  # where workers of other hosts save
     schedule = Schedule.of(seed)
     print(schedule)
     said = carry_out(schedule, launch)
