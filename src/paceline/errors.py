@@ -4,6 +4,7 @@
     ├── ConfigError          a value that the user gave is not allowed (exit 2)
     ├── ProtocolViolation    a fact that cannot follow the ones before it
     ├── RunFailed            the run cannot go on (exit 3)
+    │   └── NotGathered      it has not begun, as hosts are missing
     ├── PeerLost             the other end of a channel has gone
     └── MessageUnreadable    what came through a channel is none of the messages that may come there
 
@@ -37,6 +38,10 @@ class ProtocolViolation(PacelineError):
 
 class RunFailed(PacelineError):
     """The run cannot go on; the message says why and names who was lost or awaited."""
+
+
+class NotGathered(RunFailed):
+    """The run cannot begin, as not all of its hosts have come."""
 
 
 def unforeseen(error: BaseException) -> str:

@@ -107,7 +107,7 @@ def an_order_is_carried_out_twice(patch: Patch) -> None:
 
 
 def training_begins_before_all_hosts_are_there(patch: Patch) -> None:
-    patch.setattr(Others, "gather", lambda self, to_end: None)
+    patch.setattr(Others, "_awaits", lambda self: False)
 
 
 def a_version_is_served_before_it_is_made(patch: Patch) -> None:

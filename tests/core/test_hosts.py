@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.hosts import Admit, EndHost, Fence, Gathered, Hosts, Refuse
+from paceline.core.hosts import Admit, EndHost, Fence, Hosts, Refuse
 
 T = 10.0
 
@@ -32,12 +32,13 @@ def listens(found: Hosts, begin: float, end: float, *heard: str) -> list[object]
     return orders
 
 
-def test_hosts_that_come_are_admitted_and_gathered_once_all_are_here() -> None:
+def test_hosts_that_come_are_admitted_and_none_is_missing_once_all_are_here() -> None:
     found = hosts()
     assert found.missing == 2
     assert found.came("c", 0.0) == [Admit("c", 1)]
     assert found.stage("c") == "gathered"
-    assert found.came("b", 1.0) == [Admit("b", 1), Gathered(("b", "c"))]
+    assert found.came("b", 1.0) == [Admit("b", 1)]
+    assert found.missing == 0
     assert found.members() == {}
     assert found.begins(2.0) == ("b", "c")
     assert found.members() == {"b": 1, "c": 1}
@@ -70,7 +71,8 @@ def test_a_host_lost_while_others_gather_is_expected_again_and_has_not_left() ->
     assert found.stage("b") == "expected"
     found.came("c", 11.0)
     assert found.missing == 1
-    assert found.came("b", 11.0) == [Admit("b", 2), Gathered(("b", "c"))]
+    assert found.came("b", 11.0) == [Admit("b", 2)]
+    assert found.missing == 0
 
 
 def test_a_host_is_lost_once_it_was_silent_for_longer_than_the_timeout() -> None:

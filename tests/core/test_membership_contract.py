@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from paceline.core.hosts import Admit, EndHost, Fence, Gathered, Hosts
+from paceline.core.hosts import Admit, EndHost, Fence, Hosts
 from paceline.core.membership import Membership, Standing
 
 ALL = (0, 1, 2)
@@ -92,12 +92,10 @@ class OtherHosts(Members):
 
     def __init__(self) -> None:
         self.book = Hosts("head", len(ALL), timeout=T)
-        self.all_are_here = False
 
     def comes(self, one: int) -> None:
         orders = self.book.came(str(one), 0.0)
         assert isinstance(orders[0], Admit)
-        self.all_are_here |= any(isinstance(order, Gathered) for order in orders)
 
     def begins(self) -> None:
         self.book.begins(0.0)
@@ -113,7 +111,7 @@ class OtherHosts(Members):
         self.comes(one)
 
     def gathered(self) -> list[int]:
-        if not self.all_are_here:
+        if self.book.missing:
             return []
         return [int(host) for host in sorted(self.book.here()) if self.book.stage(host) == "gathered"]
 

@@ -23,7 +23,6 @@ from paceline.host.bulk import BulkNews
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Named, Peer
 from paceline.host.host import LocalHost
-from paceline.host.outward import Outward
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.host.shelf import Shelf
@@ -431,9 +430,10 @@ def elsewhere(
         patch.object(carriers, "Bulk", lambda peer, news: Pipe(peer, news, between)),
         patch.object(agents, "plan", lambda *_: places),
     ):
-        agent = Agent(settings, OTHER, ("", 0), KEYS, *_any(crew, Outward(), loop))
+        agent = Agent(OTHER, workers, ("", 0), KEYS, *_any(lambda *_: crew, loop))
         pipe: Any = carrier.meet(OTHER, 1)
-        pipe.connect(agent._bulk)
+        with patch.object(agents, "Dialler", lambda bulk, *_: pipe.connect(bulk)):
+            agent._prepare(settings, [])
     made = Elsewhere(several, crew, loop, news, forker=forker)
     made.head, made.agent, made.between, made.tell = head, agent, between, heads_end.tell
     made.at_head = here

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.core import hosts
-from paceline.core.hosts import Admit, EndHost, Fence, Gathered, Hosts, Refuse
+from paceline.core.hosts import Admit, EndHost, Fence, Hosts, Refuse
 from paceline.fabric.control import BeatAcknowledged, Came, Connected, Disconnected, Ended, Event, HeardFrom
 from support.control_nodes import HEAD, HeadNode, HostNode, Register
 from support.seeded_network import Network
@@ -82,13 +82,11 @@ class JudgingHead(HeadNode):
                     self.carry_out(self.end.admit(self.doors[host], incarnation, self.network.now))
                     if self.gathered:
                         self.hosts.joins(host, incarnation)
+                    elif not self.hosts.missing:
+                        self.gathered = True
+                        self.hosts.begins(self.network.now)
                 case Refuse(host, why):
                     self.carry_out(self.end.refuse(self.doors[host], why))
-                case Gathered(names):
-                    if len(names) < self.hosts.wanted:
-                        raise Wrong(f"{names} are taken for all")
-                    self.gathered = True
-                    self.hosts.begins(self.network.now)
                 case EndHost():
                     self.judged(order)
                     self.carry_out(self.end.end(order.host, order.incarnation, order.why))

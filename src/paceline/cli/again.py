@@ -96,6 +96,8 @@ def words(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Se
     config, name = recorded(*named), f"{named[1]} {named[0]}"
     if options.scenario is not None and load(options.scenario).host_tables:
         config = config | {"workers": None, "hosts": 1}  # the given tables say how many there are
+    elif getattr(options, "listen", None) is not None:
+        config = config | {"workers": None, "hosts": 1, "scenario": {}}  # the hosts that join do
     try:
         before = list(_flags(config, options))
         script = [] if options.script is not None else [str(script_of(config)), *map(str, config["arguments"])]

@@ -24,6 +24,7 @@ USAGE, FAILED, INTERRUPTED = 2, 3, 130
 
 COMMANDS = (
     "run",
+    "join",
     "compare",
     "simulate",
     "tune",

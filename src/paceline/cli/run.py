@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.again import RESUME, recorded, script_of, source, words
 from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
-from paceline.cluster.scenario import MOST_WORKERS, Scenario
-from paceline.cluster.scenario_file import load
+from paceline.cluster.scenario import MOST_WORKERS, HostTable, Scenario
+from paceline.cluster.scenario_file import LONGEST_NAME, load
 from paceline.core.choice import MOST_WHOLE, Choice, choose
 from paceline.core.listed import count, cut
 from paceline.errors import ConfigError
@@ -38,6 +40,7 @@ from paceline.runs.run import (
     chosen,
     cores,
     crowd,
+    joined,
     settled,
     train,
     train_under_ddp,
@@ -45,6 +48,9 @@ from paceline.runs.run import (
 from paceline.runs.script import changes, checked_script
 from paceline.runtime.settings import Settings
 from paceline.terminal import is_read
+
+if TYPE_CHECKING:
+    from paceline.runtime.meeting import Listen
 
 MOST_THREADS = 1024
 LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years
@@ -114,6 +120,12 @@ def add_to(commands: Any) -> None:
     )
     add("--emulate-hosts", type=whole("--emulate-hosts", 1, 64), metavar="H", help=many)
     silent = "seconds after which a host that is silent is lost (default: 15)"
+    there = "listen there for other machines, which join this run with paceline join, and wait for them"
+    add("--listen", metavar="ADDR:PORT", help=there)
+    together = "hosts of the run where machines join, this one included; -n is the workers of this one"
+    add("--hosts", type=whole("--hosts", 2, 64), metavar="H", help=together)
+    called = "what this host is called, where others join (default: the machine's name)"
+    add("--name", type=name_of_host, metavar="NAME", help=called)
     add("--host-timeout", type=seconds("--host-timeout", *TIMEOUTS), default=15.0, metavar="T", help=silent)
     command.meant = _meant
     command.set_defaults(call=call)
@@ -211,12 +223,18 @@ def call(options: argparse.Namespace) -> int:
     named = source(options)
     if named is not None and options.scenario is None:
         scenario = recorded_scenario(*named)
-    scenario, workers, hosts = settled(scenario, options.workers, options.emulate_hosts)
+        if options.listen is not None:  # its hosts are not those that join now
+            scenario = replace(scenario, nodes=1, host_tables=())
+    if options.listen is None:
+        _check_alone(options)
+        scenario, workers, hosts = settled(scenario, options.workers, options.emulate_hosts)
+        check_fits(choice, scenario, workers, vars(options))
+        if hosts > 1:
+            check_hosts(choice, scenario)
+    else:
+        scenario, workers, hosts = joined(choice, scenario, options.workers, options.hosts, options.emulate_hosts)
     if not options.restart:
         scenario.checked_to_die_once()
-    check_fits(choice, scenario, workers, vars(options))
-    if hosts > 1:
-        check_hosts(choice, scenario)
     targets = tuple(Target.parse(text) for text in options.target)
     if options.stop_at_target and not targets:
         raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")
@@ -227,11 +245,13 @@ def call(options: argparse.Namespace) -> int:
     script = checked_script(options.script)
     if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
         say_whose(script, options.arguments)
-    resumed = None if options.resume is None else _resumed(options, choice, workers, script)
+    together = workers if options.listen is None else None
+    resumed = None if options.resume is None else _resumed(options, choice, together, script)
     if options.config is not None:
         config = recorded(options.config)
         for line in changes(config, script) if script == script_of(config) else ():
             print(f"paceline: {line}", file=sys.stderr)
+    listening = None if options.listen is None else _listening(options, choice, scenario)
     if warning := crowd(scenario, workers):
         print(f"paceline: {warning}", file=sys.stderr)
     folder = options.resume or checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
@@ -279,7 +299,7 @@ def call(options: argparse.Namespace) -> int:
         nearest_kin = choose("all-reduce", registry())  # settings have a protocol; here nothing looks at it
         summary = train_under_ddp(settings(choice=nearest_kin))
     else:
-        summary = train(settings(choice=choice))
+        summary = train(settings(choice=choice), listening)
     if summary["outcome"] == "interrupted" and not is_read(sys.stdout, PATIENCE):
         return CODES["interrupted"]
     if options.json:
@@ -293,15 +313,61 @@ def call(options: argparse.Namespace) -> int:
     return CODES[summary["outcome"]]
 
 
-def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int, script: Path) -> Snapshot:
-    """The snapshot to go on from. Raises ConfigError, in one line, if that run can't go on as the flags say."""
+def name_of_host(text: str) -> str:
+    """Read a host's name. Raises ConfigError for one that a run's records can't have."""
+    if not text.isprintable() or not 0 < len(text) <= LONGEST_NAME:
+        raise ConfigError(f"--name is {text[:LONGEST_NAME]!a}; write 1 to {LONGEST_NAME} printable characters")
+    return text
+
+
+def _check_alone(options: argparse.Namespace) -> None:
+    """Raise ConfigError for a flag that only hosts which join give a meaning."""
+    for flag, value in (("--hosts", options.hosts), ("--name", options.name)):
+        if value is not None:
+            raise ConfigError(
+                f"{flag} is {value}, and no machine can join; say where with --listen, such as --listen 10.0.0.1:7117, "
+                "or give --emulate-hosts"
+            )
+
+
+def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Scenario) -> Listen:
+    """What the flags say of machines that join. Raises ConfigError, in one line, for what is wrong."""
+    from paceline.host.opening import Keys
+    from paceline.runs.addresses import parsed, resolved
+    from paceline.runs.tokens import own_token
+    from paceline.runtime.meeting import Listen
+
+    def with_hosts(tables: tuple[HostTable, ...]) -> Scenario:
+        workers = tables[-1].workers.stop
+        settled = replace(scenario, nodes=len(tables), host_tables=tables).checked_for(workers)
+        check_fits(choice, settled, workers, vars(options))
+        if options.resume is not None and choice is not None:
+            config = recorded(options.resume / CONFIG, RESUME)
+            check_protocol(options.resume, choice_of(config, registry()), choice, int(config["workers"]), workers)
+        return settled
+
+    return Listen(
+        address=resolved(parsed(options.listen, "--listen"), "--listen"),
+        name=options.name or socket.gethostname(),
+        keys=Keys.plain(own_token()),
+        threads=options.threads,
+        scenario=with_hosts,
+    )
+
+
+def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int | None, script: Path) -> Snapshot:
+    """The snapshot to go on from. Raises ConfigError, in one line, if that run can't go on as the flags say.
+
+    `workers`: None if that is not known before other hosts have joined.
+    """
     run, config = options.resume, recorded(options.resume / CONFIG, RESUME)
     if options.out is not None:
         raise ConfigError(f"--resume {run}: the run goes on in its own folder; leave --out out")
     if choice is None:
         raise ConfigError(f"--resume {run}: {baseline.NAME} keeps no snapshots; name one of Paceline's protocols")
     check_resumable(run, config, script)
-    check_protocol(run, choice_of(config, registry()), choice, int(config["workers"]), workers)
+    before = int(config["workers"])
+    check_protocol(run, choice_of(config, registry()), choice, before, before if workers is None else workers)
     check_seed(run, int(config["seed"]), options.seed)
     limits = {key: getattr(options, key) for key in LIMITS}
     check_more(run, config, limits, tuple(options.arguments))

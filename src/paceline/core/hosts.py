@@ -51,15 +51,7 @@ class EndHost:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """All hosts that are waited for have come. Told each time the last of them comes, until the run begins."""
-
-    hosts: tuple[str, ...]
-    """By name."""
-
-
-Order = Admit | Refuse | EndHost | Gathered
+Order = Admit | Refuse | EndHost
 
 
 @dataclass(slots=True)
@@ -136,8 +128,6 @@ class Hosts:
         if self._begun and not one.number:
             one.number = 1 + max(other.number for other in self._hosts.values())
         orders.append(Admit(host, one.incarnation))
-        if not self._begun and not self.missing:
-            orders.append(Gathered(tuple(sorted(self.here()))))
         return orders
 
     def connected(self, host: str, incarnation: int, now: float) -> None:

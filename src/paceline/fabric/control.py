@@ -253,6 +253,11 @@ class HostEnd:
             return self._end(f"the head does not take what this host sends: {error}", show=True)
         return [Write(self._connection, data)] if self._stage == "open" else []
 
+    def goes_by(self, timeout: float, now: float) -> Outcome:
+        """Beat by this timeout from now on. The head has said what it goes by."""
+        self._every = timeout / 5
+        return self._beats_on(now) if self._stage == "open" else []
+
     def end(self, why: str) -> Outcome:
         """This host ends its incarnation."""
         return [] if self._stage == "ended" else self._end(why)

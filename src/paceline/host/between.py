@@ -5,16 +5,21 @@ See `host.branch` for what a host does of it, and `host.several` for the head's 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from paceline.core.orders import Order
 from paceline.host import messages
 from paceline.host.messages import Message
+from paceline.records.summary import Outcome
 from paceline.records.times import Fetch
 
 _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
+
+
+End = Outcome | Literal["refused"]
+"""How a run ended. `refused`: something that it was given is wrong, or this host can't take part."""
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True):
@@ -42,6 +47,24 @@ class GoesOn(msgspec.Struct, frozen=True, array_like=True):
     """The part of its first update's place that has its buffers."""
     kept: Attached | None
     """What its script kept, or another worker's, if any did."""
+
+
+class Introduce(Message):
+    """Say what this host has for the run."""
+
+    script: str
+    """Its path, from the working directory unless it is absolute."""
+    sha256: bytes
+    """Of the script as the head has it."""
+    host_timeout: float
+
+
+class Prepare(Message):
+    """All hosts have come. Take part in the run, and begin these workers, if any."""
+
+    settings: bytes
+    """See `runtime.packed`."""
+    workers: list[int]
 
 
 class Open(Message):
@@ -170,9 +193,15 @@ class Kept(Message):
 class Close(Message):
     """The run is over."""
 
+    outcome: End
+    error: str | None = None
+    """One line on why it did not complete, if there is one."""
+
 
 FromHead = (
-    Open
+    Introduce
+    | Prepare
+    | Open
     | Train
     | CarryOut
     | Made
@@ -194,6 +223,20 @@ FromHead = (
 
 
 # a host to the head
+
+
+class Here(Message):
+    """The host has this for the run."""
+
+    workers: Annotated[int, msgspec.Meta(ge=1)]
+    """How many it brings."""
+    cores: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Leaves(Message):
+    """The host takes no part any more."""
+
+    why: str
 
 
 class Heard(Message):
@@ -297,4 +340,4 @@ OfStep = Taken | AwaitsVersion | AwaitsPlace | Computes
 OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
-ToHead = OfWorker | Begun | Has | Fetched | Printed | Said
+ToHead = OfWorker | Here | Leaves | Begun | Has | Fetched | Printed | Said

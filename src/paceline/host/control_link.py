@@ -256,6 +256,10 @@ class HostLink(_Link):
         """Send the message to the head, now or after a reconnect."""
         self._carry_out(self._end.send(message, self.now()))
 
+    def goes_by(self, timeout: float) -> None:
+        """Beat by this timeout from now on."""
+        self._carry_out(self._end.goes_by(timeout, self.now()))
+
     def end(self, why: str) -> None:
         """This host ends its incarnation: `ended` is called, and nothing is dialled any more."""
         self._carry_out(self._end.end(why))

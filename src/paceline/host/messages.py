@@ -699,6 +699,15 @@ class Fork(Message):
     """Whether another such order follows, which is to be carried out together with this one."""
 
 
+class Settle(Message):
+    """What is forked from now on is to know this."""
+
+    known: bytes
+
+
+ToZygote = Fork | Settle
+
+
 class Forked(Message):
     """The processes that were ordered together are there, as children of the launcher."""
 

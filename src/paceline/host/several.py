@@ -319,8 +319,6 @@ class SeveralHosts:
 
     def close(self) -> None:
         """See `contract.Host`."""
-        for other in self._others.values():
-            other.tell(between.Close())
         self._head.close()
 
     # --- inside -------------------------------------------------------------------------------------

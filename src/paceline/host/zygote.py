@@ -2,7 +2,8 @@
 
 A fork takes no threads along, and what they have locked stays locked in the child. The launcher has threads once a run
 goes on, such as the ledger's. So it forks the zygote before, when torch is imported, and while it has neither threads
-nor a ledger nor channels. A worker has torch from there, and nothing of the run but what it is handed.
+nor a ledger nor channels. A worker has torch from there, and nothing of the run but what it is handed, and what the
+zygote was told before: on a host that joins a run, nothing of the run is known when the zygote is forked.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ PATIENCE = 60.0
 
 Become = Callable[[int, list[int]], int]
 """What a forked process does: it is told which worker it is, and has these descriptors. Returns its exit code."""
+Know = Callable[[bytes], None]
+"""Takes note, in the zygote, of what all that is forked from then on knows."""
 
 
 class Zygote:
     """The launcher's end. The zygote dies with the launcher. What is forked from it is the launcher's child."""
 
-    def __init__(self, become: Become) -> None:
+    def __init__(self, become: Become, know: Know = lambda known: None) -> None:
         """Fork the zygote. Call this in the main thread, while there is no other. Raises NoProcess."""
         ours, theirs = pair()
         launcher = os.getpid()
@@ -40,7 +43,7 @@ class Zygote:
 
         def body() -> int:
             ours.close()
-            return _serve(Channel(theirs, messages.Fork, "the launcher"), become, launcher)
+            return _serve(Channel(theirs, messages.ToZygote, "the launcher"), become, know, launcher)
 
         try:
             self.process = fork_child(body)
@@ -50,6 +53,11 @@ class Zygote:
         finally:
             theirs.close()
         self._channel = Channel(ours, messages.FromZygote, "the zygote")
+
+    def settle(self, known: bytes) -> None:
+        """Have all that is forked from now on know this. A zygote that has ended is found so as it forks."""
+        with suppress(PeerLost):
+            self._channel.send(messages.Settle(known))
 
     def fork(self, workers: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:
         """Fork these workers' processes, and hand each its descriptors. Returns their ids; see `fork_orphans`.
@@ -71,6 +79,10 @@ class Zygote:
         processes: list[int] = answer.processes
         return processes
 
+    def let_go(self) -> None:
+        """In a process that was forked: the zygote is not its business."""
+        self._channel.close()
+
     def end(self) -> None:
         """End it. What was forked from it goes on."""
         self._channel.close()
@@ -78,11 +90,15 @@ class Zygote:
         os.waitpid(self.process, 0)
 
 
-def _serve(launcher: Channel, become: Become, parent: int) -> int:
+def _serve(launcher: Channel, become: Become, know: Know, parent: int) -> int:
     """Fork what the launcher asks for, until it has gone."""
     with suppress(PeerLost):
         while True:
-            orders: list[tuple[messages.Fork, list[int]]] = [launcher.receive()]
+            first, descriptors = launcher.receive()
+            if isinstance(first, messages.Settle):
+                know(first.known)
+                continue
+            orders: list[tuple[messages.Fork, list[int]]] = [(first, descriptors)]
             while orders[-1][0].more:
                 orders.append(launcher.receive())
 

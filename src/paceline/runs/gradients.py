@@ -16,7 +16,8 @@ from paceline.core.orders import Order
 from paceline.records.journal import Journal
 from paceline.records.summary import Summary, Target
 from paceline.runtime.director import Director
-from paceline.runtime.run import Interrupts, run
+from paceline.runtime.interrupts import Interrupts
+from paceline.runtime.run import run
 from paceline.runtime.settings import Settings
 from paceline.sim.simulate import Say, Simulation, never_came, noted, noted_limits, world_of
 from paceline.sim.world import NoData

@@ -91,7 +91,8 @@ def replay(
     Each segment begins from the recorded run's snapshot, if the replay has come to the same bits there. Raises
     ConfigError if it can't be made again here.
     """
-    from paceline.runtime.run import Interrupts, run
+    from paceline.runtime.interrupts import Interrupts
+    from paceline.runtime.run import run
 
     interrupts, history, notes = Interrupts(), recorded.history(), list[str]()
     for part in parts(recorded, until):

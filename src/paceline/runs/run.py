@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from paceline.cluster.scenario import Scenario
 from paceline.core.choice import Choice, check_fit, choose
@@ -15,6 +15,9 @@ from paceline.protocols import registry
 from paceline.records.summary import Summary
 from paceline.runs import baseline
 from paceline.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from paceline.runtime.meeting import Listen
 
 CODES = {"completed": 0, "failed": 3, "diverged": 4, "interrupted": 130}
 """Exit codes of `paceline run`, by how the run ended."""
@@ -52,6 +55,21 @@ def settled(scenario: Scenario, workers: int | None, hosts: int | None = None) -
     return scenario.checked_for(workers).checked_for_real_run(), workers, hosts
 
 
+def joined(
+    choice: Choice | None, scenario: Scenario, workers: int | None, hosts: int | None, emulated: int | None
+) -> tuple[Scenario, int, int]:
+    """The same where machines join: the workers are those of this host. Raises ConfigError for what can't be so."""
+    if emulated is not None:
+        raise ConfigError(f"--emulate-hosts is {emulated}, and --listen has machines join: give one of the two")
+    if hosts is None:
+        raise ConfigError("--listen waits for other hosts: say how many there are, this one included, with --hosts")
+    if scenario.host_tables or scenario.nodes > 1:
+        hosts_of = "[[host]] tables" if scenario.host_tables else f"{count(scenario.nodes, 'node')}"
+        raise ConfigError(f"{scenario.name}: it has {hosts_of}, and with --listen the machines that join are the hosts")
+    _check_several(choice, scenario, "--listen")
+    return replace(scenario.checked_for_real_run(), workers=None), workers or 2, hosts
+
+
 def _check_agrees(scenario: Scenario, workers: int | None, hosts: int | None) -> None:
     """Raises ConfigError, in one line, if so many workers on each of so many hosts contradict the scenario's tables."""
     there = [len(table.workers) for table in scenario.host_tables]
@@ -77,7 +95,10 @@ def check_fits(choice: Choice | None, scenario: Scenario, workers: int, flags: M
 
 def check_hosts(choice: Choice | None, scenario: Scenario) -> None:
     """Raises ConfigError, in one line, for what several hosts can't do yet."""
-    named = f"{scenario.name}: [[host]]" if scenario.host_tables else "--emulate-hosts"
+    _check_several(choice, scenario, f"{scenario.name}: [[host]]" if scenario.host_tables else "--emulate-hosts")
+
+
+def _check_several(choice: Choice | None, scenario: Scenario, named: str) -> None:
     if choice is None or choice.spec.versions != "stored":
         name = baseline.NAME if choice is None else choice.spec.name
         raise ConfigError(f"{named}: {name} runs on one host only so far; name a protocol with a store")
@@ -104,16 +125,17 @@ def crowd(scenario: Scenario, workers: int) -> str:
     )
 
 
-def train(settings: Settings) -> Summary:
-    """Make the run. Signals that ask for an end interrupt it."""
-    from paceline.runtime.run import Interrupts, run
+def train(settings: Settings, listening: Listen | None = None) -> Summary:
+    """Make the run, with machines that join, if any do. Signals that ask for an end interrupt it."""
+    from paceline.runtime.interrupts import Interrupts
+    from paceline.runtime.run import run
 
-    return run(settings, Interrupts())
+    return run(settings, Interrupts(), listening=listening)
 
 
 def train_under_ddp(settings: Settings) -> Summary:
     """Make the run under plain DistributedDataParallel, whatever protocol the settings have."""
     from paceline.runtime.baseline import run
-    from paceline.runtime.run import Interrupts
+    from paceline.runtime.interrupts import Interrupts
 
     return run(settings, Interrupts())

@@ -85,7 +85,7 @@ def trained(
 ) -> Iterator[Made]:
     """One after another, with the script's gradients."""
     from paceline.runs.gradients import train
-    from paceline.runtime.run import Interrupts
+    from paceline.runtime.interrupts import Interrupts
 
     interrupts = Interrupts()
     for simulation, folder in zip(simulations, folders, strict=True):

@@ -1,20 +1,23 @@
 """A host besides the head's: its workers, and its end of what the head and it say to each other.
 
-An agent imports torch once, as the launcher does, and its workers are forked from a zygote of its own. It ends with the
-head, and its workers end with it. A host that was given up, or has given itself up, ends its workers. It may come again
-as a new incarnation, which has no workers until the head has them begun.
+An agent starts with an address, the workers that it brings, and a token. The head tells it what the run is once all
+hosts have come. It has imported torch by then, as the launcher does, and its workers are forked from a zygote of its
+own. It ends with the head, and its workers end with it. A host that was given up, or has given itself up, ends its
+workers. It may come again as a new incarnation, which has no workers until the head has them begun.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from paceline.core.facts import Fact, ParametersTaken
@@ -37,7 +40,9 @@ from paceline.host.workers import Workers
 from paceline.host.zygote import AT_ONCE
 from paceline.records.times import Fetch
 from paceline.runtime.folders import notes
-from paceline.runtime.forking import fork_workers, zygote_of
+from paceline.runtime.forking import fork_workers, forked_zygote
+from paceline.runtime.interrupts import Interrupts
+from paceline.runtime.packed import packed, unpacked
 from paceline.runtime.scratch import scratch
 from paceline.runtime.settings import Settings
 
@@ -45,50 +50,68 @@ HEAD = 1
 """The head's own incarnation: a run has no other head."""
 PAUSE = 1.0
 """Seconds before a host comes again."""
+LET_IN = 60.0
+"""Seconds that the head has to let the host in."""
+
+Company = Callable[[Settings, Outward], Workers]
+"""Makes what speaks for the workers of a host, which print there, once the head has told the settings."""
+Told = Callable[[Settings], None]
+"""Told the run's settings, each time the host is to take part."""
 
 
-def agent(settings: Settings, name: str, workers: Sequence[int], address: Address, keys: Keys) -> int:
-    """Take part as this host, with these workers, until the run is over. Return the exit code.
+def agent(
+    name: str,
+    workers: int,
+    address: Address,
+    keys: Keys,
+    *,
+    interrupts: Interrupts | None = None,
+    told: Told = lambda settings: None,
+) -> between.Close:
+    """Take part as this host, with so many workers, until the run is over. Return how that came.
 
-    `address`: where the head listens.
+    `address`: where the head listens. `interrupts`: signals that have the host leave.
     """
-    with scratch(name, _show) as folder, zygote_of(replace(settings, folder=folder), _nothing) as zygote:
+    let_go = _nothing if interrupts is None else interrupts.let_go
+    with scratch(name, _show) as folder, forked_zygote(let_go) as zygote:
         strangers = children()
         adopt_orphans()
         folders, loop = notes(), Loop()
 
-        def take_part(begin: Sequence[int]) -> bool:
-            """Be one incarnation of the host, with these workers at first. Return whether to come again."""
-            output = Outward()
-            processes = Workers(
+        def company(settings: Settings, output: Outward) -> Workers:
+            zygote.settle(packed(replace(settings, folder=folder)))
+            return Workers(
                 loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders, lambda worker: True)
             )
+
+        def take_part(patience: float) -> _Agent:
+            """Be one incarnation of the host, and return it once it is over."""
+            here = _Agent(name, workers, address, keys, company, loop, patience=patience, told=told)
             try:
-                for first in range(0, len(begin), AT_ONCE):
-                    processes.start(begin[first : first + AT_ONCE])
-                here = _Agent(settings, name, address, keys, processes, output, loop, first=bool(begin))
+                if interrupts is not None:
+                    loop.watch(interrupts, partial(here.leave, "it was interrupted", "interrupted"))
                 while here.over is None:
                     loop.wait()
-                processes.end_all()  # first of all: nobody awaits what they do any more
+                here.end_workers()  # first of all: nobody awaits what they do any more
                 here.close()
-                return here.may_come_again
+                return here
             finally:
-                processes.end_all()
-                processes.await_all()
+                if interrupts is not None:
+                    loop.unwatch(interrupts)
+                here.end_workers()
+                here.await_workers()
                 end_adopted(strangers)
 
         try:
-            again = take_part(workers)
-            while again:
+            here = take_part(LET_IN)
+            while here.may_come_again:
                 time.sleep(PAUSE)
-                again = take_part([])
-            return 0
-        except NoProcess as error:
-            sys.stderr.write(f"paceline: host {name}: {workers_named(workers)} can't be started: {error}\n")
-            return 1
+                here = take_part(here.patience)
+            assert here.over is not None
+            return here.over
         except Exception as error:
             sys.stderr.write(f"paceline: host {name}: {unforeseen(error)}\n")
-            return 1
+            return between.Close("failed", unforeseen(error))
         finally:
             os.close(folders)
             loop.close()
@@ -97,66 +120,83 @@ def agent(settings: Settings, name: str, workers: Sequence[int], address: Addres
 class _Agent:
     """What the head says goes to the branch, and what the branch tells goes to the head."""
 
+    _workers: Workers
+    """From here on: what there is once the head has told the run."""
+    _branch: Branch
+    _carrier: Carrier
+    _dialler: Dialler
+
     def __init__(
         self,
-        settings: Settings,
         name: str,
+        workers: int,
         address: Address,
         keys: Keys,
-        workers: Workers,
-        output: Outward,
+        company: Company,
         loop: Loop,
         *,
-        first: bool = True,
+        patience: float = LET_IN,
+        told: Told = lambda settings: None,
     ) -> None:
-        """`output` is what the workers print to. `first`: whether the host comes for the first time, so that the head
-        waits for it.
-        """
-        self.over: str | None = None
+        """`patience`: seconds that the head has to let this incarnation in."""
+        self.over: between.Close | None = None
         """Why this incarnation takes no part any more; None: it does."""
         self.may_come_again = False
         """Whether the host may come as another incarnation, once this one is over."""
-        self._comes_back = settings.any_comes_back
-        self._workers = workers
+        self.patience = LET_IN
+        """Seconds that the head has to let the next one in."""
+        self._name, self._brings, self._address, self._keys = name, workers, address, keys
+        self._company, self._told = company, told
+        self._takes_part = False
         self._loop = loop
         self._begun = 0.0
         """When the run began, by the loop's clock."""
-        self._dialler: Dialler | None = None
-        end = HostEnd(name, secrets.token_bytes(16), between.FromHead, timeout=settings.host_timeout)
-        self._fence = Fence(settings.host_timeout)
+        self._let_in = False
+        self._incarnation = 0
+        end = HostEnd(name, secrets.token_bytes(16), between.FromHead)
+        self._fence = Fence()
         self._alarm = Alarm(loop, self._judge)
-        self._link = HostLink(end, address, keys, loop, self, settings.host_timeout)
-        self._output = output
-        output.send = self._link.send
-        spec = settings.choice.spec
-        places = plan(spec, settings.choice.unapplied, settings.workers)
-        head = settings.scenario.hosts(settings.workers)[0]
-        self._carrier = Carrier(name, places.places, loop.now)
-        self._bulk = self._carrier.meet(head, HEAD)
-        self._name, self._address, self._keys = name, address, keys
-        self._timeout = settings.host_timeout
-        linked = settings.scenario.links_hosts
-        self._branch = Branch(places, spec, workers, self._carrier, self, head=head, now=self._now, linked=linked)
-        self._carrier.begins(0, self._branch)
+        self._link = HostLink(end, address, keys, loop, self)
+        self._output = Outward()
+        self._output.send = self._link.send
+        loop.after(patience, self._not_let_in)
 
-        self._first = first
-        if not first:
-            loop.after(settings.host_timeout, self._not_let_in)
+    def leave(self, why: str, outcome: between.End = "failed") -> None:
+        """Take no part any more, of one's own accord."""
+        if self.over is None:
+            self._link.send(between.Leaves(why))
+            self.over, self.may_come_again = between.Close(outcome, why), False
+
+    def end_workers(self) -> None:
+        """Kill them all, and whatever they have started."""
+        if self._takes_part:
+            self._workers.end_all()
+
+    def await_workers(self) -> None:
+        """Wait until all of them have ended."""
+        if self._takes_part:
+            self._workers.await_all()
 
     def close(self) -> None:
         """Leave no socket, and free the memory of items."""
         self._alarm.turn_off()
         self._link.close()
-        if self._dialler is not None:
+        if self._takes_part:
             self._dialler.close()
-        self._carrier.close()
-        self._branch.close()
+            self._carrier.close()
+            self._branch.close()
 
     # --- the link -----------------------------------------------------------------------------------
 
     def delivered(self, message: Any) -> None:
         """See `HostNews`."""
+        if self.over is not None:
+            return
         match message:
+            case between.Introduce():
+                self._introduce(message)
+            case between.Prepare(settings=settings, workers=workers):
+                self._prepare(unpacked(settings), workers)
             case between.Open():
                 self._branch.open()
             case between.Train(workers=workers, version=version, at=at):
@@ -196,18 +236,14 @@ class _Agent:
                 self._output.kept()
                 self._workers.read_on()
             case between.Close():
-                self.over, self.may_come_again = "the run is over", False
+                self.over, self.may_come_again = message, False
 
     def connected(self, incarnation: int) -> None:
         """See `HostNews`."""
-        if self._dialler is None:
-            self.may_come_again = self._comes_back
-            if self._first and incarnation > 1:  # the one before was given up, and never heard that it was let in
-                self._workers.end_all()
-                self._workers.await_all()
-            hello = Hello(self._name, secrets.token_bytes(16), incarnation, 0)
-            to = self._bulk, self._address, self._keys
-            self._dialler = Dialler(*to, self._loop, hello, self.show, self._timeout)
+        self._incarnation = incarnation
+        self._let_in = True
+        if not self._takes_part:
+            self.may_come_again = True
 
     def acknowledged(self, sent: float) -> None:
         """See `HostNews`."""
@@ -219,15 +255,47 @@ class _Agent:
 
     def ended(self, why: str) -> None:
         """See `HostNews`."""
-        self.over = self.over or why
+        self.over = self.over or between.Close("failed" if self._takes_part else "refused", why)
 
     def show(self, line: str) -> None:
         """See `HostNews`."""
         _show(line)
 
+    def _introduce(self, asked: between.Introduce) -> None:
+        """Say what this host has, if it has the script."""
+        self._fence.timeout = asked.host_timeout
+        self._link.goes_by(asked.host_timeout)
+        if (why := _lacks(Path(asked.script), asked.sha256)) is None:
+            self._link.send(between.Here(self._brings, len(os.sched_getaffinity(0))))
+        else:
+            self.leave(why, "refused")
+
+    def _prepare(self, settings: Settings, workers: Sequence[int]) -> None:
+        """Take part, and begin these workers."""
+        self.may_come_again, self.patience = settings.any_comes_back, settings.host_timeout
+        self._told(settings)
+        head = settings.scenario.hosts(settings.workers)[0]
+        spec = settings.choice.spec
+        places = plan(spec, settings.choice.unapplied, settings.workers)
+        self._carrier = Carrier(self._name, places.places, self._loop.now)
+        bulk = self._carrier.meet(head, HEAD)
+        hello = Hello(self._name, secrets.token_bytes(16), self._incarnation, 0)
+        to = bulk, self._address, self._keys
+        self._dialler = Dialler(*to, self._loop, hello, self.show, settings.host_timeout)
+        self._workers = self._company(settings, self._output)
+        linked = settings.scenario.links_hosts
+        try:
+            for first in range(0, len(workers), AT_ONCE):
+                self._workers.start(workers[first : first + AT_ONCE])
+        except NoProcess as error:
+            self.leave(f"{workers_named(workers)} can't be started: {error}")
+        self._branch = Branch(places, spec, self._workers, self._carrier, self, head=head, now=self._now, linked=linked)
+        self._carrier.begins(0, self._branch)
+        self._takes_part = True
+
     def _not_let_in(self) -> None:
-        if self._dialler is None:
-            self.over = self.over or "the head does not answer"
+        if not self._let_in:
+            self.over = self.over or between.Close("refused", "the head does not answer")
 
     def _start(self, worker: int) -> None:
         self._branch.returns(worker)
@@ -295,6 +363,18 @@ class _Agent:
 
 def _show(line: str) -> None:
     sys.stderr.write(f"paceline: {line}\n")
+
+
+def _lacks(script: Path, sha256: bytes) -> str | None:
+    """Why this host can't run that script, in one line; None: it is here, as the head has it."""
+    try:
+        here = hashlib.sha256(script.read_bytes()).digest()
+    except OSError as error:
+        return (
+            f"{script}: {error.strerror}; the script has to be on every host, at the same path from the working "
+            "directory"
+        )
+    return None if here == sha256 else f"{script} is not the head's; copy the script to every host"
 
 
 def _nothing() -> None:

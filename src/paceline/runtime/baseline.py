@@ -35,7 +35,8 @@ from paceline.records import summary as summaries
 from paceline.records.due import Due
 from paceline.records.summary import Summary
 from paceline.runtime.imports import import_torch
-from paceline.runtime.run import Interrupts, make_folder, undo
+from paceline.runtime.interrupts import Interrupts
+from paceline.runtime.run import make_folder, undo
 from paceline.runtime.settings import Settings
 from paceline.runtime.worker import redirect, run_script
 from paceline.training import prepare

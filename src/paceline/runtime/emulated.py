@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from paceline.fabric.token import Token
@@ -13,25 +11,15 @@ from paceline.host.opening import Keys
 from paceline.host.processes import end_in_time, fork_child
 from paceline.host.tcp import listen
 from paceline.runtime.agent import agent
+from paceline.runtime.meeting import Meeting
 from paceline.runtime.settings import Settings
 
-
-@dataclass(frozen=True, slots=True)
-class Emulated:
-    """What the head has of them."""
-
-    listener: socket.socket
-    """Where agents dial."""
-    keys: Keys
-    processes: list[int]
-
-    def let_go(self) -> None:
-        """In a process that was forked: to listen is not its business."""
-        self.listener.close()
+GATHERING = 60.0
+"""Seconds that agents of one machine have to come."""
 
 
 @contextmanager
-def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Emulated]:
+def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Meeting]:
     """Fork the agents, before anything that they are not to inherit.
 
     They end with this process, or before; those that have not ended by then are ended.
@@ -39,17 +27,25 @@ def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Emulate
     listener, token = listen(), Token.drawn()
     address = listener.getsockname()
 
-    def body(name: str, host: int) -> int:
+    def body(name: str, workers: int) -> int:
         let_go()
         listener.close()
-        return agent(settings, name, settings.workers_of(host), address, Keys.plain(token))
+        agent(name, workers, address, Keys.plain(token))
+        return 0
 
     names = settings.scenario.hosts(settings.workers)
-    processes = [
-        fork_child(partial(body, names[settings.workers_of(host)[0]], host)) for host in range(1, settings.hosts)
-    ]
+    dealt = [settings.workers_of(host) for host in range(1, settings.hosts)]
+    agents = {names[workers[0]]: fork_child(partial(body, names[workers[0]], len(workers))) for workers in dealt}
     try:
-        yield Emulated(listener, Keys.plain(token), processes)
+        yield Meeting(
+            head=names[0],
+            listener=listener,
+            keys=Keys.plain(token),
+            settle=lambda came: settings,
+            threads=settings.threads,
+            agents=agents,
+            patience=GATHERING,
+        )
     finally:
-        for process in processes:
+        for process in agents.values():
             end_in_time(process)

@@ -15,6 +15,7 @@ from paceline.host.turns import Turns
 from paceline.host.workers import Process
 from paceline.host.zygote import Zygote
 from paceline.records.whole import MODE
+from paceline.runtime.packed import unpacked
 from paceline.runtime.settings import Settings
 
 
@@ -27,18 +28,26 @@ def output_of(settings: Settings) -> Output:
 
 
 @contextmanager
-def zygote_of(settings: Settings, let_go: Callable[[], None]) -> Iterator[Zygote]:
-    """Fork the process that workers are forked from. Each first lets go of what is this process's business."""
+def forked_zygote(let_go: Callable[[], None]) -> Iterator[Zygote]:
+    """Fork the process that workers are forked from, which knows nothing of the run. It is to be told the settings.
+
+    Each worker first lets go of what is this process's business.
+    """
     from paceline.runtime.worker import work
 
     launcher = os.getpid()
+    told: list[Settings] = []
+
+    def know(known: bytes) -> None:
+        told[:] = [unpacked(known)]
 
     def become(worker: int, descriptors: list[int]) -> int:
         let_go()
         end, output, folders = descriptors
+        (settings,) = told
         return work(worker, settings, socket.socket(fileno=end), output, folders, launcher)
 
-    zygote = Zygote(become)
+    zygote = Zygote(become, know)
     try:
         yield zygote
     finally:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from paceline.cluster.host_traffic import HostTraffic
-from paceline.core.hosts import Admit, EndHost, Gathered, Hosts, Order, Refuse
-from paceline.core.listed import listed
+from paceline.core.hosts import Admit, EndHost, Hosts, Order, Refuse
+from paceline.core.listed import count, listed
+from paceline.errors import NotGathered
 from paceline.fabric.control import HeadEnd, Hello
 from paceline.host import between, messages
 from paceline.host.bulk import Port
@@ -23,56 +26,54 @@ from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.runtime.agent import HEAD
-from paceline.runtime.emulated import Emulated
+from paceline.runtime.ending import Ending
 from paceline.runtime.joining import There
+from paceline.runtime.meeting import Meeting
+from paceline.runtime.packed import packed
 from paceline.runtime.settings import Settings
-
-GATHERING = 60.0
-"""Seconds that agents of one machine have to come."""
 
 
 class Others:
     """Lets hosts in, passes on what they say, and judges who is lost."""
 
-    def __init__(self, settings: Settings, hosts: Emulated, loop: Loop, output: Output) -> None:
+    carrier: Carrier
+    """Moves items between this host and the others, once all have come."""
+
+    def __init__(self, settings: Settings, meeting: Meeting, loop: Loop, output: Output) -> None:
         self._settings = settings
-        names = settings.scenario.hosts(settings.workers)
-        self._names = settings.hosts_of_workers
+        self._meeting = meeting
+        self.others: list[Other] = []
+        """The hosts, once all have come."""
+        self._came: dict[str, between.Here] = {}
+        """By host: what it has for the run, before that begins."""
+        self._prepared: dict[str, int] = {}
+        """By host that takes part: its incarnation."""
+        self._names: dict[int, str] = {}
         """By worker: its host."""
-        workers = [settings.workers_of(host) for host in range(1, settings.hosts)]
-        self.others = [Other(names[there[0]], there, self._teller(names[there[0]])) for there in workers]
         self.lost: Callable[[str, str], None] = lambda host, why: None
         """Told of a host that takes no part any more, and why."""
         self._back: Callable[[str], None] = lambda host: None
         """Told of a host that takes part again."""
         self._delivered: Callable[[str, messages.Message], None] = _unheard
         self._incarnations: dict[str, int] = {}
-        self._anew: list[str] = []
-        """Hosts that have come once more before training began: what had begun as their workers has ended."""
         self._loop = loop
         self._output, self._say = output, output.say
-        timeout = settings.host_timeout
-        self._hosts = Hosts(
-            names[0], wanted=len(self.others), names=tuple(one.name for one in self.others), timeout=timeout
-        )
-        self._door = Door(hosts.listener, loop, hosts.keys, output.say)
-        end = HeadEnd(names[0], secrets.token_bytes(16), between.ToHead)
-        self._link = HeadLink(end, self._door, loop, self, timeout)
+        head, timeout = meeting.head, settings.host_timeout
+        self._hosts = Hosts(head, wanted=settings.hosts - 1, names=tuple(meeting.agents), timeout=timeout)
+        self._door = Door(meeting.listener, loop, meeting.keys, output.say)
+        self._link = HeadLink(HeadEnd(head, secrets.token_bytes(16), between.ToHead), self._door, loop, self, timeout)
         self._alarm = Alarm(loop, self._judge)
         self.needed: Callable[[Sequence[int]], bool] = lambda workers: False
         """Whether any of these workers is to begin again. The rooms set it."""
         self._begun = False
         """Whether the run has begun: a host that comes from then on comes again."""
+        self._close = between.Close("interrupted")
+        """What hosts are told at the end."""
         self._agents_ended: set[str] = set()
         """Hosts whose agents' processes have ended: they don't come again."""
-        self._never: set[str] = set()
-        """Hosts that were lost before the run could begin."""
-        self._report_waits = settings.report_waits
-        room = plan(settings.choice.spec, settings.choice.unapplied, settings.workers).places
-        self.carrier = Carrier(names[0], room, loop.now)
-        hello = Hello(names[0], secrets.token_bytes(16), HEAD, 0)
-        for other, process in zip(self.others, hosts.processes, strict=True):
-            loop.await_end(process, partial(self._agent_ended, other.name))
+        hello = Hello(head, secrets.token_bytes(16), HEAD, 0)
+        for host, process in meeting.agents.items():
+            loop.await_end(process, partial(self._agent_ended, host))
         self._port = Port(self._door, loop, hello, output.say, timeout)
 
     @property
@@ -91,48 +92,72 @@ class Others:
         hosts = SeveralHosts(head, self.others, self.carrier, news, now)
         self._delivered, self.lost, self._back = hosts.delivered, hosts.lost, hosts.back
         self.carrier.begins(0, hosts)
-        for host in self._absent():
-            self._loop.after(0.0, partial(hosts.lost, host, "it has not come"))  # once workers are listened to
-        for host in self._anew:
-            self._loop.after(0.0, partial(self._comes_anew, host))
         return hosts
 
-    def _comes_anew(self, host: str) -> None:
-        self.lost(host, "it had to come once more")
-        self._back(host)
+    def gather(self, to_end: Callable[[], bool]) -> Settings | None:
+        """Wait until all hosts have come, and tell them the run. Return its settings; None: the run is `to_end`.
 
-    def gather(self, to_end: Callable[[], bool]) -> str | None:
-        """Wait until all hosts have come, or the run is `to_end`. Return what keeps the run from going on, if any."""
-        began, reported, why = self._loop.now(), False, None
-        while (absent := self._absent()) and why is None and not to_end():
+        Raises NotGathered if they don't come, and ConfigError if they can't make the run.
+        """
+        meeting, began, reported = self._meeting, self._loop.now(), False
+        while self._awaits():
             waited = self._loop.now() - began
-            if never := [host for host in absent if host in self._agents_ended | self._never]:
-                why = f"{_named(never)} ended before training could begin"
-            elif waited >= GATHERING:
-                why = f"{_named(absent)} did not come within {GATHERING:.0f} s"
-            elif waited >= self._report_waits and not reported:
+            patience = meeting.patience
+            if to_end():
+                return None
+            if never := [host for host in meeting.agents if host in self._agents_ended]:
+                raise NotGathered(f"{_named(never)} ended before training could begin")
+            if patience is not None and waited >= patience:
+                raise NotGathered(f"{self._awaited()} did not come within {patience:.0f} s")
+            report_at = self._settings.report_waits
+            if waited >= report_at and not reported:
                 reported = True
-                self._say(f"the start has waited for {waited:.0f} s for {_named(absent)} to come")
-            else:
-                self._loop.wait((GATHERING if reported else min(GATHERING, self._report_waits)) - waited)
+                self._say(f"the start has waited for {waited:.0f} s for {self._awaited()} to come")
+                continue
+            ends = [time for time in (patience, None if reported else report_at) if time is not None]
+            self._loop.wait(min(ends) - waited if ends else None)
+        settings = self._settings = meeting.settle(self._came)
+        self._names = settings.hosts_of_workers
+        dealt = [settings.workers_of(host) for host in range(1, settings.hosts)]
+        self.others = [Other(self._names[there[0]], there, self._teller(self._names[there[0]])) for there in dealt]
+        room = plan(settings.choice.spec, settings.choice.unapplied, settings.workers).places
+        self.carrier = Carrier(meeting.head, room, self._loop.now)
         self._hosts.begins(self._link.now())
         self._begun = True
-        return why
+        for other in self.others:
+            self._prepare(other.name, other.workers)
+        return settings
 
     def there(self, worker: int) -> There:
         """Whether the worker's host is there. `away`: it may come again; `gone`: it won't."""
         host = self._names[worker]
-        if host == self._hosts.head or host in self._hosts.here():
+        if host == self._hosts.head or host in self._prepared:
             return "here"
         return "gone" if host in self._agents_ended else "away"
 
+    def ended_with(self, ending: Ending, parser_ended: int | None) -> None:
+        """The run has come to this, or the script's own parser has ended the script with that exit code."""
+        if parser_ended is not None:
+            self.refuses("the script's own argument parser has ended it")
+        elif ending.usage_error is not None:
+            self.refuses(ending.usage_error)
+        else:
+            self._close = between.Close(ending.outcome, ending.error)
+
+    def refuses(self, why: str) -> None:
+        """The run can't be made."""
+        self._close = between.Close("refused", why)
+
     def close(self) -> None:
-        """Leave no socket. What was said before goes out."""
+        """Tell all hosts how the run has ended, and leave no socket. What was said before goes out."""
         self._alarm.turn_off()
+        for host, incarnation in self._hosts.here().items():
+            self._link.send(host, incarnation, self._close)
         self._door.close()
         self._link.close()
         self._port.close()
-        self.carrier.close()
+        if self._begun:
+            self.carrier.close()
 
     # --- the link -----------------------------------------------------------------------------------
 
@@ -142,18 +167,14 @@ class Others:
             match order:
                 case Admit(incarnation=incarnation) if self._begun and not self._needs(host):
                     why = f"this run goes on without host {host}: none of its workers is to begin again"
+                    if host not in self._names.values():
+                        why = f"this run has begun with {_named([one.name for one in self.others])} besides the head"
                     self._hosts.leaves(host, incarnation, why)
                     self._link.refuse(connection, why)
                 case Admit(incarnation=incarnation):
-                    if host in self._incarnations and not self._begun:
-                        self._anew.append(host)
                     self._incarnations[host] = incarnation
-                    self._port.expect(self.carrier.meet(host, incarnation))
                     self._link.admit(connection, incarnation)
-                    if self._begun:
-                        self._hosts.joins(host, incarnation)
-                        self._say(f"host {host} is back")
-                        self._back(host)
+                    self._link.send(host, incarnation, self._introduce)
                 case Refuse(why=why):
                     self._link.refuse(connection, why)
                 case _:
@@ -178,6 +199,15 @@ class Others:
                 self._link.send(host, incarnation, between.Kept())
             case between.Said(line=line):
                 self._say(line)
+            case between.Here() if self._begun:
+                self._comes_again(host, message)
+            case between.Here():
+                self._came[host] = message
+                if not self._meeting.agents:
+                    still = f"; {self._awaited()} to come" if self._awaits() else ""
+                    self._say(f"host {host} has come, with {count(message.workers, 'worker')}{still}")
+            case between.Leaves(why=why):
+                self.ended(host, incarnation, why)
             case _:
                 self._delivered(host, message)
 
@@ -200,12 +230,43 @@ class Others:
     def _needs(self, host: str) -> bool:
         return self.needed([worker for worker, there in self._names.items() if there == host])
 
-    def _absent(self) -> list[str]:
-        here = self._hosts.here()
-        return [other.name for other in self.others if other.name not in here]
+    @property
+    def _introduce(self) -> between.Introduce:
+        settings = self._settings
+        sha256 = hashlib.sha256(settings.source).digest()
+        return between.Introduce(str(settings.script), sha256, settings.host_timeout)
+
+    def _prepare(self, host: str, workers: Sequence[int]) -> None:
+        """Tell the host the run, and have it begin these workers."""
+        here, incarnation, threads = self._came[host], self._incarnations[host], self._meeting.threads
+        self._prepared[host] = incarnation
+        self._port.expect(self.carrier.meet(host, incarnation))
+        settings = replace(self._settings, threads=threads or max(1, here.cores // here.workers))
+        self._link.send(host, incarnation, between.Prepare(packed(settings), list(workers)))
+
+    def _comes_again(self, host: str, here: between.Here) -> None:
+        other = next(one for one in self.others if one.name == host)
+        incarnation = self._incarnations[host]
+        if here.workers != len(other.workers):
+            why = f"host {host} takes part with {count(len(other.workers), 'worker')}, not {here.workers}"
+            self._link.send(host, incarnation, between.Close("refused", why))
+            return
+        self._came[host] = here
+        self._prepare(host, [])
+        self._hosts.joins(host, incarnation)
+        self._say(f"host {host} is back")
+        self._back(host)
+
+    def _awaits(self) -> bool:
+        return len(self._came) < self._hosts.wanted
+
+    def _awaited(self) -> str:
+        """The hosts that have not come, by name where those are known."""
+        absent = [host for host in self._meeting.agents if host not in self._came]
+        return _named(absent) if absent else count(self._hosts.wanted - len(self._came), "more host")
 
     def _teller(self, host: str) -> Callable[[messages.Message], None]:
-        return lambda message: self._link.send(host, self._incarnations.get(host, 0), message)
+        return lambda message: self._link.send(host, self._prepared.get(host, 0), message)
 
     def _agent_ended(self, host: str) -> None:
         """The agent's process has ended. What it had still said is heard first: timers come after that."""
@@ -216,7 +277,7 @@ class Others:
     def _judge(self) -> None:
         """Judge who is lost, after all that came was heard: timers come after that."""
         head = self._hosts.head
-        for host, incarnation in self._hosts.here().items():
+        for host, incarnation in self._prepared.items():
             if self.carrier.reaches(host):
                 self._hosts.reached(head, host)
             else:
@@ -232,13 +293,13 @@ class Others:
         match order:
             case EndHost(host=host, incarnation=incarnation, why=why):
                 self._link.end(host, incarnation, why)
+                self._came.pop(host, None)
+                if self._prepared.pop(host, None) is None:
+                    self._say(f"host {host} takes no part: {why}")
+                    return
                 self._say(f"host {host} is lost: {why}")
-                if not self._begun:
-                    self._never.add(host)
                 self.lost(host, why)
                 self.carrier.ended(host, why)  # after that: no worker of it is to be ended
-            case Gathered():
-                pass
 
 
 def _named(hosts: Sequence[str]) -> str:

@@ -6,8 +6,6 @@ import hashlib
 import os
 import platform
 import shutil
-import signal
-import socket
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -24,16 +22,15 @@ import tomli_w
 from paceline.cluster.scenario_file import to_plain
 from paceline.core.drive import drive
 from paceline.core.listed import workers_named
-from paceline.errors import ConfigError, ProtocolViolation, RunFailed, unforeseen
+from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed, unforeseen
 from paceline.fabric.memory import available_bytes
 from paceline.host import messages
 from paceline.host.loop import Loop
-from paceline.host.output import Output, Unread
+from paceline.host.output import Output
 from paceline.host.processes import (
     NoProcess,
     adopt_orphans,
     allow_descriptors,
-    asking_to_end,
     children,
     end_adopted,
 )
@@ -52,16 +49,19 @@ from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.course import Course
 from paceline.runtime.director import Director
 from paceline.runtime.folders import notes
-from paceline.runtime.forking import fork_workers, output_of, zygote_of
+from paceline.runtime.forking import fork_workers, forked_zygote, output_of
 from paceline.runtime.imports import import_torch
+from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.offers import too_many
+from paceline.runtime.packed import packed
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.runtime.emulated import Emulated
+    from paceline.runtime.meeting import Listen, Meeting
+    from paceline.runtime.others import Others
 
 DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
 """File descriptors that a launcher needs, and how many more for each worker: channels, a watch, a pipe, a log."""
@@ -69,76 +69,45 @@ DESCRIPTORS_OF_HOSTS = 48
 """How many more a head needs: for connections that have said nothing yet, of which its door keeps some."""
 
 
-class Interrupts:
-    """Signals that ask for an end, for a loop to watch. They are in force once this is made."""
-
-    def __init__(self) -> None:
-        self.pending = 0
-        self.keyboard = False
-        """Whether the last signal was a terminal's Ctrl-C."""
-        self.output: Output | None = None
-        """What may be printing when a signal comes."""
-        self._read, self._write = socket.socketpair()
-        for end in (self._read, self._write):
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        for number in asking_to_end():
-            signal.signal(number, self._note)
-
-    def fileno(self) -> int:
-        """A descriptor that is readable when a signal has come."""
-        return self._read.fileno()
-
-    def let_go(self) -> None:
-        """In a process that was forked: signals to the launcher are not its business."""
-        self._read.close()
-        self._write.close()
-
-    def take(self) -> int:
-        """How many signals have come since this was last asked."""
-        with suppress(BlockingIOError):
-            self._read.recv(64)
-        taken, self.pending = self.pending, 0
-        return taken
-
-    def _note(self, number: int, _: Any) -> None:
-        self.pending += 1
-        self.keyboard = number == signal.SIGINT
-        if self.output is not None and self.output.printing:
-            raise Unread
-
-
 Direct = Callable[[Director, Journal], None]
 """Carries out all of a run's orders, and records what it tells the machine."""
 
 
-def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None) -> Summary:
+def run(
+    settings: Settings, interrupts: Interrupts, direct: Direct | None = None, listening: Listen | None = None
+) -> Summary:
     """Run it. Return the summary, which the run's folder has too. `direct` decides what happens when, if given.
 
+    `listening`: where machines join, whose workers come on top of those that the settings have.
     Raises ConfigError when the script asks for what cannot be done. The folder is then gone again, unless
     training has come so far that it has something to lose. Raises SystemExit if the script's own argument parser
     ends the script.
     """
-    if why := too_many(settings.workers, available_bytes()):
-        raise ConfigError(why)
-    descriptors = DESCRIPTORS + DESCRIPTORS_EACH * settings.workers
-    allow_descriptors(descriptors + (DESCRIPTORS_OF_HOSTS if settings.hosts > 1 else 0), settings.workers)
+    _check_room(settings)
     import_torch(settings.source)
     if interrupts.take():
         raise KeyboardInterrupt
     made = make_folder(settings.folder) if settings.resumed is None else []
-    if keep := settings.resumed is not None:
-        settings = _cut(settings)
-    coordinator = None
+    keep, coordinator = settings.resumed is not None, None
     try:
         try:
             with (
-                _other_hosts(settings, interrupts) as hosts,
-                zygote_of(settings, partial(_let_go, interrupts, hosts)) as zygote,
-                _journal(settings) as journal,
+                forked_zygote(interrupts.let_go) as zygote,
+                _meeting(settings, listening, partial(_let_go, interrupts, zygote)) as meeting,
+                _stage(settings, interrupts) as (loop, output),
+                _gathered(settings, meeting, interrupts, loop, output) as (settings, others),
             ):
-                coordinator = _coordinate(settings, interrupts, zygote, journal, direct, hosts)
-                journal.ended(coordinator.rooms.ending.outcome, coordinator.rooms.ending.error)
+                if keep:
+                    settings = _cut(settings)
+                zygote.settle(packed(settings))
+                with _journal(settings) as journal:
+                    coordinator = _coordinate(
+                        settings, interrupts, zygote, journal, direct, loop=loop, output=output, others=others
+                    )
+                    ending = coordinator.rooms.ending
+                    journal.ended(ending.outcome, ending.error)
+                    if others is not None:
+                        others.ended_with(ending, coordinator.parser_ended)
         except RunFailed as error:  # the ledger lacks something, and the summary must say so
             if coordinator is None:
                 raise
@@ -156,29 +125,86 @@ def run(settings: Settings, interrupts: Interrupts, direct: Direct | None = None
             raise ConfigError(rooms.ending.usage_error)
         assert summary is not None
         return summary
-    except ConfigError:
+    except (ConfigError, NotGathered, KeyboardInterrupt):
         if not keep:
             undo(settings.folder, made)
         raise
 
 
-def _let_go(interrupts: Interrupts, hosts: Emulated | None) -> None:
-    """In a worker's process, which was forked from this one."""
+def _check_room(settings: Settings) -> None:
+    """Raises ConfigError, in one line, if this machine has no room for so many workers."""
+    if why := too_many(settings.workers, available_bytes()):
+        raise ConfigError(why)
+    descriptors = DESCRIPTORS + DESCRIPTORS_EACH * settings.workers
+    allow_descriptors(descriptors + (DESCRIPTORS_OF_HOSTS if settings.hosts > 1 else 0), settings.workers)
+
+
+def _let_go(interrupts: Interrupts, zygote: Zygote) -> None:
+    """In an agent's process, which was forked from this one."""
     interrupts.let_go()
-    if hosts is not None:
-        hosts.let_go()
+    zygote.let_go()
 
 
 @contextmanager
-def _other_hosts(settings: Settings, interrupts: Interrupts) -> Iterator[Emulated | None]:
-    """The hosts besides this one, if there are any: what they take to be imported, one host does without."""
+def _meeting(settings: Settings, listening: Listen | None, let_go: Callable[[], None]) -> Iterator[Meeting | None]:
+    """Where the hosts besides this one come, if there are any: one host does without what they take to be imported."""
     if settings.hosts == 1:
         yield None
-        return
-    from paceline.runtime.emulated import emulated
+    elif listening is not None:
+        from paceline.runtime.meeting import meeting
 
-    with emulated(settings, interrupts.let_go) as hosts:
-        yield hosts
+        with meeting(settings, listening) as machines:
+            yield machines
+    else:
+        from paceline.runtime.emulated import emulated
+
+        with emulated(settings, let_go) as agents:
+            yield agents
+
+
+@contextmanager
+def _stage(settings: Settings, interrupts: Interrupts) -> Iterator[tuple[Loop, Output]]:
+    """The launcher's loop, and what it prints with."""
+    output, loop = output_of(settings), Loop()
+    output.after = loop.after
+    interrupts.output = output
+    try:
+        yield loop, output
+    finally:
+        output.close()
+        loop.close()
+
+
+@contextmanager
+def _gathered(
+    settings: Settings, meeting: Meeting | None, interrupts: Interrupts, loop: Loop, output: Output
+) -> Iterator[tuple[Settings, Others | None]]:
+    """Wait for the other hosts, if there are any. Yield the run's settings, and those hosts.
+
+    Raises NotGathered if they don't come, ConfigError if they can't make the run, and KeyboardInterrupt.
+    """
+    if meeting is None:
+        yield settings, None
+        return
+    from paceline.runtime.others import Others
+
+    others = Others(settings, meeting, loop, output)
+    try:
+        loop.watch(interrupts, lambda: None)  # a signal ends the wait
+        try:
+            all_are_there = others.gather(lambda: bool(interrupts.pending))
+        finally:
+            loop.unwatch(interrupts)
+        if all_are_there is None:
+            output.say("interrupted before all hosts had come")
+            raise KeyboardInterrupt
+        _check_room(all_are_there)
+        yield all_are_there, others
+    except ConfigError as error:
+        others.refuses(str(error))
+        raise
+    finally:
+        others.close()
 
 
 def _cut(settings: Settings) -> Settings:
@@ -234,17 +260,16 @@ def _coordinate(
     zygote: Zygote,
     journal: Journal,
     direct: Direct | None,
-    hosts: Emulated | None,
+    *,
+    loop: Loop,
+    output: Output,
+    others: Others | None,
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
-    output = output_of(settings)
-    interrupts.output = output
-    loop = Loop()
-    output.after = loop.after
     folders = notes()
     workers = Workers(loop, output, lambda numbers: fork_workers(numbers, settings, zygote, folders, settings.shows))
-    rooms, others, failure = None, None, ""
+    rooms, failure = None, ""
     here = settings.workers_of(0)
     try:
         for first in range(0, len(here), AT_ONCE):
@@ -263,13 +288,6 @@ def _coordinate(
 
         course = Course(moment=0.0 if settings.resumed is None else settings.resumed.state.at)
         terms = of_a_run(settings, loop.now) if direct is None else course.terms()
-        if hosts is not None:
-            from paceline.runtime.others import Others
-
-            others = Others(settings, hosts, loop, output)
-            loop.watch(interrupts, lambda: None)  # a signal ends the wait, and is seen to below
-            failure = others.gather(lambda: bool(interrupts.pending or failure)) or failure
-            loop.unwatch(interrupts)
         rooms = Rooms(settings, workers, journal, output, loop, terms, others)
         coordinator, ending, limits = Coordinator(rooms, on_begin), rooms.ending, rooms.limits
         loop.watch(interrupts, lambda: limits.interrupt(interrupts.take(), interrupts.keyboard))
@@ -296,8 +314,6 @@ def _coordinate(
         workers.end_all()
         if rooms is not None:
             rooms.close()
-        if others is not None:
-            others.close()
         workers.await_all()
         end_adopted(strangers)  # programs in sessions of their own, which the end of a process group does not reach
         for unfinished in (settings.folder / "versions").glob("*"):
@@ -306,8 +322,6 @@ def _coordinate(
                     unfinished.unlink()
         remove_drafts(settings.folder)
         os.close(folders)
-        output.close()
-        loop.close()
 
 
 def _code_before(settings: Settings) -> dict[str, str]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from paceline.host import messages
 from paceline.host.opening import Keys
-from paceline.host.outward import Outward
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
-from paceline.runtime.agent import PAUSE, _Agent
-from paceline.runtime.settings import Settings
+from paceline.runtime.agent import LET_IN, PAUSE, _Agent
 from support.world.clock import VirtualLoop
 from support.world.lines import lines, named_by
 from support.world.network import Address, Machine
@@ -128,9 +127,9 @@ class Signals:
 class WorldAgent(_Agent):
     """An agent whose lines are kept."""
 
-    def __init__(self, *given: Any, say: Callable[[str], None], first: bool) -> None:
+    def __init__(self, *given: Any, say: Callable[[str], None], patience: float) -> None:
         self._say = say
-        super().__init__(*given, first=first)
+        super().__init__(*given, patience=patience)
 
     def show(self, line: str) -> None:
         self._say(line)
@@ -141,9 +140,8 @@ class Agent:
 
     def __init__(
         self,
-        settings: Settings,
         name: str,
-        workers: Sequence[int],
+        workers: int,
         machine: Machine,
         loop: VirtualLoop,
         begins: Begins,
@@ -158,8 +156,7 @@ class Agent:
         """Its present incarnation. None: it has not come so far, or comes again."""
         self.ended: list[WorldAgent] = []
         """Its incarnations that are over."""
-        self._settings = settings
-        self._numbers = workers
+        self._brings = workers
         self._begins = begins
         self._say = say
         self._meets: tuple[Address, Keys] | None = None
@@ -170,8 +167,7 @@ class Agent:
         """Its process has come so far that it dials."""
         if self.alive:
             self._meets = address, keys
-            self.workers.start(self._numbers)
-            self._take_part(first=True)
+            self._take_part(LET_IN)
 
     def die(self, silently: bool = False) -> None:
         """The process is killed, or its machine is switched off."""
@@ -191,7 +187,7 @@ class Agent:
 
     @property
     def takes_part(self) -> bool:
-        """Whether the head has let it in, or it comes again. One that never came dials on."""
+        """Whether the head has let it in, or it comes again. One that never came dials on for a while."""
         return self.alive and (self.incarnation > 0 or bool(self.ended))
 
     def _see(self) -> None:
@@ -204,18 +200,18 @@ class Agent:
         self.ended.append(agent)
         self.agent = None
         if agent.may_come_again:
-            self.loop.after(PAUSE, self._comes_again)
+            self.loop.after(PAUSE, partial(self._take_part, agent.patience))
         else:
             self.die()
 
-    def _comes_again(self) -> None:
-        self.workers = self._no_workers()
-        self._take_part(first=False)
-
-    def _take_part(self, first: bool) -> None:
+    def _take_part(self, patience: float) -> None:
         assert self._meets is not None
-        given = self._settings, self.name, *self._meets, self.workers, Outward(), self.loop
-        self.agent = WorldAgent(*given, say=self._say, first=first)
+        given = self.name, self._brings, *self._meets, self._company, self.loop
+        self.agent = WorldAgent(*given, say=self._say, patience=patience)
+
+    def _company(self, *_: object) -> Workers:
+        self.workers = self._no_workers()
+        return self.workers
 
     def _no_workers(self) -> VirtualWorkers:
         output: Any = Said(self._say)

@@ -22,6 +22,7 @@ from paceline.cluster.scenario import Scenario
 from paceline.core.drive import drive
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
+from paceline.errors import NotGathered
 from paceline.fabric import memory
 from paceline.fabric.memory import Region
 from paceline.fabric.token import Token
@@ -30,7 +31,8 @@ from paceline.host.opening import Keys
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
 from paceline.runtime.coordinator import Coordinator
-from paceline.runtime.emulated import Emulated
+from paceline.runtime.emulated import GATHERING
+from paceline.runtime.meeting import Meeting
 from paceline.runtime.others import Others
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
@@ -127,12 +129,27 @@ class World:
             at = lots.uniform(0, self.history.script.starts)
             self.scheduler.at(at, partial(agent.begin, self.listening.address, keys))
         listener: Any = self.listening
-        hosts = Emulated(listener, keys, [agent.process for agent in self.agents.values()])
-        self.workers.start(settings.workers_of(0))
-        others = self.others = Others(settings, hosts, stand_in, output)
+        meeting = Meeting(
+            head=HEAD,
+            listener=listener,
+            keys=keys,
+            settle=lambda came: settings,
+            threads=settings.threads,
+            agents={name: agent.process for name, agent in self.agents.items()},
+            patience=GATHERING,
+        )
+        others = self.others = Others(settings, meeting, stand_in, output)
         loop.watch(self.signals, lambda: None)
-        failure = others.gather(lambda: bool(self.signals.pending))
+        try:
+            begins = others.gather(lambda: bool(self.signals.pending)) is not None
+        except NotGathered as error:
+            output.say(str(error))
+            begins = False
         loop.unwatch(self.signals)
+        if not begins:
+            self._head_ends(others)
+            return
+        self.workers.start(settings.workers_of(0))
         journal = Journal(NoLedger())
         rooms = self.rooms = Rooms(
             settings, self.workers, journal, output, stand_in, of_a_run(settings, loop.now), others
@@ -140,8 +157,6 @@ class World:
         coordinator, limits = Coordinator(rooms, lambda _: None), rooms.limits
         loop.watch(self.signals, lambda: limits.interrupt(self.signals.take(), self.signals.keyboard))
         limits.interrupt(self.signals.take(), keyboard=False)
-        if failure:
-            rooms.ending.fail(failure)
 
         def record(fact: Fact, orders: tuple[Order, ...]) -> None:
             journal.record(fact, orders)
@@ -150,13 +165,17 @@ class World:
         self.machine = settings.choice.machine()
         drive(self.machine, coordinator.facts(), coordinator.carry_out, record)
         self.judge.head_ended()
-        self.over = True
         self.workers.end_all()
         rooms.host._head.arithmetic.process = None  # type: ignore[attr-defined]  # no such process runs here
         rooms.close()
+        others.ended_with(rooms.ending, coordinator.parser_ended)
+        self._head_ends(others)
+
+    def _head_ends(self, others: Others) -> None:
+        self.over = True
         others.close()
         self.head.lets_go(silently=False)
-        loop.die()
+        self.loop.die()
 
     def _agents_left(self) -> list[str]:
         """Agents that take part, and that could know that they are to end. One that never came dials on."""
@@ -169,7 +188,7 @@ class World:
         loop = VirtualLoop(self.scheduler, self._lots(name), machine)
         workers = self.settings.workers_of(self.history.names.index(name))
         begins = partial(self._begin_worker, name)
-        return Agent(self.settings, name, workers, machine, loop, begins, self._output(name).say)
+        return Agent(name, len(workers), machine, loop, begins, self._output(name).say)
 
     def _begin_worker(self, host: str, worker: int, line: Line) -> Worker:
         program = Worker(
@@ -307,7 +326,7 @@ class World:
             lines += [f"claimed at the head: {claim}" for claim in rooms.host._head.shelf.claims()]  # type: ignore[attr-defined]
         for name, agent in self.agents.items():
             lines.append(f"{name}: alive {agent.alive}, paused {agent.loop.paused}, incarnation {agent.incarnation}")
-            if agent.agent is not None:
+            if agent.agent is not None and agent.agent._takes_part:
                 lines += [f"claimed at {name}: {claim}" for claim in agent.agent._branch.shelf.claims()]
         return "\n".join([*lines, *self.said[-30:]])
 

@@ -1,0 +1,63 @@
+"""`paceline join`: take part with this machine in a run that another one begins."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from typing import Any
+
+from paceline.cli.main import USAGE, Parser
+from paceline.cli.run import LONGEST, name_of_host, seconds, whole
+from paceline.cluster.scenario import MOST_WORKERS
+from paceline.core.choice import brief
+from paceline.core.listed import workers_named
+from paceline.host.opening import Keys
+from paceline.runs.addresses import parsed, resolved
+from paceline.runs.join import TRIES_FOR, await_listener, join
+from paceline.runs.run import CODES
+from paceline.runs.tokens import own_token
+from paceline.runtime.settings import Settings
+
+
+def add_to(commands: Any) -> None:
+    """Add the command and its flags."""
+    command: Parser = commands.add_parser(
+        "join",
+        help="take part in another machine's run",
+        description=(
+            "Take part with this machine in the run that another one, the head, begins with paceline run --listen. "
+            "The script has to be on this machine, too, at the same path from the working directory."
+        ),
+        allow_abbrev=False,
+    )
+    add = command.add_argument
+    add("address", metavar="HEAD:PORT", help="where the head listens")
+    add("-n", "--workers", type=whole("-n", 1, MOST_WORKERS), default=2, metavar="N", help="workers here (default: 2)")
+    add("--name", type=name_of_host, metavar="NAME", help="what this host is called (default: the machine's name)")
+    waits = "wait for the head to listen, S seconds at most (default: as long as it takes)"
+    add("--wait", nargs="?", type=seconds("--wait"), const=LONGEST, default=TRIES_FOR, metavar="S", help=waits)
+    command.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Do what the flags say; returns the exit code."""
+    address, name = resolved(parsed(options.address, "HEAD:PORT"), "HEAD"), options.name or socket.gethostname()
+    keys = Keys.plain(own_token())
+    await_listener(address, options.wait, _say)
+
+    def told(settings: Settings) -> None:
+        here = [worker for worker, host in settings.hosts_of_workers.items() if host == name]
+        protocol = brief(settings.choice.spec, settings.choice.parameters())
+        _say(f"joined as host {name}: {workers_named(here)} of {settings.workers}, {protocol}, {settings.script}")
+
+    end = join(address, name, options.workers, keys, told)
+    if end.outcome == "refused":
+        _say(end.error or "the head refuses this host")
+        return USAGE
+    _say(f"the run has ended: {end.outcome}" + (f" ({end.error})" if end.error else ""))
+    return CODES[end.outcome]
+
+
+def _say(line: str) -> None:
+    print(f"paceline: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,52 @@
+"""A machine joins a run that another one begins."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+from paceline.errors import ConfigError
+from paceline.host.between import Close
+from paceline.host.opening import Keys
+from paceline.host.tcp import Address
+from paceline.runs.addresses import shown
+from paceline.runtime.settings import Settings
+
+TRIES_FOR = 5.0
+"""Seconds in which somebody has to listen, unless the user says otherwise."""
+ONE_TRY = 3.0
+PAUSE = 0.5
+"""Seconds between two tries."""
+
+
+def await_listener(address: Address, seconds: float, say: Callable[[str], None]) -> None:
+    """Wait until somebody listens there, for so many seconds. Raises ConfigError, in one line, if nobody does."""
+    began, told = time.monotonic(), False
+    while True:
+        try:
+            socket.create_connection(address, timeout=ONE_TRY).close()
+            return
+        except OSError as error:
+            why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        waited = time.monotonic() - began
+        if waited >= seconds:
+            raise ConfigError(
+                f"nobody listens at {shown(address)} (tried for {waited:.0f} s: {why}); begin the run there with "
+                "paceline run --listen, or wait for it with --wait"
+            )
+        if waited >= TRIES_FOR and not told:
+            told = True
+            say(f"waiting for somebody to listen at {shown(address)}")
+        time.sleep(PAUSE)
+
+
+def join(address: Address, name: str, workers: int, keys: Keys, told: Callable[[Settings], None]) -> Close:
+    """Take part in the run whose head listens there, until it is over. Return how that came."""
+    from paceline.runtime.agent import agent
+    from paceline.runtime.imports import import_torch
+    from paceline.runtime.interrupts import Interrupts
+
+    interrupts = Interrupts()
+    import_torch(b"")
+    return agent(name, workers, address, keys, interrupts=interrupts, told=told)

@@ -1,0 +1,49 @@
+"""Settings as bytes, for zygotes and for other hosts. Nothing in them is code but the script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.cluster.scenario_file import from_plain, to_plain
+from paceline.core.choice import Choice
+from paceline.protocols import registry
+from paceline.records.segments import choice_of
+from paceline.records.summary import Target
+from paceline.runtime.settings import Settings
+
+OF_THE_HEAD = ("resumed",)
+"""Fields that only the head needs. Elsewhere they have their defaults."""
+_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "script": (str, Path),
+    "arguments": (list, tuple),
+    "choice": (Choice.to_plain, lambda plain: choice_of({"protocol": plain}, registry())),
+    "scenario": (to_plain, from_plain),
+    "folder": (str, Path),
+    "targets": (lambda targets: [target.text for target in targets], lambda texts: tuple(map(Target.parse, texts))),
+    "simulated": (
+        lambda scenario: None if scenario is None else to_plain(scenario),
+        lambda plain: None if plain is None else from_plain(plain),
+    ),
+}
+"""Fields that are no plain values: how they are written, and read."""
+
+
+def packed(settings: Settings) -> bytes:
+    """Return the settings as msgpack."""
+    plain = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in OF_THE_HEAD}
+    for name, (write, _) in _FORMS.items():
+        plain[name] = write(plain[name])
+    return msgspec.msgpack.encode(plain)
+
+
+def unpacked(data: bytes) -> Settings:
+    """Return the settings that `packed` wrote."""
+    plain = msgspec.msgpack.decode(data)
+    for name, (_, read) in _FORMS.items():
+        plain[name] = read(plain[name])
+    return Settings(**plain)
