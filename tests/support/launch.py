@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.events import Events
 from support.leftovers import Traces
-from support.runs import Launcher, Run, ended, resume, start
+from support.runs import Launcher, Run, ended, joining, resume, start
 
 
 class Launch:
@@ -33,6 +33,12 @@ class Launch:
     ) -> Run:
         """See `support.runs.run`."""
         return ended(self.start(script, *flags, args=args, fresh=fresh, first=first))
+
+    def start_joining(self, address: str, *flags: str) -> Launcher:
+        """`paceline join ADDRESS FLAGS`, not waited for."""
+        traces = Traces(self.tmp_path / f"temporary_{next(self._numbers)}")
+        self.traces.append(traces)
+        return joining(address, *flags, env=traces.environment | self.events.environment)
 
     def start_resumed(self, run: Path, *flags: str, first: str = "", quiet: bool = True) -> Launcher:
         """See `support.runs.resume`."""

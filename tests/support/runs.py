@@ -123,6 +123,11 @@ def resume(
     return _started(["run", *["--quiet"] * quiet, "--resume", str(run), *flags], run, env, first=first)
 
 
+def joining(address: str, *flags: str, env: Mapping[str, str] | None = None) -> Launcher:
+    """`paceline join ADDRESS FLAGS`, not waited for. It has no folder of a run."""
+    return _started(["join", address, *flags], Path(), env)
+
+
 def replayed(run: Path) -> Run:
     """`paceline replay RUN`, to its end, into a folder beside it."""
     folder = run.with_name(f"{run.name}-again")

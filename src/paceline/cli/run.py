@@ -347,7 +347,7 @@ def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Sce
         return settled
 
     return Listen(
-        address=resolved(parsed(options.listen, "--listen"), "--listen"),
+        address=resolved(parsed(options.listen, "--listen", least=0), "--listen"),
         name=options.name or socket.gethostname(),
         keys=Keys.plain(own_token()),
         threads=options.threads,

@@ -35,6 +35,12 @@ LINES, LINES_WITHIN = 10, 60.0
 """Lines about strangers that are shown in so many seconds."""
 
 
+def shown(address: Address) -> str:
+    """Return the address as it is typed."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def listen(address: Address = LOOPBACK) -> socket.socket:
     """Return a socket that listens there."""
     return socket.create_server(address, family=family(address), backlog=BACKLOG)

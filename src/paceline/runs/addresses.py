@@ -6,18 +6,20 @@ import re
 import socket
 
 from paceline.errors import ConfigError
-from paceline.host.tcp import Address
+from paceline.host.tcp import Address, shown
 
 
-def parsed(text: str, name: str) -> Address:
+def parsed(text: str, name: str, least: int = 1) -> Address:
     """Return the host and the port of `HOST:PORT`. Raises ConfigError, in one line, which calls the value `name`.
+
+    `least`: the lowest port. Who listens on port 0 has the kernel choose one.
 
     >>> parsed("10.0.0.1:7117", "--listen"), parsed("[::1]:7117", "--listen")
     (('10.0.0.1', 7117), ('::1', 7117))
     """
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+)):([0-9]{1,5})", text)
-    port = int(found[3]) if found else 0
-    if found is None or not 0 < port < 65536:
+    port = int(found[3]) if found else -1
+    if found is None or not least <= port < 65536:
         raise ConfigError(f'{name} is "{text[:60]}"; write an address and a port, such as 10.0.0.1:7117')
     return found[1] or found[2], port
 
@@ -32,9 +34,3 @@ def resolved(address: Address, name: str) -> Address:
         raise ConfigError(f"{name} {shown(address)}: no host is known by that name ({why})") from None
     numbers = [str(entry[4][0]) for entry in found]
     return next((number for number in numbers if ":" not in number), numbers[0]), port
-
-
-def shown(address: Address) -> str:
-    """The address as it is typed."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

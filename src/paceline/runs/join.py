@@ -9,8 +9,7 @@ from collections.abc import Callable
 from paceline.errors import ConfigError
 from paceline.host.between import Close
 from paceline.host.opening import Keys
-from paceline.host.tcp import Address
-from paceline.runs.addresses import shown
+from paceline.host.tcp import Address, shown
 from paceline.runtime.settings import Settings
 
 TRIES_FOR = 5.0

@@ -12,7 +12,7 @@ from paceline.cluster.scenario import HostTable, Scenario
 from paceline.errors import ConfigError
 from paceline.host.between import Here
 from paceline.host.opening import Keys
-from paceline.host.tcp import Address, listen
+from paceline.host.tcp import Address, listen, shown
 from paceline.runtime.settings import Settings
 
 Settle = Callable[[Mapping[str, Here]], Settings]
@@ -76,6 +76,5 @@ def _listening(address: Address) -> socket.socket:
     try:
         return listen(address)
     except OSError as error:
-        host, port = address
         why = "name an address of this machine, and a port that is free"
-        raise ConfigError(f"--listen {host}:{port}: {os.strerror(error.errno or 0)}; {why}") from None
+        raise ConfigError(f"--listen {shown(address)}: {os.strerror(error.errno or 0)}; {why}") from None

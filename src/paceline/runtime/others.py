@@ -25,12 +25,16 @@ from paceline.host.loop import Alarm, Loop
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
+from paceline.host.tcp import shown
 from paceline.runtime.agent import HEAD
 from paceline.runtime.ending import Ending
 from paceline.runtime.joining import There
 from paceline.runtime.meeting import Meeting
 from paceline.runtime.packed import packed
 from paceline.runtime.settings import Settings
+
+ANY = "0.0.0.0", "::"
+"""Addresses that mean all of a machine's own."""
 
 
 class Others:
@@ -100,6 +104,8 @@ class Others:
         Raises NotGathered if they don't come, and ConfigError if they can't make the run.
         """
         meeting, began, reported = self._meeting, self._loop.now(), False
+        if not meeting.agents:
+            self._say(f"waiting for {self._awaited()}; on each other machine: {self._to_paste()}")
         while self._awaits():
             waited = self._loop.now() - began
             patience = meeting.patience
@@ -264,6 +270,12 @@ class Others:
         """The hosts that have not come, by name where those are known."""
         absent = [host for host in self._meeting.agents if host not in self._came]
         return _named(absent) if absent else count(self._hosts.wanted - len(self._came), "more host")
+
+    def _to_paste(self) -> str:
+        """What to type on a machine that is to join."""
+        host, port = self._door.address
+        there = ("HEAD" if host in ANY else host), port  # HEAD is whatever the other machine calls this one
+        return f"paceline join {shown(there)} -n {self._settings.workers}"
 
     def _teller(self, host: str) -> Callable[[messages.Message], None]:
         return lambda message: self._link.send(host, self._prepared.get(host, 0), message)

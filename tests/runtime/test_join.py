@@ -1,0 +1,310 @@
+"""Machines that join a run: `paceline run --listen` and `paceline join`, over loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.protocols import registry
+from support.events import await_stop, said
+from support.launch import Launch
+from support.recorded import checked
+from support.runs import Launcher, Run, ended, replayed
+
+STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+SCRIPT = """
+import os, signal, time
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+THERE = Path(__file__).parent
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+data = TensorDataset(torch.randn(96, 6), torch.randint(0, 3, (96,)))
+loader = DataLoader(data, batch_size=4, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+BEFORE
+for epoch in range(2):
+    for x, y in loader:
+        EACH_STEP
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+AT_STEP = """
+        if not hasattr(model, "steps"): model.steps = 0
+        model.steps += 1
+        if model.steps == 4: (THERE / f"at-{paceline.worker()}").touch()
+        if model.steps >= 4 and not (THERE / "go-on").exists(): time.sleep(0.3)
+"""
+"""Notes that the worker is in its fourth step, from which on all go slowly until they are to go on."""
+
+
+def script(before: str = "", each_step: str = "pass") -> str:
+    return SCRIPT.replace("BEFORE", before).replace("EACH_STEP", each_step.strip())
+
+
+@pytest.fixture(autouse=True)
+def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all hosts of these tests have."""
+    file = tmp_path / "token"
+    file.write_text("a token for tests, long enough for anybody")
+    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(file))
+
+
+@dataclass
+class Head:
+    """A head that waits for others."""
+
+    process: Launcher
+    address: str
+
+    def ended(self) -> Run:
+        return ended(self.process)
+
+
+def begun(launch: Launch, text: str, *flags: str, hosts: int = 2, workers: int = 1) -> Head:
+    listens = "--listen", "127.0.0.1:0", "--hosts", str(hosts), "--name", "head", "-n", str(workers), "--threads", "1"
+    process = launch.start(text, *listens, *flags)
+    line = said(process, "paceline join .*\n")
+    found = re.search(r"paceline join (\S+) -n", line)
+    assert found is not None
+    return Head(process, found[1])
+
+
+def joined(launch: Launch, head: Head, name: str, workers: int = 1) -> Launcher:
+    return launch.start_joining(head.address, "--name", name, "-n", str(workers))
+
+
+def await_file(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("protocol", STORED)
+def test_a_run_with_a_host_that_joins_is_checked_and_replayed_to_the_same_bits(protocol: str, launch: Launch) -> None:
+    head = begun(launch, script(), "-p", protocol)
+    joiner = ended(joined(launch, head, "b", 2))
+    run = head.ended().completed()
+    assert joiner.code == 0, joiner.err
+    assert "joined as host b: workers 1, 2 of 3" in joiner.err
+    assert "the run has ended: completed" in joiner.err
+    assert run.summary["samples"] == 2 * 96
+    ((facts,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
+    assert [host for _, host, _ in json.loads(facts)["members"]] == ["head", "b", "b"]
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run.folder).out
+
+
+def test_hosts_are_numbered_by_name_whenever_they_come_and_end_on_the_bits_of_one(launch: Launch) -> None:
+    head = begun(launch, script(), "-p", "bsp", hosts=3)
+    others = [joined(launch, head, "z", 1)]
+    assert "1 more host to come" in said(head.process, "host z has come.*\n")
+    others.append(joined(launch, head, "c", 2))
+    several = head.ended().completed()
+    assert [ended(other).code for other in others] == [0, 0]
+    ((facts,),) = several.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
+    assert [host for _, host, _ in json.loads(facts)["members"]] == ["head", "c", "c", "z"]
+    one = launch.run(script(), "-n", "4", "--threads", "1", "-p", "bsp").completed()
+    assert all(torch.equal(several.final()[name], one.final()[name]) for name in one.final())
+
+
+def test_what_workers_print_comes_to_the_head(launch: Launch) -> None:
+    head = begun(launch, script(before="print('I am', paceline.worker())"), "-p", "asp")
+    joiner = ended(joined(launch, head, "b"))
+    run = head.ended().completed()
+    assert "I am 1" in run.log(1)
+    assert "I am" not in joiner.out
+
+
+def test_a_joiner_that_is_killed_is_lost_and_the_others_go_on(launch: Launch) -> None:
+    head = begun(launch, script(each_step=AT_STEP), "-p", "asp", "--on-loss", "continue", "--host-timeout", "3")
+    other = joined(launch, head, "b", 2)
+    await_file(launch.tmp_path / "at-2")
+    os.kill(other.pid, signal.SIGKILL)
+    ended(other)
+    said(head.process, "host b is lost: .*\n")
+    (launch.tmp_path / "go-on").touch()
+    run = head.ended().completed()
+    assert run.summary["samples"] + run.summary["samples_missed"] == 2 * 96
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
+def test_ctrl_c_at_a_joiner_has_its_host_leave_and_the_run_goes_on(launch: Launch) -> None:
+    head = begun(launch, script(each_step=AT_STEP), "-p", "ssp", "--on-loss", "continue")
+    other = joined(launch, head, "b")
+    await_file(launch.tmp_path / "at-1")
+    os.kill(other.pid, signal.SIGINT)
+    assert ended(other).code == 130
+    said(head.process, "host b is lost: it was interrupted")
+    (launch.tmp_path / "go-on").touch()
+    head.ended().completed()
+
+
+def test_ctrl_c_at_the_head_ends_all_and_the_joiner_says_so(launch: Launch) -> None:
+    head = begun(launch, script(each_step=AT_STEP), "-p", "asp")
+    other = joined(launch, head, "b")
+    await_file(launch.tmp_path / "at-1")
+    os.kill(head.process.pid, signal.SIGINT)
+    assert head.ended().code == 130
+    joiner = ended(other)
+    assert joiner.code == 130
+    assert "the run has ended: interrupted" in joiner.err
+
+
+def test_a_joiner_ends_with_the_runs_own_exit_code_and_why(launch: Launch) -> None:
+    head = begun(launch, script(before="if paceline.worker() == 0: raise ValueError('no')"), "-p", "asp")
+    joiner = ended(joined(launch, head, "b"))
+    assert head.ended().code == 3
+    assert joiner.code == 3
+    assert "the run has ended: failed (worker 0 died" in joiner.err
+
+
+def test_a_host_that_is_stopped_for_too_long_comes_back(launch: Launch) -> None:
+    head = begun(launch, script(each_step=AT_STEP), "-p", "asp", "--restart", "2", "--host-timeout", "2")
+    other = joined(launch, head, "b")
+    await_file(launch.tmp_path / "at-1")
+    os.kill(other.pid, signal.SIGSTOP)
+    await_stop(other.pid)
+    said(head.process, "host b is lost")
+    os.kill(other.pid, signal.SIGCONT)
+    said(head.process, "worker 1 is back")
+    (launch.tmp_path / "go-on").touch()
+    run = head.ended().completed()
+    assert ended(other).code == 0
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
+def test_a_host_that_waits_joins_once_the_head_listens(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    other = launch.start_joining(address, "--name", "b", "-n", "1", "--wait")
+    process = launch.start(script(), "--listen", address, "--hosts", "2", "--name", "head", "-n", "1", "-p", "asp")
+    assert ended(process).code == 0
+    assert ended(other).code == 0
+
+
+def test_ctrl_c_ends_a_head_that_waits_and_the_hosts_that_have_come(launch: Launch) -> None:
+    head = begun(launch, script(), "-p", "asp", "--report-waits", "0.2", hosts=3)
+    other = joined(launch, head, "b")
+    said(head.process, "1 more host to come")
+    os.kill(head.process.pid, signal.SIGINT)
+    run = head.ended()
+    assert run.code == 130
+    assert not run.folder.exists()
+    assert ended(other).code == 130
+
+
+def test_a_run_with_joiners_goes_on_with_others(launch: Launch) -> None:
+    head = begun(launch, script(), "-p", "asp", "--max-steps", "20")
+    assert ended(joined(launch, head, "b", 2)).code == 0
+    first = head.ended().completed()
+    address = "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "2"
+    process = launch.start_resumed(first.folder, "--max-steps", "40", *address)
+    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
+    assert found is not None
+    other = launch.start_joining(found[1], "--name", "c", "-n", "2")
+    run = ended(process).completed()
+    assert ended(other).code == 0
+    assert run.summary["workers"] == 4
+    assert (found_wrong := checked(run.folder)).ok, found_wrong.wrong
+
+
+# --- what is refused, in one line ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--hosts", "2"], "--hosts is 2, and no machine can join"),
+        (["--name", "a"], "--name is a, and no machine can join"),
+        (["--listen", "127.0.0.1:0"], "--listen waits for other hosts: say how many there are"),
+        (["--listen", "127.0.0.1", "--hosts", "2"], '--listen is "127.0.0.1"; write an address and a port'),
+        (["--listen", "127.0.0.1:0", "--hosts", "2", "-p", "ad-psgd"], "--listen: ad-psgd runs on one host only"),
+        (["--listen", "127.0.0.1:0", "--hosts", "2", "-p", "ddp"], "--listen: ddp runs on one host only"),
+        (["--listen", "127.0.0.1:0", "--hosts", "2", "--emulate-hosts", "2"], "give one of the two"),
+        (["--listen", "192.0.2.1:7117", "--hosts", "2"], "--listen 192.0.2.1:7117: Cannot assign requested address"),
+    ],
+)
+def test_flags_that_make_no_run_are_refused_before_it(flags: list[str], line: str, launch: Launch) -> None:
+    run = launch.run(script(), *flags)
+    assert run.code == 2
+    assert line in run.err
+    assert run.err.count("\n") == 1
+    assert not run.folder.exists()
+
+
+def test_a_port_in_use_is_refused(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        run = launch.run(script(), "--listen", address, "--hosts", "2")
+    assert run.code == 2
+    assert f"--listen {address}: Address already in use" in run.err
+
+
+def test_a_head_that_is_not_there_is_said_with_how_long_it_was_tried(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    run = ended(launch.start_joining(address, "--wait", "0.1"))
+    assert run.code == 2
+    assert f"nobody listens at {address} (tried for " in run.err
+    assert "--wait" in run.err
+
+
+def test_a_host_of_a_name_that_is_taken_and_one_too_many_are_refused(launch: Launch) -> None:
+    head = begun(launch, script(each_step=AT_STEP), "-p", "asp", hosts=3)
+    others = [joined(launch, head, "b")]
+    said(head.process, "host b has come")
+    for name, why in (("b", "a host named b takes part already"), ("head", "the head is named head")):
+        refused = ended(joined(launch, head, name))
+        assert refused.code == 2
+        assert why in refused.err
+        assert refused.err.count("\n") == 1
+    others.append(joined(launch, head, "c"))
+    await_file(launch.tmp_path / "at-0")
+    refused = ended(joined(launch, head, "d"))
+    assert refused.code == 2
+    assert "this run has its 2 hosts besides the head" in refused.err
+    (launch.tmp_path / "go-on").touch()
+    head.ended().completed()
+    assert [ended(other).code for other in others] == [0, 0]
+
+
+def test_a_host_without_the_heads_script_is_refused_and_the_head_waits_on(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("train.py").write_text(script())
+    flags = "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "1", "-p", "asp", "--threads", "1"
+    process = launch.start(Path("train.py"), *flags)
+    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
+    assert found is not None
+    monkeypatch.chdir(tmp_path / "there")
+    lacks = ended(launch.start_joining(found[1], "--name", "b"))
+    assert lacks.code == 2
+    assert "train.py: No such file or directory; the script has to be on every host" in lacks.err
+    Path("train.py").write_text(script() + "# another one\n")
+    other = ended(launch.start_joining(found[1], "--name", "b"))
+    assert other.code == 2
+    assert "train.py is not the head's" in other.err
+    Path("train.py").write_text(script())
+    joiner = launch.start_joining(found[1], "--name", "b", "-n", "1")
+    assert ended(process).code == 0
+    assert ended(joiner).code == 0
