@@ -309,6 +309,28 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         "worker 1 differs from worker 0: it has weight: float32[3, 4] in group 0, the other has "
         "weight: float32[2, 4] in group 0; every worker must build the same model and optimizer",
     ),
+    "hosts with different files": (
+        training(
+            before="""
+            os.makedirs(os.path.join(sys.path[0], "parts"), exist_ok=True)
+            with open(os.path.join(sys.path[0], "parts", "layers.py"), "w") as file:
+                file.write(f"here = {me}")  # worker 1 begins when worker 0 has come to prepare
+            import parts.layers
+            """
+        ),
+        ("--emulate-hosts", "2", "-n", "1"),
+        "host node-1: parts/layers.py differs from the head's; copy the same files to all hosts",
+    ),
+    "hosts with different data": (
+        training(
+            before="""
+            data = TensorDataset(*(tensor[me:] for tensor in data.tensors))
+            loader = DataLoader(data, batch_size=4, shuffle=True)
+            """
+        ),
+        ("--emulate-hosts", "2", "-n", "1"),
+        "host node-1: its data has 63 samples, and the head's 64; copy the same data to all hosts",
+    ),
     "too little memory": (
         training(
             before="""

@@ -1,12 +1,13 @@
-"""What workers bring to the start fits into memory, or one line says what it needs."""
+"""What workers bring to the start fits into memory, and is the same on all hosts; or one line says what is not so."""
 
 import re
 
 import msgspec
 import pytest
 
+from paceline.host import messages
 from paceline.protocols import registry
-from paceline.runtime.offers import lack_of_memory
+from paceline.runtime.offers import lack_of_memory, unequal_hosts
 from support.rooms import OFFER
 
 STATE = 1_000_000
@@ -28,3 +29,46 @@ def test_a_run_that_takes_snapshots_needs_memory_for_a_copy_of_each_state(protoc
     assert with_snapshots - without == states * STATE
     assert lack_of_memory(HEAVY, registry()[protocol], 3, with_snapshots, keeps=True) == ""
     assert lack_of_memory(HEAVY, registry()[protocol], 3, with_snapshots - 1, keeps=True) != ""
+
+
+HOSTS = {0: "a", 1: "a", 2: "b", 3: "c"}
+
+
+def brought(data: int | None = 96, **code: str) -> messages.Offered:
+    """What a worker brings that has imported these modules."""
+    return msgspec.structs.replace(OFFER, data=data, code={f"{name}.py": digest for name, digest in code.items()})
+
+
+@pytest.mark.parametrize(
+    ("offers", "line"),
+    [
+        ([brought(model="1")] * 4, ""),
+        (
+            [brought(model="1"), brought(model="1"), brought(model="2"), brought(model="1")],
+            "host b: model.py differs from the head's; copy the same files to all hosts",
+        ),
+        (
+            [brought(), brought(model="1"), brought(), brought(model="2")],
+            "host c: model.py differs from the head's; copy the same files to all hosts",
+        ),
+        (
+            [brought(), brought(), brought(model="1"), brought(model="2")],
+            "host c: model.py differs from that of host b; copy the same files to all hosts",
+        ),
+        ([brought(), brought(), brought(plots="1"), brought(model="2")], ""),
+        ([brought(model="1"), brought(model="2"), brought(), brought()], ""),
+        (
+            [brought(), brought(), brought(data=1095), brought()],
+            "host b: its data has 1,095 samples, and the head's 96; copy the same data to all hosts",
+        ),
+        ([brought(), brought(data=95), brought(), brought()], ""),
+        ([brought(data=None), brought(), brought(data=None), brought()], ""),
+    ],
+)
+def test_files_and_data_that_two_hosts_both_have_are_the_same(offers: list[messages.Offered], line: str) -> None:
+    assert unequal_hosts(dict(enumerate(offers)), HOSTS) == line
+
+
+def test_workers_of_one_host_may_have_different_files_and_data() -> None:
+    offers = {0: brought(model="1"), 1: brought(model="2", data=95)}
+    assert unequal_hosts(offers, {}) == ""

@@ -14,8 +14,8 @@ from paceline.protocols import registry
 
 OFFERED = m.Offered(
     forms=[], fixed_bytes=0, slot_bytes=0, push_bytes=0, state_bytes=0, model_bytes=0, optimizer="SGD",
-    scalars=[{"lr": 0.1, "momentum": 0.9, "name": "a"}, {"lr": 0.2}], loads=True, epoch_samples=None, streams=False,
-    epochs=None, buffers=None, shards=None, evaluates=True, keeps=False, metrics=None, code={},
+    scalars=[{"lr": 0.1, "momentum": 0.9, "name": "a"}, {"lr": 0.2}], loads=True, epoch_samples=None, data=None,
+    streams=False, epochs=None, buffers=None, shards=None, evaluates=True, keeps=False, metrics=None, code={},
 )  # fmt: skip
 UNLOADED = msgspec.structs.replace(OFFERED, loads=False)
 FINISHED = m.StepFinished(

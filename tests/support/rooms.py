@@ -216,6 +216,7 @@ OFFER = messages.Offered(
     scalars=[{"lr": 0.5}],
     loads=False,
     epoch_samples=None,
+    data=None,
     streams=False,
     epochs=None,
     buffers=None,

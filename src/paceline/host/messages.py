@@ -35,6 +35,8 @@ class Offered(Message):
     scalars: list[dict[str, Any]]
     loads: bool
     epoch_samples: Count | None
+    data: Count | None
+    """Samples in the loader's data, if its batches are leased and the data has a length."""
     streams: bool
     epochs: Count | None
     buffers: str | None

@@ -21,7 +21,7 @@ from paceline.runtime.applied import Applied
 from paceline.runtime.clock import Clock
 from paceline.runtime.data import Data
 from paceline.runtime.member import Member
-from paceline.runtime.offers import difference
+from paceline.runtime.offers import difference, unequal_hosts
 from paceline.runtime.recordings import Recordings
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import Terms
@@ -210,6 +210,9 @@ class Joining:
         """The worker has come to `prepare`, and the others train on that first offer: let its script go on."""
         if why := difference(first, offer):
             self._give_up(member, f"it differs from the others: {why}")
+            return
+        if why := unequal_hosts({0: first, member.worker: offer}, self._settings.hosts_of_workers):
+            self._give_up(member, why)
             return
         member.scalars = offer.scalars
         self._membership.comes(member.worker)

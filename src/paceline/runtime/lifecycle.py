@@ -20,6 +20,7 @@ from paceline.runtime.offers import (
     lack_of_metrics,
     lack_of_work,
     remarks,
+    unequal_hosts,
     unfit,
     work,
 )
@@ -87,6 +88,10 @@ class Gathering:
             if why := difference(first, self.offers[member.worker]):
                 rooms.ending.refuse(f"worker {member.worker} differs from worker {offered[0].worker}: {why}")
                 return False
+        offers = {member.worker: self.offers[member.worker] for member in offered}
+        if why := unequal_hosts(offers, settings.hosts_of_workers):
+            rooms.ending.refuse(why)
+            return False
         if self.fit:
             return True
         why = lack_of_work(first, settings) if rooms.terms.decides() else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from paceline.cluster.group_links import assumed
 from paceline.core.choice import nearest
@@ -23,6 +23,37 @@ def difference(first: Offered, other: Offered) -> str:
             return f"it has {theirs}, the other has {ours}; every worker must build the same model and optimizer"
     if len(first.forms) != len(other.forms):
         return f"{len(other.forms)} tensors against {len(first.forms)}; every worker must build the same model"
+    return ""
+
+
+def unequal_hosts(offers: Mapping[int, Offered], hosts: Mapping[int, str]) -> str:
+    """Why these workers' hosts can't train together; empty if their files and data are the same, as far as is known.
+
+    A worker may import what no other does, as one that plots. So only files that several hosts have imported are
+    compared. `hosts`: by worker, the name of its host, of which worker 0 has the head's; empty if there is only one.
+    """
+    if not hosts:
+        return ""
+    digests: dict[str, tuple[str, str]] = {}
+    first: tuple[str, int] | None = None
+
+    def whose(host: str) -> str:
+        return "the head's" if host == hosts[0] else f"that of host {host}"
+
+    for worker in sorted(offers):
+        offer, here = offers[worker], hosts[worker]
+        for file, digest in offer.code.items():
+            there, other = digests.setdefault(file, (here, digest))
+            if there != here and digest != other:
+                return f"host {here}: {file} differs from {whose(there)}; copy the same files to all hosts"
+        if offer.data is not None:
+            first = first or (here, offer.data)
+            there, samples = first
+            if there != here and offer.data != samples:
+                return (
+                    f"host {here}: its data has {offer.data:,} samples, and {whose(there)} {samples:,}; "
+                    "copy the same data to all hosts"
+                )
     return ""
 
 

@@ -190,6 +190,7 @@ class WorkerLink:
                 scalars=offer.scalars,
                 loads=offer.loads,
                 epoch_samples=offer.epoch_samples,
+                data=offer.data,
                 streams=offer.streams,
                 epochs=offer.epochs,
                 buffers=offer.buffers,

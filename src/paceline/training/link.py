@@ -49,6 +49,8 @@ class Offer:
     """Whether there is a loader, so that samples can be counted."""
     epoch_samples: int | None
     """Samples in an epoch, if the protocol needs to know how much work there is."""
+    data: int | None
+    """Samples in the loader's data, if its batches are leased and the data has a length."""
     epochs: int | None
     buffers: str | None
     shards: str | None

@@ -43,6 +43,14 @@ def epoch_samples(loader: DataLoader[Any], seed: int) -> int | None:
     return Orders(loader.batch_sampler, seed).samples()
 
 
+def length(loader: DataLoader[Any]) -> int | None:
+    """Samples in the loader's data; None if the data does not say."""
+    try:
+        return len(loader.dataset)  # type: ignore[arg-type]
+    except Exception:  # whatever a user's class raises: most likely it has no such method
+        return None
+
+
 class _Paced:
     """The user's loader in all but how it is iterated."""
 

@@ -22,7 +22,7 @@ from paceline.training.frameworks import TRAINERS_OPTIMIZER, where_prepare_goes
 from paceline.training.kept import Kept, check_kept
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Baseline, Evaluate, HandOver, Keep, Link, Measure, Offer
-from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples
+from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples, length
 from paceline.training.names import check_name
 from paceline.training.optimizer import pace
 from paceline.training.plain import hook_state_dict
@@ -181,6 +181,7 @@ def prepare(
                 if checked_loader is not None and leased and link.wants_work
                 else None
             ),
+            data=length(checked_loader) if checked_loader is not None and leased else None,
             streams=checked_loader is not None and not leased,
             epochs=epochs,
             buffers=buffers,
