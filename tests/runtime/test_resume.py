@@ -182,6 +182,7 @@ def test_a_complete_run_goes_on_if_it_is_asked_for_more(launch: Launch) -> None:
         (["--out", "elsewhere"], "leave --out out"),
         (["-p", "ddp"], "-p ddp, which can't follow it"),
         (["--seed", "4"], "its batches are in the order of seed 0, not 4; leave --seed out"),
+        (["--isa", "common"], "it was made with --isa native, not common; leave --isa out"),
         ([__file__], "test_resume.py; leave the script out"),
     ],
 )

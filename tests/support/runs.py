@@ -128,10 +128,10 @@ def joining(address: str, *flags: str, env: Mapping[str, str] | None = None) -> 
     return _started(["join", address, *flags], Path(), env)
 
 
-def replayed(run: Path) -> Run:
-    """`paceline replay RUN`, to its end, into a folder beside it."""
+def replayed(run: Path, *, fresh: bool = False) -> Run:
+    """`paceline replay RUN`, to its end, into a folder beside it. `fresh`: see `run`."""
     folder = run.with_name(f"{run.name}-again")
-    return ended(_started(["replay", str(run), "--out", str(folder)], folder, None))
+    return ended(_started(["replay", str(run), "--out", str(folder)], folder, None, fresh=fresh))
 
 
 def _started(

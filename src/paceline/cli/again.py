@@ -27,6 +27,7 @@ RESUME = "--resume"
 FLAGS = {
     "workers": "--workers",
     "threads": "--threads",
+    "isa": "--isa",
     "seed": "--seed",
     "start": "--start",
     "record": "--record",

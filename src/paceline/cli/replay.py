@@ -18,6 +18,7 @@ from paceline.runs.folders import new_folder
 from paceline.runs.replay import compared_with, differences, last_version, replay, script_of
 from paceline.runs.run import CODES
 from paceline.runs.script import checked_script
+from paceline.runtime.isa import ISAS, can_cap, cap
 
 DIFFERS = 3
 """Exit code."""
@@ -46,12 +47,14 @@ def add_to(commands: Any) -> None:
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     recorded = open_run(options.run, registry())
+    if can_cap():
+        cap(recorded.config.get("isa", ISAS[0]))
     with closing(recorded.ledger):
         if "script" not in recorded.config:
             raise ConfigError(f"{options.run}: it was simulated without a script: there is nothing to compute again")
         with reading(options.run):
             script = checked_script(options.script or script_of(recorded))
-            notes = [line for line in (recorded.unended, *differences(recorded.config, script)) if line]
+            notes = [line for line in (recorded.unended, *differences(recorded, script)) if line]
         if not options.json:
             for line in notes:
                 print(f"paceline: {line}")

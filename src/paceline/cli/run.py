@@ -31,7 +31,7 @@ from paceline.records.snapshots import whole as whole_snapshots
 from paceline.records.summary import Target
 from paceline.runs import baseline
 from paceline.runs.folders import checked_folder
-from paceline.runs.resume import LIMITS, check_more, check_protocol, check_resumable, check_seed, snapshot_of
+from paceline.runs.resume import LIMITS, check_isa, check_more, check_protocol, check_resumable, check_seed, snapshot_of
 from paceline.runs.run import (
     CODES,
     STARTS,
@@ -46,6 +46,7 @@ from paceline.runs.run import (
     train_under_ddp,
 )
 from paceline.runs.script import changes, checked_script
+from paceline.runtime.isa import ISAS, cap
 from paceline.runtime.settings import Settings
 from paceline.terminal import is_read
 
@@ -101,6 +102,8 @@ def add_to(commands: Any) -> None:
     add("--report-waits", type=seconds("--report-waits"), default=30.0, metavar="S", help=waits)
     rates = "multiply the script's learning rates by this (default: 1)"
     add("--learning-rate-scale", type=above("--learning-rate-scale"), default=1.0, metavar="X", help=rates)
+    instructions = "instructions that torch and numpy use: the processor's own, or AVX2 on each host (default: native)"
+    add("--isa", choices=ISAS, default=ISAS[0], help=instructions)
     add("--tensorboard", action="store_true", help="also write logged and evaluated values for TensorBoard")
     often = "without a terminal, print progress every S seconds (default: 10)"
     add("--progress", type=seconds("--progress"), default=10.0, metavar="S", help=often)
@@ -256,6 +259,7 @@ def call(options: argparse.Namespace) -> int:
         print(f"paceline: {warning}", file=sys.stderr)
     folder = options.resume or checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
     threads = options.threads or max(1, cores() // workers)
+    cap(options.isa)
 
     from paceline.host.evaluator import THREADS as EVALUATION_THREADS
 
@@ -268,6 +272,7 @@ def call(options: argparse.Namespace) -> int:
         scenario=scenario,
         seed=options.seed,
         threads=threads,
+        isa=options.isa,
         folder=folder,
         shards=options.shards,
         epochs=options.epochs,
@@ -369,6 +374,7 @@ def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int | 
     before = int(config["workers"])
     check_protocol(run, choice_of(config, registry()), choice, before, before if workers is None else workers)
     check_seed(run, int(config["seed"]), options.seed)
+    check_isa(run, config.get("isa", ISAS[0]), options.isa)
     limits = {key: getattr(options, key) for key in LIMITS}
     check_more(run, config, limits, tuple(options.arguments))
     snapshot, passed = snapshot_of(run)

@@ -85,6 +85,8 @@ class Segment:
     """What was undone before it."""
     hosts: int = 1
     """How many hosts there were to be."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """What it noted of the machines."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Of the keys in `OF_ONE`, what the run noted in this segment; of earlier ones also of those in `ASKED`."""
 
@@ -95,14 +97,24 @@ def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Ma
     Ledgers of schema 7 have no such table: they have one segment, as the table `run` says.
     """
     rows = ledger.execute(
-        "SELECT segment, fact, at, version, workers, protocol, snapshot, notes FROM segments "
+        "SELECT segment, fact, at, version, workers, protocol, snapshot, notes, environment FROM segments "
         "WHERE at IS NOT NULL ORDER BY segment"
     ).fetchall()
     undone = dict(undone_before(ledger))
     now, hosts = {key: config[key] for key in OF_ONE if key in config}, _hosts(config, config)
     if not rows:
-        workers, choice = int(config["workers"]), choice_of(config, known)
-        return [Segment(number=0, fact=1, at=0.0, version=0, workers=workers, choice=choice, hosts=hosts, notes=now)]
+        only = Segment(
+            number=0,
+            fact=1,
+            at=0.0,
+            version=0,
+            workers=int(config["workers"]),
+            choice=choice_of(config, known),
+            hosts=hosts,
+            environment=config.get("environment", {}),
+            notes=now,
+        )
+        return [only]
     return [
         Segment(
             number=number,
@@ -115,8 +127,9 @@ def segments_of(ledger: sqlite3.Connection, config: Mapping[str, Any], known: Ma
             undone=undone[number],
             hosts=hosts if notes is None else _hosts(json.loads(notes), config),
             notes=now if notes is None else dict(json.loads(notes)),
+            environment=json.loads(environment or "{}"),
         )
-        for number, fact, at, version, workers, protocol, snapshot, notes in rows
+        for number, fact, at, version, workers, protocol, snapshot, notes, environment in rows
     ]
 
 

@@ -6,15 +6,13 @@ computes depends on its version, its samples, the seed, the worker and the step,
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version as version_of
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.core.facts import (
     Fact,
@@ -38,6 +36,7 @@ from paceline.records.summary import Summary
 from paceline.runs.prescribed import Part, parts
 from paceline.runs.run import STARTS
 from paceline.runs.script import changes, recorded_script
+from paceline.runtime.isa import ISAS
 
 if TYPE_CHECKING:
     from paceline.runtime.director import Director
@@ -54,21 +53,24 @@ def script_of(recorded: RecordedRun) -> Path:
     return script
 
 
-def differences(config: Mapping[str, Any], script: Path) -> Iterator[str]:
+def differences(recorded: RecordedRun, script: Path) -> Iterator[str]:
     """What is not as it was when the run was made, and may change its bits, a line each."""
-    import torch
+    from paceline.runtime.machine import machine, unlike
 
+    config = recorded.config
     yield from changes(config, script)
-    now = {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": version_of("numpy"),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-    }
-    for key, value in now.items():
-        then = config["environment"].get(key)
+    here = machine(config["threads"])
+    for key in ("python", "torch", "numpy", "cpu_capability"):
+        value, then = getattr(here, key), config["environment"].get(key)
         if value != then:
             yield f"the run was made with {key} {then}, and here it is {value}"
+    lines = dict[str, None]()
+    for segment in recorded.segments:
+        workers: dict[str, list[int]] = {}
+        for worker, host in enumerate(recorded.scenario_of(segment).hosts(segment.workers)):
+            workers.setdefault(host, []).append(worker)
+        lines |= dict.fromkeys(unlike(segment.environment.get("hosts", {}), workers, here))
+    yield from lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +133,7 @@ def _settings(part: Part, script: Path, folder: Path, *, json: bool) -> Settings
         simulated=scenario,
         seed=recorded.seed,
         threads=config["threads"],
+        isa=config.get("isa", ISAS[0]),
         folder=folder,
         shards=config["shards"],
         epochs=config["limits"].get("epochs"),

@@ -76,6 +76,12 @@ def check_seed(run: Path, before: int, seed: int) -> None:
         )
 
 
+def check_isa(run: Path, before: str, isa: str) -> None:
+    """Raise ConfigError if the run began with other instructions: a replay computes all of it with the same ones."""
+    if before != isa:
+        raise ConfigError(f"--resume {run}: it was made with --isa {before}, not {isa}; leave --isa out")
+
+
 KEPT_BY = {
     "window": "its state is in the store",
     "own-step": "each worker keeps the optimizer's state",

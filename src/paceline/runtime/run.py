@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import shutil
 import sys
 import tomllib
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +50,7 @@ from paceline.runtime.folders import notes
 from paceline.runtime.forking import fork_workers, forked_zygote, output_of
 from paceline.runtime.imports import import_torch
 from paceline.runtime.interrupts import Interrupts
+from paceline.runtime.machine import environment, machine
 from paceline.runtime.offers import too_many
 from paceline.runtime.packed import packed
 from paceline.runtime.rooms import Rooms
@@ -333,11 +332,10 @@ def _code_before(settings: Settings) -> dict[str, str]:
 
 def _write_config(settings: Settings, offer: messages.Offered | None, journal: Journal) -> None:
     """The run's resolved configuration, as a file and in the ledger: the command line's, then the script's too."""
-    import torch
-
     shards = settings.shards or (offer.shards if offer else None) or "dynamic"
     epochs = settings.epochs or (offer.epochs if offer else None)
     alone = settings.hosts == 1 and settings.resumed is None  # a run that goes on may have had several hosts
+    here = machine(settings.threads)  # emulated hosts are on this machine, too
     config: dict[str, Any] = {
         "paceline": __version__,
         "script": str(settings.script),
@@ -349,6 +347,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
         "workers": settings.workers,
         **({} if alone else {"hosts": settings.hosts, "host_timeout": settings.host_timeout}),
         "threads": settings.threads,
+        "isa": settings.isa,
         "seed": settings.seed,
         "start": settings.start,
         "shards": shards,
@@ -372,14 +371,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
             )
             if value is not None
         },
-        "environment": {
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "numpy": version("numpy"),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "platform": platform.platform(),
-            "cores": len(os.sched_getaffinity(0)),
-        },
+        "environment": environment(here, dict.fromkeys(settings.hosts_of_workers.values(), here)),
         "simulated": settings.simulated is not None,
         "scenario": to_plain(settings.simulated or settings.scenario),
     }

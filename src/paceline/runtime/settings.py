@@ -10,6 +10,7 @@ from paceline.cluster.scenario import Kill, Scenario
 from paceline.core.choice import Choice
 from paceline.records.snapshots import Snapshot
 from paceline.records.summary import Target
+from paceline.runtime.isa import Isa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class Settings:
     seed: int
     threads: int
     """Threads of each worker."""
+    isa: Isa = "native"
+    """What instructions the numeric libraries may use. See `runtime.isa`."""
     folder: Path
     """The run's; at another host than the head's, one for what workers save there. See `runtime.scratch`."""
     shards: Literal["dynamic", "static"] | None
