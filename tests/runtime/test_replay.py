@@ -17,6 +17,7 @@ import pytest
 import safetensors.torch
 
 from paceline.core.facts import WorkerLeft
+from paceline.host.processor import cpuinfo, vendor_and_model
 from paceline.protocols import registry
 from paceline.records.check import check
 from paceline.records.ledger import read_facts
@@ -164,6 +165,19 @@ def test_another_version_of_torch_is_said_with_both_versions(runs: Runs) -> None
     changed = edited(recorded, "elsewhere", "UPDATE run SET value = ? WHERE key = 'environment'", environment)
     again = replayed(changed, name="elsewhere-again")
     assert again.out.startswith("paceline: the run was made with torch 1.0, and here it is ")
+
+
+def test_workers_of_a_host_whose_processor_was_another_are_named(runs: Runs) -> None:
+    recorded, _ = runs["bsp"].result()
+    ((noted,),) = recorded.rows("SELECT environment FROM segments")
+    here = json.loads(noted)
+    like = {**here, "vendor": vendor_and_model(cpuinfo())[0], "threads": 1}
+    there = {"node-0": like, "node-1": like | {"vendor": "Cyrix"}}
+    changed = edited(recorded, "mixed", "UPDATE segments SET environment = ?", json.dumps(here | {"hosts": there}))
+    again = replayed(changed, name="mixed-again")
+    line = f"workers 2, 3 ran with vendor Cyrix (here {like['vendor']}): the replay can't promise their bits"
+    assert again.out.splitlines()[0] == f"paceline: {line}"
+    assert again.code == 0
 
 
 @pytest.mark.parametrize(

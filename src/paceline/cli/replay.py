@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.cli.run import whole
 from paceline.errors import ConfigError
+from paceline.host.processor import ISAS, can_cap, cap
 from paceline.protocols import registry
 from paceline.records.reading import open_run, reading
 from paceline.records.replayed import Compared
@@ -18,7 +19,6 @@ from paceline.runs.folders import new_folder
 from paceline.runs.replay import compared_with, differences, last_version, replay, script_of
 from paceline.runs.run import CODES
 from paceline.runs.script import checked_script
-from paceline.runtime.isa import ISAS, can_cap, cap
 
 DIFFERS = 3
 """Exit code."""

@@ -23,6 +23,7 @@ from paceline.cluster.scenario_file import LONGEST_NAME, load
 from paceline.core.choice import MOST_WHOLE, Choice, choose
 from paceline.core.listed import count, cut
 from paceline.errors import ConfigError
+from paceline.host.processor import ISAS, cap
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
@@ -46,7 +47,6 @@ from paceline.runs.run import (
     train_under_ddp,
 )
 from paceline.runs.script import changes, checked_script
-from paceline.runtime.isa import ISAS, cap
 from paceline.runtime.settings import Settings
 from paceline.terminal import is_read
 

@@ -27,6 +27,7 @@ from paceline.core.facts import (
 )
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.errors import ConfigError, RunFailed
+from paceline.host.processor import ISAS
 from paceline.records import kept
 from paceline.records.journal import Journal
 from paceline.records.ledger import connect
@@ -36,7 +37,6 @@ from paceline.records.summary import Summary
 from paceline.runs.prescribed import Part, parts
 from paceline.runs.run import STARTS
 from paceline.runs.script import changes, recorded_script
-from paceline.runtime.isa import ISAS
 
 if TYPE_CHECKING:
     from paceline.runtime.director import Director
@@ -55,21 +55,22 @@ def script_of(recorded: RecordedRun) -> Path:
 
 def differences(recorded: RecordedRun, script: Path) -> Iterator[str]:
     """What is not as it was when the run was made, and may change its bits, a line each."""
-    from paceline.runtime.machine import machine, unlike
+    from paceline.host.machine import machine, unlike
 
     config = recorded.config
     yield from changes(config, script)
-    here = machine(config["threads"])
+    here = machine()
     for key in ("python", "torch", "numpy", "cpu_capability"):
         value, then = getattr(here, key), config["environment"].get(key)
         if value != then:
             yield f"the run was made with {key} {then}, and here it is {value}"
     lines = dict[str, None]()
     for segment in recorded.segments:
+        threads = segment.notes.get("threads", config["threads"])
         workers: dict[str, list[int]] = {}
         for worker, host in enumerate(recorded.scenario_of(segment).hosts(segment.workers)):
             workers.setdefault(host, []).append(worker)
-        lines |= dict.fromkeys(unlike(segment.environment.get("hosts", {}), workers, here))
+        lines |= dict.fromkeys(unlike(segment.environment.get("hosts", {}), workers, here, threads))
     yield from lines
 
 

@@ -24,6 +24,7 @@ from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFail
 from paceline.fabric.memory import available_bytes
 from paceline.host import messages
 from paceline.host.loop import Loop
+from paceline.host.machine import environment, machine
 from paceline.host.output import Output
 from paceline.host.processes import (
     NoProcess,
@@ -50,7 +51,6 @@ from paceline.runtime.folders import notes
 from paceline.runtime.forking import fork_workers, forked_zygote, output_of
 from paceline.runtime.imports import import_torch
 from paceline.runtime.interrupts import Interrupts
-from paceline.runtime.machine import environment, machine
 from paceline.runtime.offers import too_many
 from paceline.runtime.packed import packed
 from paceline.runtime.rooms import Rooms
@@ -335,7 +335,8 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
     shards = settings.shards or (offer.shards if offer else None) or "dynamic"
     epochs = settings.epochs or (offer.epochs if offer else None)
     alone = settings.hosts == 1 and settings.resumed is None  # a run that goes on may have had several hosts
-    here = machine(settings.threads)  # emulated hosts are on this machine, too
+    here = machine()
+    hosts = dict.fromkeys(settings.hosts_of_workers.values(), (here, settings.threads))  # all are on this machine
     config: dict[str, Any] = {
         "paceline": __version__,
         "script": str(settings.script),
@@ -371,7 +372,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
             )
             if value is not None
         },
-        "environment": environment(here, dict.fromkeys(settings.hosts_of_workers.values(), here)),
+        "environment": environment(here, hosts),
         "simulated": settings.simulated is not None,
         "scenario": to_plain(settings.simulated or settings.scenario),
     }

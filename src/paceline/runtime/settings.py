@@ -8,9 +8,9 @@ from typing import Literal
 
 from paceline.cluster.scenario import Kill, Scenario
 from paceline.core.choice import Choice
+from paceline.host.processor import Isa
 from paceline.records.snapshots import Snapshot
 from paceline.records.summary import Target
-from paceline.runtime.isa import Isa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Settings:
     threads: int
     """Threads of each worker."""
     isa: Isa = "native"
-    """What instructions the numeric libraries may use. See `runtime.isa`."""
+    """What instructions the numeric libraries may use. See `host.processor`."""
     folder: Path
     """The run's; at another host than the head's, one for what workers save there. See `runtime.scratch`."""
     shards: Literal["dynamic", "static"] | None

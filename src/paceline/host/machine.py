@@ -6,17 +6,14 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from paceline.core.listed import workers_named
+from paceline.host.processor import Isa, cpuinfo, isa, vendor_and_model
 from paceline.version import __version__
 
-CPUINFO = Path("/proc/cpuinfo")
-VENDOR, MODEL = ("vendor_id", "CPU implementer"), ("model name", "CPU part")
-"""The keys in that file: those of x86, and those of ARM."""
 OF_THE_HEAD = ("python", "torch", "numpy", "cpu_capability", "platform", "cores")
 """What a run of one host notes, too."""
 BITS = ("torch", "cpu_capability", "vendor", "threads")
@@ -30,71 +27,45 @@ class Machine(msgspec.Struct, frozen=True, array_like=True):
     python: str
     torch: str
     numpy: str
+    isa: Isa
+    """See `host.processor`."""
     cpu_capability: str
-    """The instructions that torch computes with."""
+    """The instructions that torch uses."""
     vendor: str
-    """Who made the processor, in the processor's own words."""
     model: str
     platform: str
     cores: int
     """Those that the run may use."""
-    threads: int
-    """Of each worker."""
 
 
-def machine(threads: int) -> Machine:
+def machine() -> Machine:
     """Return what this machine has. Imports torch."""
     import torch
 
-    vendor, model = processor(cpuinfo())
+    vendor, model = vendor_and_model(cpuinfo())
     return Machine(
         paceline=__version__,
         python=platform.python_version(),
         torch=str(torch.__version__),
         numpy=version("numpy"),
+        isa=isa(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         vendor=vendor,
         model=model,
         platform=platform.platform(),
         cores=len(os.sched_getaffinity(0)),
-        threads=threads,
     )
 
 
-def environment(here: Machine, hosts: Mapping[str, Machine]) -> dict[str, Any]:
-    """Return what a run's configuration notes of its machines. `hosts`: those of all hosts, if there are several."""
+def environment(here: Machine, hosts: Mapping[str, tuple[Machine, int]]) -> dict[str, Any]:
+    """Return what a run's configuration notes of its machines.
+
+    `hosts`: by name, the machine of each and the threads of each worker there, if there are several hosts.
+    """
     noted: dict[str, Any] = {key: getattr(here, key) for key in OF_THE_HEAD}
     if hosts:
-        noted["hosts"] = {host: msgspec.structs.asdict(one) for host, one in hosts.items()}
+        noted["hosts"] = {host: _noted(one, threads) for host, (one, threads) in hosts.items()}
     return noted
-
-
-def cpuinfo() -> dict[str, str]:
-    """Return what the system says of this machine's first processor."""
-    try:
-        return read_cpuinfo(CPUINFO.read_text(errors="replace"))
-    except OSError:
-        return {}
-
-
-def read_cpuinfo(text: str) -> dict[str, str]:
-    """Return what the text of that file says of the first processor."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        found.setdefault(key.strip(), value.strip())
-    return found
-
-
-def processor(found: Mapping[str, str]) -> tuple[str, str]:
-    """Return the vendor and the model of a processor of which `cpuinfo` says that."""
-    vendor, model = (next((found[key] for key in keys if key in found), "") for keys in (VENDOR, MODEL))
-    return vendor or platform.machine(), model or platform.machine()
-
-
-def instructions(found: Mapping[str, str]) -> set[str]:
-    """Return the names of the extensions that such a processor has."""
-    return set(found.get("flags", found.get("Features", "")).split())
 
 
 def difference(head: Machine, other: Machine, host: str) -> str:
@@ -111,15 +82,20 @@ def difference(head: Machine, other: Machine, host: str) -> str:
     for name, ours, theirs in versions:
         if ours != theirs:
             return f"host {host} has {name} {theirs}, and the head {ours}; install the same on all hosts"
+    if other.isa != head.isa:
+        return f"host {host} has --isa {other.isa}, and the head --isa {head.isa}; give the same on all hosts"
     return ""
 
 
-def unlike(hosts: Mapping[str, Mapping[str, Any]], workers: Mapping[str, list[int]], here: Machine) -> Iterator[str]:
+def unlike(
+    hosts: Mapping[str, Mapping[str, Any]], workers: Mapping[str, list[int]], here: Machine, threads: int
+) -> Iterator[str]:
     """Yield a line for each way in which recorded hosts were unlike this machine. It names their workers.
 
-    `hosts`: by name, what was recorded of each one's machine. `workers`: by name, the workers of each.
+    `hosts`: by name, what was recorded of each one's machine. `workers`: by name, the workers of each. `threads`: those
+    of each worker here.
     """
-    now = msgspec.structs.asdict(here)
+    now = _noted(here, threads)
     found: dict[str, list[int]] = {}
     for host, then in hosts.items():
         differing = [key for key in BITS if then.get(key) != now[key]]
@@ -127,7 +103,11 @@ def unlike(hosts: Mapping[str, Mapping[str, Any]], workers: Mapping[str, list[in
             what = ", ".join(f"{key} {then.get(key)} (here {now[key]})" for key in differing)
             found.setdefault(what, []).extend(workers[host])
     for what, those in found.items():
-        yield f"{workers_named(sorted(those))} ran with {what}: the replay can't promise their bits"
+        yield f"{workers_named(those)} ran with {what}: the replay can't promise their bits"
+
+
+def _noted(one: Machine, threads: int) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(one), "threads": threads}
 
 
 def _minor(python: str) -> str:

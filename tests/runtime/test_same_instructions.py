@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.runtime import isa, machine
-from paceline.runtime.isa import CAPS, can_cap, cap
+from paceline.host import processor
+from paceline.host.processor import CAPS, can_cap, cap, isa
 from support.launch import Launch
 from support.runs import replayed
 from support.scripts import training
@@ -48,7 +48,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in CAPS:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setattr(isa, "sys", SimpleNamespace(modules={}))
+    monkeypatch.setattr(processor, "sys", SimpleNamespace(modules={}))
 
 
 def test_a_processor_that_lacks_them_is_refused_in_one_line(
@@ -56,11 +56,12 @@ def test_a_processor_that_lacks_them_is_refused_in_one_line(
 ) -> None:
     there = tmp_path / "cpuinfo"
     there.write_text("CPU implementer\t: 0x41\nFeatures\t: fp asimd\nCPU part\t: 0xd40\n")
-    monkeypatch.setattr(machine, "CPUINFO", there)
+    monkeypatch.setattr(processor, "CPUINFO", there)
     line = r"^--isa common means AVX2, which this processor \(0x41 0xd40\) lacks; leave it out$"
     with pytest.raises(ConfigError, match=line):
         cap("common")
     cap("native")
+    assert isa() == "native"
     assert not set(CAPS) & set(os.environ)
 
 
@@ -69,9 +70,10 @@ def test_libraries_that_are_loaded_already_can_not_be_capped(
 ) -> None:
     there = tmp_path / "cpuinfo"
     there.write_text("vendor_id\t: GenuineIntel\nflags\t: fma avx2\n")
-    monkeypatch.setattr(machine, "CPUINFO", there)
+    monkeypatch.setattr(processor, "CPUINFO", there)
     cap("common")
     assert {name: os.environ[name] for name in CAPS} == CAPS
-    monkeypatch.setattr(isa, "sys", SimpleNamespace(modules={"numpy": None}))
+    assert isa() == "common"
+    monkeypatch.setattr(processor, "sys", SimpleNamespace(modules={"numpy": None}))
     with pytest.raises(AssertionError):
         cap("common")
