@@ -118,6 +118,15 @@ def test_a_link_that_the_workers_of_a_host_waited_for_is_named(tmp_path: Path, e
     assert "\nnode-1       3  " in said
 
 
+def test_columns_stay_apart_where_names_of_hosts_are_short(tmp_path: Path, explained: Explain) -> None:
+    tables = HostTable(name="a", workers=range(2)), HostTable(name="b", workers=range(2, 4))
+    folder = simulated(
+        tmp_path / "run", "asp", steps=40, slow=None, scenario=Scenario(compute=0.05, nodes=2, host_tables=tables)
+    )
+    said = explained(edited(folder, "INSERT INTO fetches VALUES (0, 'b', 'a', 'version', NULL, 0, 1000, 0.0, 0.1)"))
+    assert "\nhost  worker  computing" in said
+
+
 def test_a_worker_that_alone_waited_for_a_link_is_named(tmp_path: Path, explained: Explain) -> None:
     pushed = "UPDATE step_times SET push = compute / 2, compute = compute / 2 WHERE worker = 3"
     update = "INSERT INTO fetches VALUES (0, 'node-0', 'node-1', 'update', 3, 0, 2500000, 0.5, 0.75)"

@@ -463,7 +463,8 @@ def _became(past: Past, fate: Fate) -> str:
 
 
 def _table(past: Past) -> list[str]:
-    wide = max((len(past.hosts[worker]) for worker in past.spent), default=0) + 2 if past.links else 0
+    names = ("host", *(past.hosts[worker] for worker in past.spent))
+    wide = max(len(name) for name in names) + 2 if past.links else 0
     host = f"{'host':<{wide}}" if wide else ""
     lines = [f"{host}worker  computing  waiting  transfer   other   a step takes   others waited for it"]
     blamed = past.waited.culprits
