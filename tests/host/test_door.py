@@ -53,6 +53,14 @@ def test_who_has_the_token_is_handed_to_what_serves_the_purpose(lobby: Lobby, pu
     one.end.close()
 
 
+def test_no_frame_of_an_opening_waits_for_another_one_to_be_acknowledged(lobby: Lobby) -> None:
+    one = lobby.dial()
+    lobby.until(lambda: one.end and lobby.came)
+    for end in (one.end, lobby.came[0][1]):
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    one.end.close()
+
+
 def test_not_a_byte_is_taken_that_comes_after_the_opening(lobby: Lobby) -> None:
     end = lobby.stranger(frame(Kind.GREETING))
     end.send(answer(lobby.heard(end, FRAME.size)) + b"and more")

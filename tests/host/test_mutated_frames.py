@@ -1,0 +1,349 @@
+"""Frames that are broken in transit, or by somebody who has the token: they end their own connection at most.
+
+Whoever speaks here has opened a connection, and says what hosts say, with bytes that are changed, lost, doubled or
+added. Another connection goes on beside it. What comes before a connection is opened is in `test_door.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from paceline.core.items import Version
+from paceline.fabric import control
+from paceline.fabric.control import Hello, HostEnd, Refused
+from paceline.fabric.endpoint import LENGTH
+from paceline.fabric.numbered import Acknowledged, Beat, BeatHeard, Data, Frame, written
+from paceline.host import bulk, control_link
+from paceline.host.bulk import Cancel, Dialler, Fetch, Never, Part
+from paceline.host.control_link import HostLink
+from paceline.host.door import Door
+from paceline.host.opening import dial
+from paceline.host.tcp import listen
+from support.carriers import Side, Two, contents, hello
+from support.clusters import EACH_KEYS, AtHost, Cluster, Order, Told
+from support.seeds import each_seed
+
+MOST_MORE = 48 << 20
+"""Bytes that the process may have more at the end than at the beginning: several times what one connection may take."""
+PATIENCE = 30.0
+
+BODY = msgspec.msgpack.encode(Told(1))
+TO_HEAD: list[Frame] = [Data(1, 0, BODY), Data(2, 0, BODY), Acknowledged(0), Beat(1, 0)]
+TO_HOST: list[Frame] = [
+    *(Data(number, 0, msgspec.msgpack.encode(Order(1, bytes(100)))) for number in (1, 2)),
+    Acknowledged(0),
+    BeatHeard(1, 0),
+    Refused("why"),
+]
+BULK: list[Frame] = [
+    Fetch(1, 0, 1, ("version", 1), 0, 10),
+    Fetch(2, 0, 9, (1, "version"), 0, 10),
+    Fetch(3, 0, 1, (1, "version"), 0, 10),
+    Cancel(3),
+    Never(1, "why"),
+    Part(1, 10),
+]
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    """The bytes, and something is wrong with them."""
+    made = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at = rng.randrange(len(made) + 1)
+        end = min(len(made), at + rng.choice((1, 1, 4, 30)))
+        match rng.randrange(7):
+            case 0 | 1 if at < len(made):
+                made[at] ^= 1 << rng.randrange(8)
+            case 2:
+                made[at:end] = rng.randbytes(end - at)
+            case 3:
+                del made[at:end]
+            case 4:
+                made[at:at] = made[at:end]
+            case 5:
+                made[at:at] = rng.randbytes(rng.choice((1, 8, 5000)))
+            case 6:
+                made[: LENGTH.size] = LENGTH.pack(
+                    rng.choice((0, 1, 100, 4096, 1 << 20, 1 << 24, 1 << 40, (1 << 64) - 1))
+                )
+    return bytes(made)
+
+
+def sequence(rng: random.Random, first: Hello, others: list[Frame]) -> bytes:
+    """What one side may say over a connection, with mistakes from some frame on."""
+    said = [written(first)]
+    for frame in rng.choices(others, k=rng.randrange(6)):
+        said.append(written(frame) + (rng.randbytes(frame.length) if isinstance(frame, Part) else b""))
+    good = rng.randrange(len(said))
+    return b"".join([*said[:good], *(mutated(rng, one) for one in said[good:])])
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Fuzz:
+    """Somebody who speaks to one end of ours, again and again."""
+
+    loop: Any
+
+    def say(self, data: bytes, rng: random.Random) -> None:
+        """Say it over a connection of its own, and go."""
+        raise NotImplementedError
+
+    def alive(self) -> None:
+        """What goes on beside it does go on."""
+        raise NotImplementedError
+
+    def first(self) -> Hello:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def until(self, there: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not there():
+            assert time.monotonic() < deadline, "it never came to that"
+            self.loop.wait(0.02)
+
+    def said_over(self, end: Any, data: bytes, rng: random.Random) -> None:
+        """Say it, in parts, and leave, in order or not."""
+        end.setblocking(True)
+        at = rng.randrange(len(data) + 1)
+        with contextlib.suppress(OSError):  # it was closed
+            end.settimeout(1.0)
+            for part in (data[:at], data[at:]):
+                if part:
+                    end.send(part)
+                self.loop.wait(0.0)
+            if rng.random() < 0.5:
+                end.shutdown(socket.SHUT_WR)
+                self.loop.wait(0.0)
+        end.close()
+        self.loop.wait(0.0)
+
+
+class AtTheHead(Fuzz):
+    """A host's control connection, to the head."""
+
+    others = TO_HEAD
+
+    def __init__(self, keys: Any) -> None:
+        self.cluster = Cluster(keys)
+        self.loop = self.cluster.loop
+        self.good, self.at_good = self.cluster.host("good")
+        self.until(lambda: self.at_good.incarnation)
+        admit = self.cluster.head.came
+
+        def came(connection: int, host: str) -> None:
+            if host == "fuzz":
+                admit(connection, host)
+            else:  # as the membership does
+                self.cluster.head.link.refuse(connection, "it is no host of this run")
+
+        self.cluster.head.came = came  # type: ignore[method-assign]
+        self.told = 0
+
+    def first(self) -> Hello:
+        return Hello("fuzz", os.urandom(8), 0, 0)
+
+    def say(self, data: bytes, rng: random.Random) -> None:
+        came: list[Any] = []
+        dial(
+            self.cluster.door.address,
+            self.cluster.keys,
+            control_link.PURPOSE,
+            self.loop,
+            opened=came.append,
+            failed=lambda why, final: came.append(None),
+        )
+        self.until(lambda: came)
+        self.said_over(came[0], data, rng)
+
+    def alive(self) -> None:
+        self.told += 1
+        value = 1_000_000 + self.told
+        self.good.send(Told(value))
+        self.until(lambda: value in self.cluster.head.values)
+        self.cluster.head.values.clear()
+        self.cluster.head.events.clear()
+        assert self.at_good.connections == 1
+
+    def close(self) -> None:
+        self.until(lambda: len(self.cluster.head.link._streams) == 1)
+        self.cluster.close()
+
+
+class AtTheHost(Fuzz):
+    """The head's control connection, to a host."""
+
+    others = TO_HOST
+
+    def __init__(self, keys: Any) -> None:
+        self.cluster = Cluster(keys)
+        self.loop = self.cluster.loop
+        self.keys = keys
+        self.good, self.at_good = self.cluster.host("good")
+        self.until(lambda: self.at_good.incarnation)
+        self.lines: list[str] = []
+        self.ends: list[Any] = []
+        self.door = Door(listen(), self.loop, keys, self.lines.append)
+        self.door.serves(control_link.PURPOSE, self.ends.append)
+
+    def first(self) -> Hello:
+        return Hello("a", b"head", 1, 0)
+
+    def say(self, data: bytes, rng: random.Random) -> None:
+        end = HostEnd("b", os.urandom(8), Order, timeout=15.0)
+        link = HostLink(end, self.door.address, self.keys, self.loop, AtHost(), 15.0)
+        self.until(lambda: self.ends)
+        self.said_over(self.ends.pop(), data, rng)
+        link.close()
+        for one in self.ends:
+            one.close()
+        self.ends.clear()
+
+    def alive(self) -> None:
+        self.good.send(Told(7))
+        self.until(lambda: 7 in self.cluster.head.values)
+        self.cluster.head.values.clear()
+
+    def close(self) -> None:
+        self.door.close()
+        for one in self.ends:
+            one.close()
+        self.cluster.close()
+
+
+class AtThePort(Fuzz):
+    """Another host's data connection, to the host that was dialled."""
+
+    others = BULK
+
+    def __init__(self, keys: Any) -> None:
+        self.two = Two(keys=keys)
+        self.loop = self.two.loop
+        self.two.connect()
+        self.two.a.has[Version(1)] = contents(10)
+        self.two.port.expect(self.two.a.carrier.meet("fuzz", 1))
+        self.number = 1
+        self.two.a.hosts = {Version(n): [("fuzz", 0, 10)] for n in range(100, 103)}
+        for item in self.two.a.hosts:
+            self.two.a.fetch(item, 10)  # which it is asked for over every connection, and may answer
+
+    def first(self) -> Hello:
+        return hello("fuzz", 1)
+
+    def say(self, data: bytes, rng: random.Random) -> None:
+        came: list[Any] = []
+        dial(
+            self.two.door.address,
+            self.two.keys,
+            bulk.PURPOSE,
+            self.loop,
+            opened=came.append,
+            failed=lambda why, final: came.append(None),
+        )
+        self.until(lambda: came)
+        self.said_over(came[0], data, rng)
+
+    def alive(self) -> None:
+        got = self.two.b.fetch(Version(1), 10)
+        self.until(lambda: got.done)
+        assert got.memory == contents(10)
+
+    def close(self) -> None:
+        self.until(lambda: not self.two.a.held)
+        self.two.close()
+
+
+class AtTheDialler(Fuzz):
+    """The data connection of a host that was dialled, to the one that has dialled."""
+
+    others = BULK
+
+    def __init__(self, keys: Any) -> None:
+        self.two = Two(keys=keys)
+        self.loop = self.two.loop
+        self.two.connect()
+        self.two.a.has[Version(1)] = contents(10)
+        self.side = Side("fuzz", 1)
+        self.side.fetch(Version(1), 10)
+        self.side.fetch(Version(2), 10)
+        self.lines: list[str] = []
+        self.ends: list[Any] = []
+        self.door = Door(listen(), self.loop, keys, self.lines.append)
+        self.door.serves(bulk.PURPOSE, self.ends.append)
+        to = self.side.bulk, self.door.address, keys
+        self.dialler = Dialler(*to, self.loop, hello("here", 1), self.lines.append)
+
+    def first(self) -> Hello:
+        return hello("fuzz", 1)
+
+    def say(self, data: bytes, rng: random.Random) -> None:
+        self.until(lambda: self.ends)
+        self.said_over(self.ends.pop(), data, rng)
+
+    def alive(self) -> None:
+        got = self.two.b.fetch(Version(1), 10)
+        self.until(lambda: got.done)
+
+    def close(self) -> None:
+        self.dialler.close()
+        self.door.close()
+        self.side.carrier.close()
+        for end in self.ends:
+            end.close()
+        self.two.close()
+
+
+TARGETS: list[Callable[[Any], Any]] = [AtTheHead, AtTheHost, AtThePort, AtTheDialler]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (control, bulk):
+        monkeypatch.setattr(module, "SHORTEST_PAUSE", 0.0005)
+        monkeypatch.setattr(module, "LONGEST_PAUSE", 0.0005)
+
+
+def break_frames(target: Callable[[Any], Any], keys: str, seed: int, count: int) -> None:
+    rng = random.Random(f"{target.__name__} {keys} {seed}")
+    fuzz = target(EACH_KEYS[keys]())
+    files, before = len(os.listdir("/proc/self/fd")), 0
+    for number in range(count):
+        fuzz.say(sequence(rng, fuzz.first(), fuzz.others), rng)
+        if number % 25 == 24:
+            fuzz.alive()
+            before = before or resident()
+    fuzz.alive()
+    assert len(os.listdir("/proc/self/fd")) <= files + 40
+    assert resident() < before + MOST_MORE
+    fuzz.close()
+
+
+@pytest.mark.parametrize("keys", EACH_KEYS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_mutated_frames_end_their_own_connection_at_most(target: Callable[[Any], Any], keys: str) -> None:
+    break_frames(target, keys, 0, 50)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("keys", EACH_KEYS)
+@pytest.mark.parametrize("target", TARGETS)
+@each_seed(range(1, 6))
+def test_ten_thousand_mutated_sequences_end_their_own_connections_at_most(
+    target: Callable[[Any], Any], keys: str, seed: int
+) -> None:
+    break_frames(target, keys, seed, 250)
