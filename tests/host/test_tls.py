@@ -110,6 +110,13 @@ class Tap:
         self.lobby.until(passes_on)
 
 
+def test_nothing_of_a_connection_can_be_used_for_another_one(lobby: Lobby) -> None:
+    ours, theirs = opened(lobby, lobby.dial())
+    theirs.send(b"x")  # a ticket would have come before that
+    assert lobby.heard(ours, 1) == b"x"
+    assert ours.session is None or not ours.session.has_ticket
+
+
 def test_nothing_that_is_said_can_be_read_on_the_way(lobby: Lobby) -> None:
     tap = Tap(lobby)
     tap.until(lambda: tap.one.end and lobby.came)
