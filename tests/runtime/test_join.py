@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.fabric.token import Token, write
 from paceline.protocols import registry
 from support.events import await_stop, said
 from support.launch import Launch
@@ -60,9 +61,8 @@ def script(before: str = "", each_step: str = "pass") -> str:
 @pytest.fixture(autouse=True)
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What all hosts of these tests have."""
-    file = tmp_path / "token"
-    file.write_text("a token for tests, long enough for anybody")
-    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(file))
+    write(Token.drawn(), tmp_path / "token")
+    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(tmp_path / "token"))
 
 
 @dataclass
@@ -223,6 +223,55 @@ def test_a_run_with_joiners_goes_on_with_others(launch: Launch) -> None:
     assert ended(other).code == 0
     assert run.summary["workers"] == 4
     assert (found_wrong := checked(run.folder)).ok, found_wrong.wrong
+
+
+def test_a_head_without_a_token_draws_one_and_says_how_to_bring_it(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PACELINE_TOKEN_FILE")
+    process = launch.start(script(), "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "1")
+    told = said(process, "bring .*\n")
+    found = re.search(r"PACELINE_TOKEN_FILE=token paceline join (\S+) -n 1", told)
+    file = re.search(r"bring (\S+) there", told)
+    assert found is not None
+    assert file is not None
+    assert Path(file[1]).stat().st_mode & 0o777 == 0o600
+    assert Path(file[1]).read_text().strip() not in told
+    nobody = ended(launch.start_joining(found[1], "--name", "b"))
+    assert nobody.code == 2
+    assert "hosts that join need the head's token" in nobody.err
+    monkeypatch.setenv("PACELINE_TOKEN_FILE", file[1])
+    joiner = launch.start_joining(found[1], "--name", "b", "-n", "1")
+    assert ended(process).code == 0
+    assert ended(joiner).code == 0
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_network_is_trusted_on_both_sides_or_on_none(trusted: bool, launch: Launch) -> None:
+    flags = ["--trusted-network"] if trusted else []
+    head = begun(launch, script(), "-p", "asp", *flags)
+    refused = ended(launch.start_joining(head.address, "--name", "b", *([] if trusted else ["--trusted-network"])))
+    assert refused.code == 2
+    assert "given on one side only" in refused.err
+    joiner = launch.start_joining(head.address, "--name", "b", "-n", "1", *flags)
+    head.ended().completed()
+    assert ended(joiner).code == 0
+
+
+def test_a_host_with_another_token_is_refused_and_the_head_waits_on(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = begun(launch, script(), "-p", "asp")
+    with monkeypatch.context() as other:
+        write(Token.drawn(), launch.tmp_path / "another")
+        other.setenv("PACELINE_TOKEN_FILE", str(launch.tmp_path / "another"))
+        refused = ended(joined(launch, head, "b"))
+    assert refused.code == 2
+    assert "token" in refused.err
+    assert refused.err.count("\n") == 1
+    joiner = joined(launch, head, "b")
+    head.ended().completed()
+    assert ended(joiner).code == 0
 
 
 # --- what is refused, in one line ---------------------------------------------------------------

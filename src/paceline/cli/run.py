@@ -129,6 +129,7 @@ def add_to(commands: Any) -> None:
     add("--hosts", type=whole("--hosts", 2, 64), metavar="H", help=together)
     called = "what this host is called, where others join (default: the machine's name)"
     add("--name", type=name_of_host, metavar="NAME", help=called)
+    add_trusted_network(command)
     add("--host-timeout", type=seconds("--host-timeout", *TIMEOUTS), default=15.0, metavar="T", help=silent)
     command.meant = _meant
     command.set_defaults(call=call)
@@ -188,6 +189,12 @@ def add_start(command: argparse.ArgumentParser, before: str) -> None:
     """Add the flag that says when scripts begin; its help begins with `before`. Not given, it is None."""
     how = f"{before}begin the other workers' scripts when worker 0 calls prepare, or all at once (default: staggered)"
     command.add_argument("--start", choices=STARTS, help=how)
+
+
+def add_trusted_network(command: argparse.ArgumentParser) -> None:
+    """Add the flag that says that nobody else can read or change what hosts say to each other."""
+    plain = "don't encrypt what hosts say to each other; needed on all hosts or on none"
+    command.add_argument("--trusted-network", action="store_true", help=plain)
 
 
 def add_script(command: argparse.ArgumentParser, *, optional: bool = False) -> None:
@@ -327,19 +334,19 @@ def name_of_host(text: str) -> str:
 
 def _check_alone(options: argparse.Namespace) -> None:
     """Raise ConfigError for a flag that only hosts which join give a meaning."""
-    for flag, value in (("--hosts", options.hosts), ("--name", options.name)):
+    trusted = options.trusted_network or None
+    given = (("--hosts", options.hosts), ("--name", options.name), ("--trusted-network", trusted))
+    for flag, value in given:
         if value is not None:
             raise ConfigError(
-                f"{flag} is {value}, and no machine can join; say where with --listen, such as --listen 10.0.0.1:7117, "
-                "or give --emulate-hosts"
+                f"{flag} is {shortened(str(value))}, and no machine can join; say where with --listen, such as "
+                "--listen 10.0.0.1:7117, or give --emulate-hosts"
             )
 
 
 def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Scenario) -> Listen:
     """What the flags say of machines that join. Raises ConfigError, in one line, for what is wrong."""
-    from paceline.host.opening import Keys
     from paceline.runs.addresses import parsed, resolved
-    from paceline.runs.tokens import own_token
     from paceline.runtime.meeting import Listen
 
     def with_hosts(tables: tuple[HostTable, ...]) -> Scenario:
@@ -354,7 +361,7 @@ def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Sce
     return Listen(
         address=resolved(parsed(options.listen, "--listen", least=0), "--listen"),
         name=options.name or socket.gethostname(),
-        keys=Keys.plain(own_token()),
+        trusted=options.trusted_network,
         threads=options.threads,
         scenario=with_hosts,
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
+from paceline.fabric.token import FILE_VARIABLE, find
 from paceline.host.between import Close
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, shown
@@ -17,6 +19,20 @@ TRIES_FOR = 5.0
 ONE_TRY = 3.0
 PAUSE = 0.5
 """Seconds between two tries."""
+
+
+def keys_of(trusted: bool) -> Keys:
+    """What this machine opens connections with. Raises ConfigError, in one line, if it has no token.
+
+    `trusted`: whether the network is trusted, so that nothing is encrypted.
+    """
+    token = find(os.environ)
+    if token is None:
+        raise ConfigError(
+            f"hosts that join need the head's token: name the file that has it with {FILE_VARIABLE}, such as "
+            f"{FILE_VARIABLE}=token paceline join …"
+        )
+    return Keys.plain(token) if trusted else Keys.encrypted(token)
 
 
 def await_listener(address: Address, seconds: float, say: Callable[[str], None]) -> None:

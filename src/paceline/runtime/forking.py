@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from paceline.fabric.token import VARIABLE
 from paceline.fabric.unix import Channel, pair
 from paceline.host import messages
 from paceline.host.output import Output
@@ -43,6 +44,7 @@ def forked_zygote(let_go: Callable[[], None]) -> Iterator[Zygote]:
 
     def become(worker: int, descriptors: list[int]) -> int:
         let_go()
+        os.environ.pop(VARIABLE, None)  # what a script starts has no use for the token
         end, output, folders = descriptors
         (settings,) = told
         return work(worker, settings, socket.socket(fileno=end), output, folders, launcher)

@@ -7,9 +7,11 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from paceline.cluster.scenario import HostTable, Scenario
 from paceline.errors import ConfigError
+from paceline.fabric.token import IN_FOLDER, Token, find, write
 from paceline.host.between import Here
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, listen, shown
@@ -28,6 +30,8 @@ class Meeting:
     listener: socket.socket
     """Where agents dial."""
     keys: Keys
+    token: Path | None = None
+    """The file with the token, where this run has drawn one: other machines don't have it yet."""
     settle: Settle
     threads: int | None
     """Of each worker; None: as its own host's cores allow."""
@@ -44,7 +48,8 @@ class Listen:
     address: Address
     name: str
     """Of the head's host."""
-    keys: Keys
+    trusted: bool
+    """Whether the network is trusted, so that nothing is encrypted."""
     threads: int | None
     """See `Meeting`."""
     scenario: Callable[[tuple[HostTable, ...]], Scenario]
@@ -63,10 +68,19 @@ def meeting(settings: Settings, listening: Listen) -> Iterator[Meeting]:
         scenario = listening.scenario(tuple(tables))
         return replace(settings, scenario=scenario, workers=tables[-1].workers.stop)
 
+    token, drawn = find(os.environ, settings.folder), None
+    if token is None:
+        token, drawn = Token.drawn(), settings.folder / IN_FOLDER
+        write(token, drawn)
     listener = _listening(listening.address)
     try:
         yield Meeting(
-            head=listening.name, listener=listener, keys=listening.keys, settle=settle, threads=listening.threads
+            head=listening.name,
+            listener=listener,
+            keys=Keys.plain(token) if listening.trusted else Keys.encrypted(token),
+            token=drawn,
+            settle=settle,
+            threads=listening.threads,
         )
     finally:
         listener.close()

@@ -14,6 +14,7 @@ from paceline.core.hosts import Admit, EndHost, Hosts, Order, Refuse
 from paceline.core.listed import count, listed
 from paceline.errors import NotGathered
 from paceline.fabric.control import HeadEnd, Hello
+from paceline.fabric.token import FILE_VARIABLE, IN_FOLDER
 from paceline.host import between, messages
 from paceline.host.bulk import Port
 from paceline.host.carrier import Carrier
@@ -106,6 +107,10 @@ class Others:
         meeting, began, reported = self._meeting, self._loop.now(), False
         if not meeting.agents:
             self._say(f"waiting for {self._awaited()}; on each other machine: {self._to_paste()}")
+            if meeting.token is not None:
+                self._say(
+                    f"bring {meeting.token} there before: whoever has that file may run code as you on every host"
+                )
         while self._awaits():
             waited = self._loop.now() - began
             patience = meeting.patience
@@ -275,7 +280,8 @@ class Others:
         """What to type on a machine that is to join."""
         host, port = self._door.address
         there = ("HEAD" if host in ANY else host), port  # HEAD is whatever the other machine calls this one
-        return f"paceline join {shown(there)} -n {self._settings.workers}"
+        token = "" if self._meeting.token is None else f"{FILE_VARIABLE}={IN_FOLDER} "
+        return f"{token}paceline join {shown(there)} -n {self._settings.workers}"
 
     def _teller(self, host: str) -> Callable[[messages.Message], None]:
         return lambda message: self._link.send(host, self._prepared.get(host, 0), message)
