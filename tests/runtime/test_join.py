@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +108,8 @@ def test_a_run_with_a_host_that_joins_is_checked_and_replayed_to_the_same_bits(p
     assert run.summary["samples"] == 2 * 96
     ((facts,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
     assert [host for _, host, _ in json.loads(facts)["members"]] == ["head", "b", "b"]
+    config = tomllib.loads((run.folder / "config.toml").read_text())
+    assert {name: host["threads"] for name, host in config["environment"]["hosts"].items()} == {"head": 1, "b": 1}
     assert (found := checked(run.folder)).ok, found.wrong
     assert "the same bits" in replayed(run.folder).out
 
@@ -272,6 +275,36 @@ def test_a_host_with_another_token_is_refused_and_the_head_waits_on(
     joiner = joined(launch, head, "b")
     head.ended().completed()
     assert ended(joiner).code == 0
+
+
+def test_a_host_with_another_torch_is_refused_and_the_head_waits_on(launch: Launch) -> None:
+    head = begun(launch, script(), "-p", "asp")
+    old = "import torch; torch.__version__ = '1.0'"
+    refused = ended(launch.start_joining(head.address, "--name", "b", first=old))
+    assert refused.code == 2
+    assert "host b has torch 1.0, and the head" in refused.err
+    joiner = joined(launch, head, "b")
+    head.ended().completed()
+    assert ended(joiner).code == 0
+
+
+def test_a_machine_that_is_lost_may_come_back_as_another_process(launch: Launch) -> None:
+    flags = "-p", "asp", "--restart", "1", "--host-timeout", "3"
+    head = begun(launch, script(each_step=AT_STEP), *flags)
+    other = joined(launch, head, "b")
+    await_file(launch.tmp_path / "at-1")
+    os.kill(other.pid, signal.SIGKILL)
+    ended(other)
+    said(head.process, "host b is lost")
+    refused = ended(joined(launch, head, "b", 2))
+    assert refused.code == 2
+    assert "host b takes part with 1 worker, not 2" in refused.err
+    again = joined(launch, head, "b")
+    said(head.process, "worker 1 is back")
+    (launch.tmp_path / "go-on").touch()
+    run = head.ended().completed()
+    assert ended(again).code == 0
+    assert (found := checked(run.folder)).ok, found.wrong
 
 
 # --- what is refused, in one line ---------------------------------------------------------------

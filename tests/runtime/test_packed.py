@@ -61,6 +61,7 @@ UNUSUAL = Settings(
     restart=2,
     hosts=2,
     host_timeout=9.5,
+    isa="common",
     simulated=replace(SCENARIO, jitter=0.5),
 )
 

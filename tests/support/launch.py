@@ -34,11 +34,11 @@ class Launch:
         """See `support.runs.run`."""
         return ended(self.start(script, *flags, args=args, fresh=fresh, first=first))
 
-    def start_joining(self, address: str, *flags: str) -> Launcher:
+    def start_joining(self, address: str, *flags: str, first: str = "") -> Launcher:
         """`paceline join ADDRESS FLAGS`, not waited for."""
         traces = Traces(self.tmp_path / f"temporary_{next(self._numbers)}")
         self.traces.append(traces)
-        return joining(address, *flags, env=traces.environment | self.events.environment)
+        return joining(address, *flags, env=traces.environment | self.events.environment, first=first)
 
     def start_resumed(self, run: Path, *flags: str, first: str = "", quiet: bool = True) -> Launcher:
         """See `support.runs.resume`."""

@@ -123,9 +123,9 @@ def resume(
     return _started(["run", *["--quiet"] * quiet, "--resume", str(run), *flags], run, env, first=first)
 
 
-def joining(address: str, *flags: str, env: Mapping[str, str] | None = None) -> Launcher:
+def joining(address: str, *flags: str, env: Mapping[str, str] | None = None, first: str = "") -> Launcher:
     """`paceline join ADDRESS FLAGS`, not waited for. It has no folder of a run."""
-    return _started(["join", address, *flags], Path(), env)
+    return _started(["join", address, *flags], Path(), env, first=first)
 
 
 def replayed(run: Path, *, fresh: bool = False) -> Run:

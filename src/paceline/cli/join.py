@@ -8,10 +8,11 @@ import sys
 from typing import Any
 
 from paceline.cli.main import USAGE, Parser
-from paceline.cli.run import LONGEST, add_trusted_network, name_of_host, seconds, whole
+from paceline.cli.run import LONGEST, add_isa, add_trusted_network, name_of_host, seconds, whole
 from paceline.cluster.scenario import MOST_WORKERS
 from paceline.core.choice import brief
 from paceline.core.listed import workers_named
+from paceline.host.processor import cap
 from paceline.runs.addresses import parsed, resolved
 from paceline.runs.join import TRIES_FOR, await_listener, join, keys_of
 from paceline.runs.run import CODES
@@ -35,6 +36,7 @@ def add_to(commands: Any) -> None:
     add("--name", type=name_of_host, metavar="NAME", help="what this host is called (default: the machine's name)")
     waits = "wait for the head to listen, S seconds at most (default: as long as it takes)"
     add("--wait", nargs="?", type=seconds("--wait"), const=LONGEST, default=TRIES_FOR, metavar="S", help=waits)
+    add_isa(command)
     add_trusted_network(command)
     command.set_defaults(call=call)
 
@@ -42,6 +44,7 @@ def add_to(commands: Any) -> None:
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     address, name = resolved(parsed(options.address, "HEAD:PORT"), "HEAD"), options.name or socket.gethostname()
+    cap(options.isa)
     keys = keys_of(options.trusted_network)
     if options.trusted_network:
         _say("--trusted-network: what hosts say to each other is not encrypted")

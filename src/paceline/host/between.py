@@ -11,6 +11,7 @@ import msgspec
 
 from paceline.core.orders import Order
 from paceline.host import messages
+from paceline.host.machine import Machine
 from paceline.host.messages import Message
 from paceline.records.summary import Outcome
 from paceline.records.times import Fetch
@@ -230,7 +231,7 @@ class Here(Message):
 
     workers: Annotated[int, msgspec.Meta(ge=1)]
     """How many it brings."""
-    cores: Annotated[int, msgspec.Meta(ge=1)]
+    machine: Machine
 
 
 class Leaves(Message):

@@ -31,6 +31,7 @@ from paceline.host.bulk import Dialler
 from paceline.host.carrier import Carrier
 from paceline.host.control_link import HostLink
 from paceline.host.loop import Alarm, Loop
+from paceline.host.machine import machine
 from paceline.host.opening import Keys
 from paceline.host.outward import Outward
 from paceline.host.plan import plan
@@ -266,7 +267,7 @@ class _Agent:
         self._fence.timeout = asked.host_timeout
         self._link.goes_by(asked.host_timeout)
         if (why := _lacks(Path(asked.script), asked.sha256)) is None:
-            self._link.send(between.Here(self._brings, len(os.sched_getaffinity(0))))
+            self._link.send(between.Here(self._brings, machine()))
         else:
             self.leave(why, "refused")
 

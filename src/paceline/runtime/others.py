@@ -23,6 +23,7 @@ from paceline.host.control_link import HeadLink
 from paceline.host.door import Door
 from paceline.host.host import LocalHost
 from paceline.host.loop import Alarm, Loop
+from paceline.host.machine import Machine, difference, machine
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
@@ -85,6 +86,11 @@ class Others:
     def workers(self) -> list[int]:
         """Those of these hosts."""
         return [worker for other in self.others for worker in other.workers]
+
+    @property
+    def machines(self) -> dict[str, tuple[Machine, int]]:
+        """By host: its machine, and the threads of each worker there."""
+        return {other.name: (self._came[other.name].machine, self._threads(other.name)) for other in self.others}
 
     def traffic(self) -> HostTraffic | None:
         """Return the model of what moves between the hosts; None if the scenario has none."""
@@ -210,13 +216,8 @@ class Others:
                 self._link.send(host, incarnation, between.Kept())
             case between.Said(line=line):
                 self._say(line)
-            case between.Here() if self._begun:
-                self._comes_again(host, message)
             case between.Here():
-                self._came[host] = message
-                if not self._meeting.agents:
-                    still = f"; {self._awaited()} to come" if self._awaits() else ""
-                    self._say(f"host {host} has come, with {count(message.workers, 'worker')}{still}")
+                self._has_come(host, incarnation, message)
             case between.Leaves(why=why):
                 self.ended(host, incarnation, why)
             case _:
@@ -249,24 +250,38 @@ class Others:
 
     def _prepare(self, host: str, workers: Sequence[int]) -> None:
         """Tell the host the run, and have it begin these workers."""
-        here, incarnation, threads = self._came[host], self._incarnations[host], self._meeting.threads
-        self._prepared[host] = incarnation
+        incarnation = self._prepared[host] = self._incarnations[host]
         self._port.expect(self.carrier.meet(host, incarnation))
-        settings = replace(self._settings, threads=threads or max(1, here.cores // here.workers))
+        settings = replace(self._settings, threads=self._threads(host))
         self._link.send(host, incarnation, between.Prepare(packed(settings), list(workers)))
 
-    def _comes_again(self, host: str, here: between.Here) -> None:
-        other = next(one for one in self.others if one.name == host)
-        incarnation = self._incarnations[host]
-        if here.workers != len(other.workers):
-            why = f"host {host} takes part with {count(len(other.workers), 'worker')}, not {here.workers}"
+    def _has_come(self, host: str, incarnation: int, here: between.Here) -> None:
+        """The host has said what it has: let it take part if that fits, now or once all have come."""
+        if why := difference(machine(), here.machine, host) or self._misfit(host, here):
             self._link.send(host, incarnation, between.Close("refused", why))
+            self.ended(host, incarnation, why)
             return
         self._came[host] = here
-        self._prepare(host, [])
-        self._hosts.joins(host, incarnation)
-        self._say(f"host {host} is back")
-        self._back(host)
+        if self._begun:
+            self._prepare(host, [])
+            self._hosts.joins(host, incarnation)
+            self._say(f"host {host} is back")
+            self._back(host)
+        elif not self._meeting.agents:
+            still = f"; {self._awaited()} to come" if self._awaits() else ""
+            self._say(f"host {host} has come, with {count(here.workers, 'worker')}{still}")
+
+    def _misfit(self, host: str, here: between.Here) -> str:
+        """Why this host can't come in place of its incarnation before; empty if it can."""
+        workers = [worker for worker, there in self._names.items() if there == host]
+        if not self._begun or here.workers == len(workers):
+            return ""
+        return f"host {host} takes part with {count(len(workers), 'worker')}, not {here.workers}"
+
+    def _threads(self, host: str) -> int:
+        """Of each of that host's workers."""
+        here = self._came[host]
+        return self._meeting.threads or max(1, here.machine.cores // here.workers)
 
     def _awaits(self) -> bool:
         return len(self._came) < self._hosts.wanted
@@ -281,7 +296,9 @@ class Others:
         host, port = self._door.address
         there = ("HEAD" if host in ANY else host), port  # HEAD is whatever the other machine calls this one
         token = "" if self._meeting.token is None else f"{FILE_VARIABLE}={IN_FOLDER} "
-        return f"{token}paceline join {shown(there)} -n {self._settings.workers}"
+        flags = "" if self._settings.isa == "native" else f" --isa {self._settings.isa}"
+        flags += " --trusted-network" if self._meeting.keys.certificates is None else ""
+        return f"{token}paceline join {shown(there)} -n {self._settings.workers}{flags}"
 
     def _teller(self, host: str) -> Callable[[messages.Message], None]:
         return lambda message: self._link.send(host, self._prepared.get(host, 0), message)

@@ -280,10 +280,10 @@ def _coordinate(
             except NoProcess as error:
                 failure = f"{workers_named(together)} can't be started: {error}"
 
-        _write_config(settings, None, journal)  # while the workers get ready
+        _write_config(settings, None, journal, others)  # while the workers get ready
 
         def on_begin(offer: messages.Offered) -> None:
-            _write_config(settings, offer, journal)
+            _write_config(settings, offer, journal, others)
 
         course = Course(moment=0.0 if settings.resumed is None else settings.resumed.state.at)
         terms = of_a_run(settings, loop.now) if direct is None else course.terms()
@@ -330,13 +330,13 @@ def _code_before(settings: Settings) -> dict[str, str]:
     return dict(tomllib.loads((settings.folder / CONFIG).read_text()).get("code", {}))
 
 
-def _write_config(settings: Settings, offer: messages.Offered | None, journal: Journal) -> None:
+def _write_config(settings: Settings, offer: messages.Offered | None, journal: Journal, others: Others | None) -> None:
     """The run's resolved configuration, as a file and in the ledger: the command line's, then the script's too."""
     shards = settings.shards or (offer.shards if offer else None) or "dynamic"
     epochs = settings.epochs or (offer.epochs if offer else None)
     alone = settings.hosts == 1 and settings.resumed is None  # a run that goes on may have had several hosts
     here = machine()
-    hosts = dict.fromkeys(settings.hosts_of_workers.values(), (here, settings.threads))  # all are on this machine
+    hosts = {} if others is None else {settings.hosts_of_workers[0]: (here, settings.threads), **others.machines}
     config: dict[str, Any] = {
         "paceline": __version__,
         "script": str(settings.script),
