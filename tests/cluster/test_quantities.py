@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cluster.quantities import duration, rate, size
+from paceline.cluster.quantities import as_count, count, duration, rate, size
 from support.scenarios import refusal
 
 
@@ -61,3 +61,16 @@ def test_a_size_is_in_bytes_of_which_a_thousand_make_a_kilobyte(text, count):
 def test_a_quantity_without_number_and_known_unit_is_refused(parse, text):
     message = refusal(parse, text, "here")
     assert message.startswith("here is ")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("25M", 25_000_000), ("1.5B", 1_500_000_000), ("0.5K", 500), ("1200", 1200)]
+)
+def test_a_number_of_things_may_be_in_thousands_and_is_written_as_it_is_read(text, number):
+    assert count(text) == number
+    assert count(as_count(number)) == number
+
+
+@pytest.mark.parametrize("text", ["25X", "0", "1.5", "-1", "1e6", "", "25 M", "25m", "9" * 30])
+def test_what_is_no_number_of_things_is_refused(text):
+    assert "write a whole number, or one with K, M or B, such as 25M" in refusal(lambda: count(text, "--parameters"))

@@ -15,6 +15,7 @@ SIZES = {"B": Decimal(1), "KB": Decimal("1e3"), "MB": Decimal("1e6"), "GB": Deci
 RATES = {f"{unit[:-1]}bit/s": scale / 8 for unit, scale in SIZES.items()} | {
     f"{unit}/s": scale for unit, scale in SIZES.items()
 }
+COUNTS = {"": Decimal(1), "K": Decimal("1e3"), "M": Decimal("1e6"), "B": Decimal("1e9")}
 MOST = Decimal("1e18")
 _SHORTEST = Decimal("1e-9")  # seconds: no clock counts anything shorter
 
@@ -52,6 +53,19 @@ def size(text: object, where: str = "size") -> int:
     return int(exact)
 
 
+def count(text: str, where: str = "count") -> int:
+    """A number of things, one at least. Raises ConfigError, which calls the value `where`.
+
+    >>> count("25M"), count("1.5B"), count("1200")
+    (25000000, 1500000000, 1200)
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMB]?)", text)
+    exact = Decimal(found[1]) * COUNTS[found[2]] if found else Decimal(0)
+    if not 1 <= exact <= MOST or exact != exact.to_integral_value():
+        raise ConfigError(f"{where} is {shown(text)}; write a whole number, or one with K, M or B, such as 25M")
+    return int(exact)
+
+
 def as_duration(seconds: float | None) -> str | None:
     """Write seconds without minutes and hours, in which some lengths have endless digits."""
     return _with_unit(seconds, "s", {unit: DURATIONS[unit] for unit in ("us", "ms", "s")})
@@ -65,6 +79,11 @@ def as_rate(bytes_a_second: float | None) -> str | None:
 def as_size(count: int | None) -> str | None:
     """Write bytes so that `size` reads back exactly this many."""
     return _with_unit(count, "B", SIZES)
+
+
+def as_count(number: int) -> str:
+    """Write a number of things so that `count` reads back exactly this many."""
+    return str(_with_unit(number, "", COUNTS))
 
 
 def shown(value: object) -> str:
