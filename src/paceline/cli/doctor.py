@@ -1,14 +1,24 @@
-"""`paceline doctor`: whether this machine has what runs need, and what to do where it hasn't."""
+"""`paceline doctor`: whether this machine, or the link with another one, has what runs need, and what to do if not."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import socket
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from paceline.cli.run import shortened, whole
+from paceline.cluster.quantities import count
+from paceline.errors import ConfigError
 from paceline.runs import doctor
 from paceline.version import __version__
+
+if TYPE_CHECKING:
+    from paceline.runs.link import Link
 
 FAILED = 3
 """Exit code if something must be changed."""
@@ -18,24 +28,114 @@ def add_to(commands: Any) -> None:
     """Add the command and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="find out whether this machine has what runs need",
-        description="Examine this machine, and train on it with two workers. Exit with 3 if something must be changed.",
+        help="find out whether this machine, or a link between two, has what runs need",
+        description="Examine this machine, and train on it with two workers. With --listen here and --join on another "
+        "machine, measure the link between the two instead. Exit with 3 if something must be changed.",
         allow_abbrev=False,
     )
-    command.add_argument("--json", action="store_true", help="print the findings, and only those, as JSON")
+    add = command.add_argument
+    add("--json", action="store_true", help="print the findings, and only those, as JSON")
+    link = "; with --join, where the other machine tries to reach this one (default: any port)"
+    add("--listen", metavar="ADDR:PORT", help=f"wait there for another machine, and measure the link{link}")
+    add("--join", metavar="HEAD:PORT", help="measure the link with the machine that listens there")
+    add(
+        "--parameters",
+        action="append",
+        metavar="N",
+        help="say what the link means for a model of so many, such as 25M; may be repeated (default: 1M, 25M, 100M)",
+    )
+    add(
+        "--hosts",
+        type=whole("--hosts", 2),
+        action="append",
+        metavar="H",
+        help="say it for runs on so many hosts; may be repeated (default: 2, 4)",
+    )
+    trusted = "measure without encryption, as runs with this flag go; both machines need it"
+    add("--trusted-network", action="store_true", help=trusted)
     command.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
+    if options.listen is not None or options.join is not None:
+        return _measured(options)
+    for flag, value in (
+        ("--parameters", options.parameters),
+        ("--hosts", options.hosts),
+        ("--trusted-network", options.trusted_network),
+    ):
+        if value:
+            raise ConfigError(f"{flag} is for measuring a link; add --listen or --join")
     findings = {}
     for name, look in doctor.CHECKS.items():
         finding = findings[name] = doctor.looked(look)
         if not options.json:
-            line = f"{'ok' if finding.ok else 'NO'}  {name:<{max(map(len, doctor.CHECKS))}}  {finding.found}"
-            print(line if finding.ok else f"{line}: {finding.advice}", flush=True)
+            print(_line(name, finding, doctor.CHECKS), flush=True)
     well = all(finding.ok for finding in findings.values())
     if options.json:
-        checks = [{"name": name, "ok": finding.ok, **asdict(finding)} for name, finding in findings.items()]
-        print(json.dumps({"paceline": __version__, "ok": well, "checks": checks}, indent=2))
+        print(json.dumps(_as_json(findings), indent=2))
     return 0 if well else FAILED
+
+
+def _measured(options: argparse.Namespace) -> int:
+    """The same of a link."""
+    import msgspec
+
+    from paceline.runs import link
+
+    parameters = [count(text, "--parameters") for text in options.parameters or ()] or link.PARAMETERS
+    hosts = options.hosts or link.HOSTS
+    measured = _measure(options)
+    findings = link.findings(measured)
+    if options.json:
+        told = {"link": msgspec.to_builtins(measured), "models": link.models(measured, parameters, hosts)}
+        print(json.dumps(_as_json(findings) | told, indent=2))
+    else:
+        for name, finding in findings.items():
+            print(_line(name, finding, findings))
+        for sentence in link.meaning(measured, parameters, hosts):
+            print(sentence)
+    return 0 if all(finding.ok for finding in findings.values()) else FAILED
+
+
+def _measure(options: argparse.Namespace) -> Link:
+    from paceline.runs import measure
+
+    listen = None if options.listen is None else _address("--listen", options.listen, 0)
+    head = None if options.join is None else _address("--join", options.join, 1)
+    keys = measure.keys(encrypted=not options.trusted_network)
+    try:
+        if head is not None:
+            return measure.join(head, listen, keys, _say)
+        assert listen is not None, "one of the two flags is given"
+        return measure.listen(listen, keys, _say)
+    except OSError as error:
+        raise ConfigError(f"--listen is {options.listen}: {error.strerror}; name an address of this machine") from error
+
+
+def _address(flag: str, text: str, least: int) -> tuple[str, int]:
+    """A name or an address, and a port of that number at least. To listen at port 0 is to let the kernel choose."""
+    name, _, port = text.rpartition(":")
+    if not name or not re.fullmatch("[0-9]{1,5}", port) or not least <= int(port) < 1 << 16:
+        raise ConfigError(f'{flag} is "{shortened(text)}"; write an address and a port, such as 10.0.0.1:7117')
+    try:
+        found = socket.getaddrinfo(name.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{flag} is {shortened(text)}: {error}; write an address that this machine knows") from error
+    return found[0][4][:2]  # type: ignore[return-value]
+
+
+def _line(name: str, finding: doctor.Finding, names: Mapping[str, object]) -> str:
+    line = f"{'ok' if finding.ok else 'NO'}  {name:<{max(map(len, names))}}  {finding.found}"
+    return line if finding.ok else f"{line}: {finding.advice}"
+
+
+def _as_json(findings: Mapping[str, doctor.Finding]) -> dict[str, Any]:
+    well = all(finding.ok for finding in findings.values())
+    checks = [{"name": name, "ok": finding.ok, **asdict(finding)} for name, finding in findings.items()]
+    return {"paceline": __version__, "ok": well, "checks": checks}
+
+
+def _say(line: str) -> None:
+    print(f"paceline: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,232 @@
+"""Measures the link between two machines: see `runs.talk` for what they say.
+
+Connections are opened as those of runs are, with the same token, and go over the same streams.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from paceline.errors import ConfigError, PeerLost
+from paceline.fabric.control import one_line
+from paceline.fabric.token import FILE_VARIABLE, find
+from paceline.host import opening, tcp
+from paceline.host.door import Door
+from paceline.host.loop import Loop
+from paceline.host.opening import Keys
+from paceline.host.tcp import Address
+from paceline.runs.link import Link, Machine, clock, round_trip
+from paceline.runs.talk import (
+    FLOWING,
+    Busy,
+    DialBack,
+    Dialled,
+    Echo,
+    Echoed,
+    Greeting,
+    Measure,
+    Measured,
+    Result,
+    Send,
+    Talk,
+)
+from paceline.version import __version__
+
+PURPOSE = "measure"
+ECHOES, ECHOING = 300, 3.0
+"""Small messages, and the seconds that they may take. A slow link has fewer."""
+FILLING = 200
+"""Bytes of a small message."""
+DIALLING = 5.0
+"""Seconds in which a connection has to be opened."""
+RECORD, ENCRYPTED = 16 << 10, 32 << 20
+"""Bytes of a TLS record, and how many are encrypted to see how fast that is."""
+TAKES = f"which takes some {2 * FLOWING + 1:.0f} s"
+
+
+def listen(address: Address, keys: Keys, show: Callable[[str], object]) -> Link:
+    """Wait for a joiner, as long as it takes, and measure the link with it. `show`: one line for a user.
+
+    A joiner that does not go on to the end is shown, and another one may come. Raises OSError if that address can't be
+    listened at.
+    """
+    machine = this_machine()
+    with closing(Loop()) as loop, closing(Door(tcp.listen(address), loop, keys, show)) as door:
+        guests: list[Talk] = []
+        """The one that is measured with, if any."""
+
+        def came(end: Any) -> None:
+            talk = Talk(end, loop, "another machine")
+            if guests:
+                talk.say(Busy(guests[0].peer))
+                talk.close()
+            else:
+                guests.append(talk)
+
+        door.serves(PURPOSE, came)
+        show(f"waiting at {written(door.address)} for paceline doctor --join on another machine")
+        while True:
+            while not guests:
+                loop.wait()
+            try:
+                with closing(guests[0]) as talk:
+                    return _serve(talk, machine, loop, keys, show)
+            except PeerLost as error:
+                show(f"{error}; waiting for the next one")
+            guests.clear()
+
+
+def join(address: Address, back: Address | None, keys: Keys, show: Callable[[str], object]) -> Link:
+    """Measure the link with the machine that listens there.
+
+    `back`: where the head is to dial this machine. None: any port of the address by which the head is reached. Raises
+    ConfigError if the head can't be joined, PeerLost if it does not go on, and OSError for `back` as `listen` does.
+    """
+    machine = this_machine()
+    with closing(Loop()) as loop:
+        end, why = _dialled(address, keys, loop)
+        if end is None:
+            where = written(address)
+            raise ConfigError(f"no connection with {where}: {why}; is paceline doctor --listen {where} running there?")
+        with closing(Talk(end, loop, written(address))) as talk:
+            own = back or (end.getsockname()[0], 0)
+            with closing(Door(tcp.listen(own), loop, keys, show)) as door:
+                door.serves(PURPOSE, tcp.leave)
+                return _lead(talk, machine, door.address[1], keys.certificates is not None, show)
+
+
+def keys(*, encrypted: bool) -> Keys:
+    """Return what connections are opened with. Raises ConfigError without a token."""
+    token = find(os.environ)
+    if token is None:
+        raise ConfigError(
+            "there is no token, which both machines have to share: `paceline token --out FILE` draws one; copy the "
+            f"file to the other machine, and name it in {FILE_VARIABLE} on both"
+        )
+    return Keys.encrypted(token) if encrypted else Keys.plain(token)
+
+
+def this_machine() -> Machine:
+    """Return what is to be known of this machine."""
+    return Machine(socket.gethostname(), _versions(), _cipher())
+
+
+def written(address: Address) -> str:
+    """Return the address as users write it."""
+    return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+
+
+def _serve(talk: Talk, machine: Machine, loop: Loop, keys: Keys, show: Callable[[str], object]) -> Link:
+    """Answer what the joiner asks."""
+    talk.say(Greeting(machine))
+    talk.peer = one_line(talk.hear(Greeting).machine.name)
+    show(f"measuring the link with {talk.peer}, {TAKES}")
+    while True:
+        match talk.hear(Echo, Send, Measure, DialBack, Result):
+            case Echo():
+                talk.say(Echoed(time.time()))
+            case Send():
+                talk.send()
+            case Measure():
+                talk.say(Measured(talk.receive()))
+            case DialBack(port):
+                where = (talk.address[0], port)
+                end, why = _dialled(where, keys, loop)
+                if end is not None:
+                    tcp.leave(end)
+                talk.say(Dialled(written(where), why))
+            case Result(link):
+                return link
+
+
+def _lead(talk: Talk, machine: Machine, port: int, encrypted: bool, show: Callable[[str], object]) -> Link:
+    """Ask for all that is to be measured."""
+    match talk.hear(Greeting, Busy):
+        case Busy(other):
+            raise ConfigError(f"{talk.peer} is measuring its link with {one_line(other)}; try again after that")
+        case Greeting(head):
+            talk.peer = one_line(head.name)
+    if machine.name == head.name:
+        machine = msgspec.structs.replace(machine, name=f"{machine.name} (joiner)")
+    talk.say(Greeting(machine))
+    show(f"measuring the link with {talk.peer}, {TAKES}")
+    echoes = _echoes(talk)
+    to_joiner = talk.receive()
+    talk.say(Measure())
+    talk.hear(Send)
+    talk.send()
+    to_head = talk.hear(Measured).way
+    talk.say(DialBack(port))
+    dialled = talk.hear(Dialled)
+    link = Link(
+        head,
+        machine,
+        encrypted,
+        round_trip([took for *_, took in echoes]),
+        clock([(sent, heard, sent + took) for sent, heard, took in echoes]),
+        to_head,
+        to_joiner,
+        one_line(dialled.where),
+        one_line(dialled.why),
+    )
+    talk.say(Result(link))
+    return link
+
+
+def _echoes(talk: Talk) -> list[tuple[float, float, float]]:
+    """When each message was sent by this clock, when it was heard by the head's, and how long it took to come back."""
+    echoes: list[tuple[float, float, float]] = []
+    until = time.monotonic() + ECHOING
+    while len(echoes) < ECHOES and (not echoes or time.monotonic() < until):
+        sent, began = time.time(), time.perf_counter()
+        talk.say(Echo(bytes(FILLING)))
+        heard = talk.hear(Echoed).heard
+        echoes.append((sent, heard, time.perf_counter() - began))
+    return echoes
+
+
+def _dialled(address: Address, keys: Keys, loop: Loop) -> tuple[Any, str]:
+    """Return an opened connection, or None and why there is none."""
+    ends: list[Any] = []
+    whys: list[str] = []
+    try:
+        attempt = opening.dial(
+            address, keys, PURPOSE, loop, opened=ends.append, failed=lambda why, final: whys.append(why)
+        )
+    except OSError as error:
+        return None, tcp.told(error)
+    until = loop.now() + DIALLING
+    while not ends and not whys and (left := until - loop.now()) > 0:
+        loop.wait(left)
+    attempt.close()
+    return (ends[0], "") if ends else (None, whys[0] if whys else f"no answer within {DIALLING:.0f} s")
+
+
+def _versions() -> dict[str, str]:
+    found = {"Paceline": __version__, "Python": platform.python_version()}
+    for package in ("torch", "numpy"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "missing"
+    return found
+
+
+def _cipher() -> float:
+    """Encrypt as TLS does, and return the bytes a second."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    cipher, record = AESGCM(bytes(32)), bytes(RECORD)
+    began = time.perf_counter()
+    for number in range(ENCRYPTED // RECORD):
+        cipher.encrypt(number.to_bytes(12, "big"), record, None)
+    return ENCRYPTED / (time.perf_counter() - began)

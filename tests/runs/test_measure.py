@@ -1,0 +1,269 @@
+"""Two machines measure their link: two processes, over loopback or over a link that is slow, stalls or is flooded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.main import main
+from support.nursery import Process
+from support.throttle import Throttle
+
+SHORT = """
+from paceline.runs import measure, talk
+measure.ECHOES, talk.FLOWING, talk.SILENCE = 30, 0.4, {silence}
+"""
+"""What processes execute first, so that they don't take as long as links deserve."""
+MB = 1e6
+
+
+class Doctors:
+    """Processes of one test. What is left of them when it is over is ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[Process] = []
+
+    def start(self, *flags: str, token: str = "a", first: str = "", silence: float = 30.0) -> Process:
+        """`paceline doctor FLAGS` with that token, of which there may be several."""
+        file = self._folder / f"token-{token}"
+        if not file.exists():
+            assert main(["token", "--out", str(file)]) == 0
+        variables = {"PACELINE_TOKEN_FILE": str(file)}
+        process = Process(["doctor", *flags], variables, SHORT.format(silence=silence) + first)
+        self._processes.append(process)
+        return process
+
+    def head(self, *flags: str, **how: Any) -> tuple[Process, tuple[str, int]]:
+        """One that listens, and where."""
+        process = self.start("--listen", "127.0.0.1:0", *flags, **how)
+        said = re.fullmatch(r"paceline: waiting at 127\.0\.0\.1:(\d+) for .*\n", process.stderr.readline())
+        assert said is not None
+        return process, ("127.0.0.1", int(said[1]))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def doctors(tmp_path: Path) -> Iterator[Doctors]:
+    doctors = Doctors(tmp_path)
+    yield doctors
+    doctors.close()
+
+
+@pytest.fixture
+def throttle() -> Iterator[Callable[..., Throttle]]:
+    with ExitStack() as stack:
+
+        def throttled(*given: Any, **how: Any) -> Throttle:
+            made = Throttle(*given, **how)
+            stack.callback(made.close)
+            return made
+
+        yield throttled
+
+
+def at(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def result(process: Process) -> dict[str, Any]:
+    """What it has printed as JSON, once it has ended well."""
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    printed: dict[str, Any] = json.loads(out)
+    return printed
+
+
+def refused(process: Process) -> str:
+    """The one line of a process that could not begin."""
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (2, "", 1), err
+    return err
+
+
+def test_both_sides_print_what_was_measured(doctors: Doctors) -> None:
+    head, address = doctors.head("--json")
+    joiner = doctors.start("--join", at(address), "--json")
+    printed = result(joiner)
+    assert printed == result(head)
+    link = printed["link"]
+    assert link["encrypted"] is True
+    for way in (link["to_head"], link["to_joiner"]):
+        assert way["rate"] > 0
+        assert way["sending"] > 0
+        assert way["receiving"] > 0
+    assert 0 < link["round_trip"]["median"] <= link["round_trip"]["p99"]
+    assert 0 < link["round_trip"]["count"] <= 30
+    assert link["undialled"] == ""
+    assert link["head"]["name"] == socket.gethostname()
+    assert link["joiner"]["name"] == f"{socket.gethostname()} (joiner)"
+    assert [model["parameters"] for model in printed["models"]] == [1_000_000, 25_000_000, 100_000_000]
+
+
+def test_what_is_printed_ends_with_what_the_link_means(doctors: Doctors) -> None:
+    head, address = doctors.head("--trusted-network", "--parameters", "10M")
+    flags = ("--trusted-network", "--parameters", "25M", "--hosts", "3")
+    out, err = doctors.start("--join", at(address), *flags).communicate(timeout=60)
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[:7]] == ["ok"] * 7, err
+    assert "not encrypted" in out
+    assert len(lines) == 10
+    assert lines[8].startswith("25M parameters (100 MB) take at least ")
+    assert re.match(r"A BSP step takes at least .* on 3 hosts, as the head has the store\.", lines[9])
+    out, _ = head.communicate(timeout=60)
+    assert out.splitlines()[8].startswith("10M parameters (40 MB) take at least ")
+    assert re.match(r"A BSP step takes at least .* on 2 hosts and .* on 4 hosts,", out.splitlines()[9])
+
+
+def test_a_bandwidth_is_what_a_link_lets_through_each_way(doctors: Doctors, throttle: Callable[..., Throttle]) -> None:
+    head, address = doctors.head()
+    slow = throttle(address, there=2 * MB, back=8 * MB)
+    link = result(doctors.start("--join", at(slow.address), "--json"))["link"]
+    assert 0 < link["to_head"]["rate"] < 1.25 * 2 * MB
+    assert 0 < link["to_joiner"]["rate"] < 1.25 * 8 * MB
+    head.communicate(timeout=60)
+    assert head.returncode == 0
+
+
+def test_a_link_so_slow_that_a_block_takes_seconds_is_measured_to_the_end(
+    doctors: Doctors, throttle: Callable[..., Throttle]
+) -> None:
+    _, address = doctors.head()
+    slow = throttle(address, there=MB / 2, back=MB / 2)
+    link = result(doctors.start("--join", at(slow.address), "--json"))["link"]
+    assert 0 < link["to_head"]["rate"] < 1.25 * MB / 2
+    assert 0 < link["to_joiner"]["rate"] < 1.25 * MB / 2
+
+
+def test_a_round_trip_takes_no_less_than_the_link_and_one_clock_agrees_with_itself(
+    doctors: Doctors, throttle: Callable[..., Throttle]
+) -> None:
+    _, address = doctors.head()
+    far = throttle(address, there=100 * MB, back=100 * MB, delay=0.01)
+    link = result(doctors.start("--join", at(far.address), "--json"))["link"]
+    assert link["round_trip"]["median"] >= 0.02
+    assert link["clock"]["error"] >= 0.01
+    assert abs(link["clock"]["ahead"]) <= link["clock"]["error"] + 1e-6
+
+
+def test_a_head_that_cannot_dial_back_says_why(doctors: Doctors) -> None:
+    elsewhere = "measure.DialBack = lambda port, real=measure.DialBack: real({port})"
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    _, address = doctors.head()
+    link = result(doctors.start("--join", at(address), "--json", first=elsewhere.format(port=port)))["link"]
+    assert (link["back"], link["undialled"]) == (f"127.0.0.1:{port}", "Connection refused")
+
+
+def test_where_nobody_listens_is_said_in_one_line(doctors: Doctors) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = at(gone.getsockname())
+    said = refused(doctors.start("--join", address))
+    assert said == (
+        f"paceline: no connection with {address}: Connection refused; is paceline doctor --listen {address} running "
+        "there?\n"
+    )
+
+
+def test_who_never_answers_is_given_up(doctors: Doctors) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        said = refused(doctors.start("--join", at(silent.getsockname()), first="measure.DIALLING = 0.2"))
+    assert "no answer within 0 s" in said
+
+
+def test_another_token_is_refused_and_the_head_waits_for_one_that_has_its_own(doctors: Doctors) -> None:
+    head, address = doctors.head("--json")
+    assert "it has another token" in refused(doctors.start("--join", at(address), token="b"))
+    assert "another token" in head.stderr.readline()
+    assert result(doctors.start("--join", at(address), "--json")) == result(head)
+
+
+def test_one_side_that_trusts_the_network_is_refused(doctors: Doctors) -> None:
+    _, address = doctors.head()
+    said = refused(doctors.start("--join", at(address), "--trusted-network"))
+    assert "--trusted-network is given on one side only" in said
+
+
+def test_an_address_in_use_and_one_that_is_not_of_this_machine_are_refused(doctors: Doctors) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = at(other.getsockname())
+        assert f"--listen is {taken}: Address already in use" in refused(doctors.start("--listen", taken))
+    assert "Cannot assign requested address" in refused(doctors.start("--listen", "192.0.2.1:7117"))
+
+
+def test_a_second_joiner_is_told_that_the_first_one_is_measured_with(
+    doctors: Doctors, throttle: Callable[..., Throttle]
+) -> None:
+    head, address = doctors.head("--json")
+    slow = throttle(address, there=MB, back=MB)
+    joiner = doctors.start("--join", at(slow.address), "--json")
+    assert "measuring the link with" in head.stderr.readline()
+    said = refused(doctors.start("--join", at(address)))
+    assert re.search(r"is measuring its link with .* \(joiner\); try again after that", said)
+    assert result(joiner) == result(head)
+
+
+def test_a_link_that_stalls_ends_the_joiner_and_the_head_waits_for_another(
+    doctors: Doctors, throttle: Callable[..., Throttle]
+) -> None:
+    head, address = doctors.head("--json", silence=1.0)
+    link = throttle(address, there=100 * MB, back=MB)
+    joiner = doctors.start("--join", at(link.address), silence=1.0)
+    assert "measuring the link with" in head.stderr.readline()
+    link.stall(after=MB / 4)
+    out, err = joiner.communicate(timeout=60)
+    assert (joiner.returncode, out) == (3, "")
+    assert re.search(r"the link with .* could not be measured to the end: silent for 1 s\n$", err)
+    assert "silent for 1 s; waiting for the next one" in head.stderr.readline()
+    assert result(doctors.start("--join", at(address), "--json")) == result(head)
+
+
+def test_a_flood_of_strangers_does_not_keep_a_joiner_out(doctors: Doctors) -> None:
+    head, address = doctors.head("--json")
+    with ExitStack() as stack:
+        for number in range(60):
+            stranger = stack.enter_context(socket.create_connection(address))
+            if number % 2:
+                stranger.sendall(os.urandom(100))
+        assert result(doctors.start("--join", at(address), "--json")) == result(head)
+
+
+def test_a_head_that_waits_can_be_interrupted(doctors: Doctors) -> None:
+    head, _ = doctors.head()
+    head.send_signal(signal.SIGINT)
+    head.communicate(timeout=60)
+    assert head.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--join", "10.0.0.1"], '--join is "10.0.0.1"; write an address and a port, such as 10.0.0.1:7117'),
+        (["--join", "10.0.0.1:0"], '--join is "10.0.0.1:0"; write'),
+        (["--listen", "10.0.0.1:70000"], '--listen is "10.0.0.1:70000"; write'),
+        (["--listen", ":7117"], '--listen is ":7117"; write'),
+        (["--parameters", "25M"], "--parameters is for measuring a link; add --listen or --join"),
+        (["--hosts", "2"], "--hosts is for measuring a link; add --listen or --join"),
+        (["--trusted-network"], "--trusted-network is for measuring a link; add --listen or --join"),
+        (["--join", "127.0.0.1:7117", "--parameters", "25X"], '--parameters is "25X"; write a whole number'),
+        (["--join", "127.0.0.1:7117", "--hosts", "1"], '--hosts is "1"; it must be a whole number, 2 or more'),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *flags]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
