@@ -337,6 +337,25 @@ def test_a_worker_that_comes_to_its_first_step_as_the_run_is_stopped_takes_no_pa
     assert not stage.rooms.membership.any_trains
 
 
+@pytest.mark.parametrize(("hosts", "ends"), [(2, True), (1, False)])
+def test_a_worker_that_comes_back_with_files_unlike_those_of_another_host_is_ended(
+    hosts: int, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path, workers=2, restart=1, hosts=hosts, scenario=Scenario(nodes=hosts))
+    ended: list[tuple[int, str]] = []
+    monkeypatch.setattr(stage.crew, "give_up", lambda worker, why: ended.append((worker, why)), raising=False)
+    stage.coordinator.open()
+    for worker in range(2):
+        stage.crew.hear(worker, msgspec.structs.replace(OFFER, code={"model.py": "old"}))
+    stage.loop.hear("the store", READY)
+    record(stage)
+    stage.crew.gone(1, KILLED)
+    come_back(stage)
+    stage.crew.hear(1, msgspec.structs.replace(OFFER, code={"model.py": "new"}))
+    line = "host node-1: model.py differs from the head's; copy the same files to all hosts"
+    assert ended == ([(1, line)] if ends else [])
+
+
 def test_a_worker_that_has_joined_and_was_stopped_before_the_machine_heard_of_that_is_given_nothing(
     tmp_path: Path,
 ) -> None:
