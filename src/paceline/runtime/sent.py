@@ -117,7 +117,7 @@ def _checked(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     folders, names, total = {PurePosixPath()}, set[PurePosixPath](), 0
     for entry in archive:
         name = PurePosixPath(entry.name)
-        plain = entry.type in (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE) and not entry.issparse()
+        plain = entry.type in (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)
         if not plain or ".." in name.parts or name.parent not in folders or name in names:
             raise ConfigError(HARM.format(ascii(entry.name[:80])))
         names.add(name)
