@@ -1,0 +1,1 @@
+"""Agents on other machines, started from the head."""

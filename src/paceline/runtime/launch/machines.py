@@ -1,0 +1,114 @@
+"""What `--on` names, what is executed there, and why that failed: all without touching a machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from shlex import join, quote
+
+from paceline.cluster.scenario import MOST_WORKERS
+from paceline.core.listed import cut, printable
+from paceline.errors import ConfigError
+from paceline.host.processes import exit_phrase
+
+SCHEME = "ssh:"
+MACHINE = re.compile(
+    r"(?P<user>\w[\w.+-]*@)?(?P<name>(?P<host>\w[\w.-]*|\[[\w:.%]+\])(:(?P<port>\d{1,5}))?)(=(?P<workers>\d{1,9}))?"
+)
+"""No name begins with `-`, which ssh would take for an option."""
+
+NO_FOLDER = 95
+"""What the other machine's shell exits with where the working directory is not there."""
+NO_LOGIN = 255
+"""What ssh exits with if the failure is its own."""
+NO_PROGRAM = 126, 127
+"""What a shell exits with if the program is not there, or can't be executed."""
+PATIENCE = 15
+"""Seconds in which a machine has to accept a connection, unless ssh's configuration says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine that ssh leads to."""
+
+    name: str
+    """The host's name in the run: what was written, without the user."""
+    login: str
+    """What ssh is to log in to: `HOST` or `USER@HOST`."""
+    port: int | None
+    """None: as ssh's configuration says."""
+    workers: int
+    """Workers of this host."""
+
+
+def machines(text: str, workers: int) -> tuple[Machine, ...]:
+    """Return what `--on` names. `workers` are those of a machine that has no number. Raises ConfigError."""
+    if not text.startswith(SCHEME):
+        raise ConfigError(f'--on is "{_shown(text)}"; it must be ssh:HOST,…, such as ssh:a,b or ssh:a=4,user@b:2222=2')
+    found = [_machine(word, workers) for word in text.removeprefix(SCHEME).split(",")]
+    names = [machine.name for machine in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"--on names {name} twice; a machine takes part once, with as many workers as you like")
+    return tuple(found)
+
+
+def ssh_words(ssh: Sequence[str], machine: Machine) -> list[str]:
+    """Return the command line that logs in there. It never asks for anything: nobody may be there to answer."""
+    port = [] if machine.port is None else ["-p", str(machine.port)]
+    return [*ssh, "-o", "BatchMode=yes", *port, machine.login]
+
+
+def patience(configured: Mapping[str, str]) -> list[str]:
+    """Return the options by which ssh gives up on a machine that does not answer. `configured`: see `configuration`."""
+    return ["-o", f"ConnectTimeout={PATIENCE}"] if configured.get("connecttimeout", "none") == "none" else []
+
+
+def configuration(printed: str) -> dict[str, str]:
+    """Return what `ssh -G` printed: the options that ssh goes by for a machine, in small letters."""
+    return {key: value for key, _, value in (line.partition(" ") for line in printed.splitlines())}
+
+
+def shell_words(directory: str, python: str, arguments: Sequence[str]) -> str:
+    """Return what the other machine's shell executes: Paceline with these arguments, in that directory."""
+    return f"cd {quote(directory)} || exit {NO_FOLDER}; exec {quote(python)} -m paceline {join(arguments)}"
+
+
+def join_words(head: str, machine: Machine) -> list[str]:
+    """Return the arguments that `shell_words` takes for a machine that joins the head at that address."""
+    return ["join", head, "--name", machine.name, "-n", str(machine.workers), "--wait", "30", "--stdin"]
+
+
+def why_not(machine: Machine, status: int, last: str, directory: str, python: str) -> str:
+    """Return one line: why the machine has not come. `last` is the last line that ssh or the machine has printed."""
+    host, said = f"host {machine.name}", f": {last}" if last else ""
+    code = os.waitstatus_to_exitcode(status)
+    if code == NO_LOGIN:
+        return f"{host}: ssh can't log in{said}; this must work: ssh -o BatchMode=yes {machine.login} true"
+    if code == NO_FOLDER:
+        return f"{host} has no folder {directory}; a host needs the script at the same path as here"
+    if code in NO_PROGRAM:
+        return f"{host} can't execute {python}{said}; a host needs Python at the same path as here"
+    if last.endswith("No module named paceline"):
+        return f"{host}: {python} has no Paceline there; install the same version as here"
+    return f"{host}: {last.removeprefix('paceline: ') or f'paceline join ended with {exit_phrase(status)}'}"
+
+
+def _machine(word: str, workers: int) -> Machine:
+    match = MACHINE.fullmatch(word)
+    port = int(match["port"] or 22) if match else 0
+    own = int(match["workers"] or workers) if match else 0
+    if match is None or not 1 <= port <= 65_535:
+        raise ConfigError(
+            f'--on names "{_shown(word)}"; a machine is [USER@]HOST[:PORT][=WORKERS], as in ssh:a,user@b:2222=4'
+        )
+    if not 1 <= own <= MOST_WORKERS:
+        raise ConfigError(f"--on gives {match['name']} {own} workers; it must be 1 to {MOST_WORKERS}")
+    login = f"{match['user'] or ''}{match['host'].strip('[]')}"
+    return Machine(match["name"], login, int(match["port"]) if match["port"] else None, own)
+
+
+def _shown(text: str) -> str:
+    return printable(cut(text, 41))

@@ -1,0 +1,38 @@
+"""The end of `paceline join --stdin`: who started it speaks through its standard input, and ends it by closing that."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+
+from paceline.errors import ConfigError
+
+LONGEST = 4096
+"""Bytes that the first line may have."""
+
+
+def first_line() -> str:
+    """Return the first line of standard input. Raises ConfigError if there is none."""
+    line = b""
+    while len(line) < LONGEST and (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    if not line:
+        raise ConfigError("--stdin: standard input has no token in its first line; see paceline token --help")
+    return line.decode(errors="replace")
+
+
+def end_with_input() -> None:
+    """Have the kernel send this process SIGTERM when its standard input ends, or more of it comes.
+
+    So whoever holds the other end ends this process by ending, however that happens. It works while nothing here
+    waits for input, as when torch is imported.
+    """
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    if poll.poll(0):  # it had ended before
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,210 @@
+"""Agents that ssh starts: a real sshd on loopback, and what becomes of processes there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from paceline.host.loop import Loop
+from paceline.runtime.launch import machines as on
+from paceline.runtime.launch.machines import machines
+from paceline.runtime.launch.ssh import Remote, configured, leading_to, over_ssh, working_directory
+from support import sshd
+from support.leftovers import Traces
+
+pytestmark = pytest.mark.skipif(bool(sshd.lacking()), reason=sshd.lacking())
+
+AGENT = """
+import signal, sys, time
+from paceline.runtime.launch import tied
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+line = tied.first_line()
+tied.end_with_input()
+print("paceline: got", line, flush=True)
+time.sleep(60)
+"""
+"""Stands for `paceline join --stdin`."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.Sshd]:
+    """One for all tests of this file."""
+    with sshd.sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
+    """What a test has started must be gone at its end, on the machine that ssh leads to as well."""
+    traces = Traces(tmp_path / "temporary")
+    for name, value in traces.environment.items():
+        monkeypatch.setenv(name, value)
+    yield traces
+    traces.assert_nothing_left()
+
+
+def command(server: sshd.Sshd, host: str, *words: str) -> tuple[on.Machine, list[str]]:
+    """What starts Python with these words there."""
+    (machine,) = machines(f"ssh:{host}", 2)
+    return machine, [*on.ssh_words(server.ssh, machine), on.join([sys.executable, *words])]
+
+
+class Watched:
+    """Agents in a loop."""
+
+    def __init__(self, remotes: list[Remote]) -> None:
+        self.loop = Loop()
+        self.lines: list[str] = []
+        self.ended: list[str] = []
+        for remote in remotes:
+            remote.watch(self.loop, lambda remote=remote: self.ended.append(remote.machine.name))
+
+    def until(self, so: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 30.0
+        while not so():
+            assert time.monotonic() < deadline, (self.lines, self.ended)
+            self.loop.wait(1.0)
+
+
+@contextmanager
+def agents(server: sshd.Sshd, *names: str, words: tuple[str, ...] = ()) -> Iterator[tuple[list[Remote], Watched]]:
+    """Stand-ins on these hosts, which have come and read their token."""
+    said: list[str] = []
+    with over_ssh([command(server, name, "-c", AGENT, *words) for name in names], "secret", said.append) as remotes:
+        watched = Watched(remotes)
+        for remote in remotes:
+            remote.came(watched.lines.append)
+        watched.until(lambda: sorted(watched.lines) == [f"{name}: got secret" for name in names])
+        yield remotes, watched
+        watched.loop.close()
+    assert said == []
+
+
+def test_what_a_host_prints_is_held_until_it_has_come_and_then_shown_with_its_name(
+    server: sshd.Sshd, traces: Traces
+) -> None:
+    prints = "import sys; print('one', flush=True); print('two\\t\\x1b[31m', file=sys.stderr); print(input())"
+    with over_ssh([command(server, "b", "-c", prints)], "three", lambda line: None) as (remote,):
+        watched = Watched([remote])
+        watched.until(lambda: watched.ended)
+        assert watched.lines == []
+        remote.came(watched.lines.append)
+        assert sorted(watched.lines) == ["b: one", "b: three", "b: two\\t\\x1b[31m"]
+        watched.loop.close()
+
+
+def test_the_end_of_the_input_ends_an_agent_whatever_it_does(server: sshd.Sshd, traces: Traces) -> None:
+    with agents(server, "a", "b") as (remotes, watched):
+        remotes[0].close_input()
+        watched.until(lambda: watched.ended)
+        assert watched.ended == ["a"]
+        remotes[1].close_input()
+
+
+def test_no_command_line_has_the_token(server: sshd.Sshd, traces: Traces) -> None:
+    with agents(server, "a") as (remotes, _):
+        there = traces.processes()
+        assert len(there) >= 2  # ssh, and the agent
+        for process in there:
+            for what in "cmdline", "environ":
+                assert b"secret" not in Path(f"/proc/{process}/{what}").read_bytes()
+        remotes[0].close_input()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_connection_that_is_cut_ends_the_agent(server: sshd.Sshd, traces: Traces, number: int) -> None:
+    with agents(server, "a") as (remotes, watched):
+        os.kill(remotes[0].process, number)
+        watched.until(lambda: watched.ended)
+        traces.assert_nothing_left()
+
+
+def test_agents_end_with_a_launcher_that_is_killed(server: sshd.Sshd, traces: Traces) -> None:
+    launcher = """
+import sys, time
+from paceline.runtime.launch.machines import machines
+from paceline.runtime.launch.ssh import over_ssh
+(machine,) = machines("ssh:a", 2)
+with over_ssh([(machine, sys.argv[1:])], "secret", print) as (remote,):
+    from paceline.host.loop import Loop
+    loop = Loop()
+    remote.watch(loop, lambda: None)
+    remote.came(lambda line: print(line, flush=True))
+    while True:
+        loop.wait()
+"""
+    _, words = command(server, "a", "-c", AGENT)
+    with subprocess.Popen([sys.executable, "-c", launcher, *words], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "a: got secret\n"
+        process.kill()
+    traces.assert_nothing_left()
+
+
+def test_an_agent_that_does_not_end_is_named_and_its_connection_is_cut(
+    server: sshd.Sshd, traces: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.runtime.launch.ssh.ENDS_WITHIN", 0.5)
+    said: list[str] = []
+    with over_ssh([command(server, "a", "-c", AGENT, "deaf")], "secret", said.append) as (remote,):
+        watched = Watched([remote])
+        remote.came(watched.lines.append)
+        watched.until(lambda: watched.lines)
+        watched.loop.close()
+    assert said == ["host a has not ended within 1 s: its connection is cut"]
+    (left,) = (process for process, what in traces.processes().items() if "deaf" in what)
+    os.kill(left, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("denies", "Permission denied"),
+        ("closed", "Connection refused"),
+        ("nowhere", "Could not resolve hostname nowhere.invalid"),
+        ("changed", "Host key verification failed."),
+    ],
+)
+def test_a_machine_that_ssh_can_t_log_in_to_is_named_with_what_ssh_said(
+    server: sshd.Sshd, traces: Traces, host: str, why: str
+) -> None:
+    with over_ssh([command(server, host, "-c", "pass")], "secret", lambda line: None) as (remote,):
+        watched = Watched([remote])
+        watched.until(lambda: watched.ended)
+        assert remote.status is not None
+        line = on.why_not(remote.machine, remote.status, remote.last_line(), "/here", "/python")
+        assert line.startswith(f"host {host}: ssh can't log in: ")
+        assert why in line
+        watched.loop.close()
+
+
+def test_ssh_says_where_a_machine_is(server: sshd.Sshd) -> None:
+    (machine,) = machines("ssh:me@b:2222", 2)
+    found = configured(server.ssh, machine)
+    assert (found["hostname"], found["port"], found["user"]) == ("127.0.0.1", "2222", "me")
+
+
+def test_an_address_is_loopback_s_only_where_all_hosts_are_this_machine() -> None:
+    assert leading_to(["127.0.0.1", "localhost"]) in ("127.0.0.1", "::1")
+    with pytest.raises(socket.gaierror):
+        leading_to(["nowhere.invalid"])
+
+
+def test_the_working_directory_keeps_its_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "link")
+    monkeypatch.setenv("PWD", str(tmp_path / "link"))
+    assert working_directory() == str(tmp_path / "link")
+    monkeypatch.setenv("PWD", str(tmp_path))
+    assert working_directory() == str(tmp_path / "real")
