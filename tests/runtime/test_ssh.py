@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,9 @@ print("paceline: got", line, flush=True)
 time.sleep(60)
 """
 """Stands for `paceline join --stdin`."""
+
+
+WHY = partial(on.why_not, directory="/here", python="/python")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +84,9 @@ class Watched:
 def agents(server: sshd.Sshd, *names: str, words: tuple[str, ...] = ()) -> Iterator[tuple[list[Remote], Watched]]:
     """Stand-ins on these hosts, which have come and read their token."""
     said: list[str] = []
-    with over_ssh([command(server, name, "-c", AGENT, *words) for name in names], "secret", said.append) as remotes:
+    with over_ssh(
+        [command(server, name, "-c", AGENT, *words) for name in names], "secret", WHY, said.append
+    ) as remotes:
         watched = Watched(remotes)
         for remote in remotes:
             remote.came(watched.lines.append)
@@ -94,7 +100,7 @@ def test_what_a_host_prints_is_held_until_it_has_come_and_then_shown_with_its_na
     server: sshd.Sshd, traces: Traces
 ) -> None:
     prints = "import sys; print('one', flush=True); print('two\\t\\x1b[31m', file=sys.stderr); print(input())"
-    with over_ssh([command(server, "b", "-c", prints)], "three", lambda line: None) as (remote,):
+    with over_ssh([command(server, "b", "-c", prints)], "three", WHY, lambda line: None) as (remote,):
         watched = Watched([remote])
         watched.until(lambda: watched.ended)
         assert watched.lines == []
@@ -135,7 +141,7 @@ import sys, time
 from paceline.runtime.launch.machines import machines
 from paceline.runtime.launch.ssh import over_ssh
 (machine,) = machines("ssh:a", 2)
-with over_ssh([(machine, sys.argv[1:])], "secret", print) as (remote,):
+with over_ssh([(machine, sys.argv[1:])], "secret", lambda *_: "", print) as (remote,):
     from paceline.host.loop import Loop
     loop = Loop()
     remote.watch(loop, lambda: None)
@@ -156,7 +162,7 @@ def test_an_agent_that_does_not_end_is_named_and_its_connection_is_cut(
 ) -> None:
     monkeypatch.setattr("paceline.runtime.launch.ssh.ENDS_WITHIN", 0.5)
     said: list[str] = []
-    with over_ssh([command(server, "a", "-c", AGENT, "deaf")], "secret", said.append) as (remote,):
+    with over_ssh([command(server, "a", "-c", AGENT, "deaf")], "secret", WHY, said.append) as (remote,):
         watched = Watched([remote])
         remote.came(watched.lines.append)
         watched.until(lambda: watched.lines)
@@ -178,11 +184,10 @@ def test_an_agent_that_does_not_end_is_named_and_its_connection_is_cut(
 def test_a_machine_that_ssh_can_t_log_in_to_is_named_with_what_ssh_said(
     server: sshd.Sshd, traces: Traces, host: str, why: str
 ) -> None:
-    with over_ssh([command(server, host, "-c", "pass")], "secret", lambda line: None) as (remote,):
+    with over_ssh([command(server, host, "-c", "pass")], "secret", WHY, lambda line: None) as (remote,):
         watched = Watched([remote])
         watched.until(lambda: watched.ended)
-        assert remote.status is not None
-        line = on.why_not(remote.machine, remote.status, remote.last_line(), "/here", "/python")
+        line = str(remote.failure(watched.lines.append))
         assert line.startswith(f"host {host}: ssh can't log in: ")
         assert why in line
         watched.loop.close()

@@ -55,10 +55,10 @@ def machines(text: str, workers: int) -> tuple[Machine, ...]:
     return tuple(found)
 
 
-def ssh_words(ssh: Sequence[str], machine: Machine) -> list[str]:
+def ssh_words(ssh: Sequence[str], machine: Machine, options: Sequence[str] = ()) -> list[str]:
     """Return the command line that logs in there. It never asks for anything: nobody may be there to answer."""
     port = [] if machine.port is None else ["-p", str(machine.port)]
-    return [*ssh, "-o", "BatchMode=yes", *port, machine.login]
+    return [*ssh, "-o", "BatchMode=yes", *options, *port, machine.login]
 
 
 def patience(configured: Mapping[str, str]) -> list[str]:

@@ -30,11 +30,14 @@ LONGEST = 1 << 12
 HELD = 100
 """Lines that are held until a host has come."""
 
+Why = Callable[[Machine, int, str], str]
+"""Says in one line why a host has not come: from how ssh ended, and the last line that was printed. See `why_not`."""
+
 
 def configured(ssh: Sequence[str], machine: Machine) -> dict[str, str]:
     """Return what ssh's configuration says of the machine. Raises ConfigError if ssh can't tell."""
-    words = [*ssh_words(ssh, machine), "-G"]
     try:
+        words = ssh_words(ssh, machine, ["-G"])
         asked = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     except OSError as error:
         raise ConfigError(f"--on needs ssh, and {ssh[0]} can't be executed: {error.strerror}") from None
@@ -85,9 +88,10 @@ def working_directory() -> str:
 class Remote:
     """One machine's agent, as far as ssh shows it: a process of this machine that ends with it."""
 
-    def __init__(self, machine: Machine, command: Sequence[str], first_line: str) -> None:
+    def __init__(self, machine: Machine, command: Sequence[str], first_line: str, why: Why) -> None:
         """Start that command, with that line as its input. It ends with this process. Raises NoProcess."""
         self.machine = machine
+        self._why = why
         self.status: int | None = None
         """How ssh ended; None: it runs."""
         self._show: Callable[[str], object] | None = None
@@ -105,7 +109,8 @@ class Remote:
         try:
             self.process = fork_child(body)
         except BaseException:
-            self.let_go()
+            os.close(self._input)
+            os.close(self._output)
             raise
         finally:
             os.close(theirs)
@@ -114,11 +119,6 @@ class Remote:
         os.set_blocking(self._output, False)
         with suppress(BrokenPipeError):  # it has ended already
             os.write(self._input, f"{first_line}\n".encode())
-
-    def let_go(self) -> None:
-        """In a process that was forked: what ssh reads and prints is not its business."""
-        os.close(self._input)
-        os.close(self._output)
 
     def watch(self, loop: Loop, ended: Callable[[], object]) -> None:
         """Take what it prints, as it comes, and call once when it has ended."""
@@ -148,9 +148,12 @@ class Remote:
         for line in held:
             show(f"{self.machine.name}: {line}")
 
-    def last_line(self) -> str:
-        """Take the last line that was printed there, unless it is shown already."""
-        return self._held.pop() if self._held else ""
+    def failure(self, show: Callable[[str], object]) -> ConfigError:
+        """Return what to raise if it has ended before the host came. What else was printed there is shown before."""
+        assert self.status is not None
+        last = self._held.pop() if self._held else ""
+        self.came(show)
+        return ConfigError(self._why(self.machine, self.status, last))
 
     def close_input(self) -> None:
         """Tell the agent there to end."""
@@ -215,13 +218,13 @@ class Remote:
 
 @contextmanager
 def over_ssh(
-    commands: Sequence[tuple[Machine, Sequence[str]]], first_line: str, say: Callable[[str], object]
+    commands: Sequence[tuple[Machine, Sequence[str]]], first_line: str, why: Why, say: Callable[[str], object]
 ) -> Iterator[list[Remote]]:
     """Start these commands, each on its machine. Leave none of them behind."""
     remotes: list[Remote] = []
     try:
         for machine, command in commands:
-            remotes.append(Remote(machine, command, first_line))
+            remotes.append(Remote(machine, command, first_line, why))
         yield remotes
     finally:
         _end(remotes, say)
@@ -232,6 +235,7 @@ def _end(remotes: Sequence[Remote], say: Callable[[str], object]) -> None:
     for remote in remotes:
         if not remote.here:
             remote.close_input()
+        remote.came(lambda line: None)  # how the run has ended is said here
     deadline = time.monotonic() + ENDS_WITHIN
     late = [remote for remote in remotes if not remote.ends_before(deadline)]
     for remote in late:

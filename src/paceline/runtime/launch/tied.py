@@ -7,19 +7,15 @@ import os
 import select
 import signal
 
-from paceline.errors import ConfigError
-
 LONGEST = 4096
 """Bytes that the first line may have."""
 
 
 def first_line() -> str:
-    """Return the first line of standard input. Raises ConfigError if there is none."""
+    """Return the first line of standard input, and leave the rest there."""
     line = b""
     while len(line) < LONGEST and (byte := os.read(0, 1)) not in (b"", b"\n"):
         line += byte
-    if not line:
-        raise ConfigError("--stdin: standard input has no token in its first line; see paceline token --help")
     return line.decode(errors="replace")
 
 
