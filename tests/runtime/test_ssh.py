@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -15,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.errors import ConfigError
 from paceline.host.loop import Loop
 from paceline.runtime.launch import machines as on
 from paceline.runtime.launch.machines import machines
-from paceline.runtime.launch.ssh import Remote, configured, leading_to, over_ssh, working_directory
+from paceline.runtime.launch.remote import Remote, over_ssh
+from paceline.runtime.launch.ssh import leading_to, looked_up, working_directory
 from support import sshd
 from support.leftovers import Traces
 
@@ -139,7 +142,7 @@ def test_agents_end_with_a_launcher_that_is_killed(server: sshd.Sshd, traces: Tr
     launcher = """
 import sys, time
 from paceline.runtime.launch.machines import machines
-from paceline.runtime.launch.ssh import over_ssh
+from paceline.runtime.launch.remote import over_ssh
 (machine,) = machines("ssh:a", 2)
 with over_ssh([(machine, sys.argv[1:])], "secret", lambda *_: "", print) as (remote,):
     from paceline.host.loop import Loop
@@ -160,7 +163,7 @@ with over_ssh([(machine, sys.argv[1:])], "secret", lambda *_: "", print) as (rem
 def test_an_agent_that_does_not_end_is_named_and_its_connection_is_cut(
     server: sshd.Sshd, traces: Traces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.runtime.launch.ssh.ENDS_WITHIN", 0.5)
+    monkeypatch.setattr("paceline.runtime.launch.remote.ENDS_WITHIN", 0.5)
     said: list[str] = []
     with over_ssh([command(server, "a", "-c", AGENT, "deaf")], "secret", WHY, said.append) as (remote,):
         watched = Watched([remote])
@@ -193,10 +196,35 @@ def test_a_machine_that_ssh_can_t_log_in_to_is_named_with_what_ssh_said(
         watched.loop.close()
 
 
-def test_ssh_says_where_a_machine_is(server: sshd.Sshd) -> None:
-    (machine,) = machines("ssh:me@b:2222", 2)
-    found = configured(server.ssh, machine)
-    assert (found["hostname"], found["port"], found["user"]) == ("127.0.0.1", "2222", "me")
+def test_ssh_says_where_a_machine_is_and_what_is_to_join_there(server: sshd.Sshd) -> None:
+    found = looked_up("ssh:me@b:2222=3", shlex.join(server.ssh), 2)
+    assert found.address() == "127.0.0.1"
+    for listens, head in (("10.0.0.1", "10.0.0.1:7"), ("0.0.0.0", "127.0.0.1:7"), ("fe80::1", "'[fe80::1]:7'")):
+        ((machine, words),) = found.commands((listens, 7), ["--trusted-network"])
+        assert machine.name == "b:2222"
+        assert words[:-1] == [*server.ssh, "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-p", "2222", "me@b"]
+        assert words[-1].endswith(f" -m paceline join {head} --name b:2222 -n 3 --wait 30 --stdin --trusted-network")
+
+
+@pytest.mark.parametrize(
+    ("on", "ssh", "why"),
+    [
+        ("ssh:a", "/not/ssh", "--on needs ssh, and /not/ssh can't be executed: No such file"),
+        ("ssh:a", "'", '--ssh is "\'": No closing quotation'),
+        ("ssh:a", " ", "--ssh names no command"),
+        ("ssh:a", "ssh -F /not/there", "--on: ssh can't tell where a is: Can't open user config file /not/there"),
+    ],
+)
+def test_an_ssh_that_says_nothing_is_refused_in_one_line(on: str, ssh: str, why: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        looked_up(on, ssh, 2)
+    assert str(refused.value).startswith(why)
+
+
+def test_a_machine_that_no_address_leads_to_is_named_with_the_way_out(server: sshd.Sshd) -> None:
+    found = looked_up("ssh:nowhere", shlex.join(server.ssh), 2)
+    with pytest.raises(ConfigError, match=r"known to lead to nowhere \(.*\); name one .* with --listen"):
+        found.address()
 
 
 def test_an_address_is_loopback_s_only_where_all_hosts_are_this_machine() -> None:
