@@ -91,7 +91,7 @@ ODD = [
     "#comment",
     "",
 ]
-SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh") if shutil.which(shell)]
+SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish") if shutil.which(shell)]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -121,7 +121,9 @@ def test_what_a_machine_lacks_is_named_with_its_path(shell: str, tmp_path: Path)
     assert said("/not/there", sys.executable) == (
         "host b has no folder /not/there; a host needs the script at the same path as here"
     )
-    assert said(str(tmp_path), "/not/python").startswith("host b can't execute /not/python: ")
+    assert said(str(tmp_path), "/not/python") == (
+        "host b can't execute /not/python; a host needs Python at the same path as here"
+    )
     bare = tmp_path / "bare"
     bare.write_text("#!/bin/sh\necho $0: No module named paceline >&2\nexit 1\n")
     bare.chmod(0o700)

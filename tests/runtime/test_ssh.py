@@ -203,7 +203,9 @@ def test_ssh_says_where_a_machine_is_and_what_is_to_join_there(server: sshd.Sshd
         ((machine, words),) = found.commands((listens, 7), ["--trusted-network"])
         assert machine.name == "b:2222"
         assert words[:-1] == [*server.ssh, "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-p", "2222", "me@b"]
-        assert words[-1].endswith(f" -m paceline join {head} --name b:2222 -n 3 --wait 30 --stdin --trusted-network")
+        assert words[-1].endswith(
+            f" -m paceline join {head} --name b:2222 -n 3 --wait 30 --stdin --trusted-network || exit 95"
+        )
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ def configuration(printed: str) -> dict[str, str]:
 
 def shell_words(directory: str, python: str, arguments: Sequence[str]) -> str:
     """Return what the other machine's shell executes: Paceline with these arguments, in that directory."""
-    return f"cd {quote(directory)} || exit {NO_FOLDER}; exec {quote(python)} -m paceline {join(arguments)}"
+    there = f"exec {quote(python)} -m paceline {join(arguments)}"
+    return f"cd {quote(directory)} && {there} || exit {NO_FOLDER}"  # csh goes on after `cd … || exit`
 
 
 def join_words(head: str, machine: Machine) -> list[str]:
@@ -90,7 +91,7 @@ def why_not(machine: Machine, status: int, last: str, directory: str, python: st
     if code == NO_FOLDER:
         return f"{host} has no folder {directory}; a host needs the script at the same path as here"
     if code in NO_PROGRAM:
-        return f"{host} can't execute {python}{said}; a host needs Python at the same path as here"
+        return f"{host} can't execute {python}; a host needs Python at the same path as here"
     if last.endswith("No module named paceline"):
         return f"{host}: {python} has no Paceline there; install the same version as here"
     return f"{host}: {last.removeprefix('paceline: ') or f'paceline join ended with {exit_phrase(status)}'}"
