@@ -97,7 +97,7 @@ def words(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Se
     config, name = recorded(*named), f"{named[1]} {named[0]}"
     if options.scenario is not None and load(options.scenario).host_tables:
         config = config | {"workers": None, "hosts": 1}  # the given tables say how many there are
-    elif getattr(options, "listen", None) is not None:
+    elif any(getattr(options, flag, None) is not None for flag in ("listen", "on")):
         config = config | {"workers": None, "hosts": 1, "scenario": {}}  # the hosts that join do
     try:
         before = list(_flags(config, options))

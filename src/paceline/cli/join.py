@@ -12,10 +12,12 @@ from paceline.cli.run import LONGEST, add_isa, add_trusted_network, name_of_host
 from paceline.cluster.scenario import MOST_WORKERS
 from paceline.core.choice import brief
 from paceline.core.listed import workers_named
+from paceline.fabric.token import Token
 from paceline.host.processor import cap
 from paceline.runs.addresses import parsed, resolved
 from paceline.runs.join import TRIES_FOR, await_listener, join, keys_of
 from paceline.runs.run import CODES
+from paceline.runtime.launch import tied
 from paceline.runtime.settings import Settings
 
 
@@ -37,6 +39,8 @@ def add_to(commands: Any) -> None:
     waits = "wait for the head to listen, S seconds at most (default: as long as it takes)"
     add("--wait", nargs="?", type=seconds("--wait"), const=LONGEST, default=TRIES_FOR, metavar="S", help=waits)
     add_isa(command)
+    until = "read the token from the first line of standard input, and leave the run when standard input ends"
+    add("--stdin", action="store_true", help=until)
     add_trusted_network(command)
     command.set_defaults(call=call)
 
@@ -45,22 +49,30 @@ def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     address, name = resolved(parsed(options.address, "HEAD:PORT"), "HEAD"), options.name or socket.gethostname()
     cap(options.isa)
-    keys = keys_of(options.trusted_network)
+    token, say = None, _say
+    if options.stdin:
+        token, say = Token.of(tied.first_line(), "the first line of standard input"), _nobody_reads
+        tied.end_with_input()
+    keys = keys_of(options.trusted_network, token)
     if options.trusted_network:
-        _say("--trusted-network: what hosts say to each other is not encrypted")
-    await_listener(address, options.wait, _say)
+        say("--trusted-network: what hosts say to each other is not encrypted")
+    await_listener(address, options.wait, say)
 
     def told(settings: Settings) -> None:
         here = [worker for worker, host in settings.hosts_of_workers.items() if host == name]
         protocol = brief(settings.choice.spec, settings.choice.parameters())
-        _say(f"joined as host {name}: {workers_named(here)} of {settings.workers}, {protocol}, {settings.script}")
+        say(f"joined as host {name}: {workers_named(here)} of {settings.workers}, {protocol}, {settings.script}")
 
     end = join(address, name, options.workers, keys, told)
     if end.outcome == "refused":
         _say(end.error or "the head refuses this host")
         return USAGE
-    _say(f"the run has ended: {end.outcome}" + (f" ({end.error})" if end.error else ""))
+    say(f"the run has ended: {end.outcome}" + (f" ({end.error})" if end.error else ""))
     return CODES[end.outcome]
+
+
+def _nobody_reads(line: str) -> None:
+    """What is said to who types `paceline join`. The head's user hears of it from the head."""
 
 
 def _say(line: str) -> None:

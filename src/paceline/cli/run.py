@@ -51,6 +51,7 @@ from paceline.runtime.settings import Settings
 from paceline.terminal import is_read
 
 if TYPE_CHECKING:
+    from paceline.runtime.launch.ssh import On
     from paceline.runtime.meeting import Listen
 
 MOST_THREADS = 1024
@@ -126,6 +127,9 @@ def add_to(commands: Any) -> None:
     add("--listen", metavar="ADDR:PORT", help=there)
     together = "hosts of the run where machines join, this one included; -n is the workers of this one"
     add("--hosts", type=whole("--hosts", 2, 64), metavar="H", help=together)
+    on = "also start workers on these machines by ssh, each a [USER@]HOST[:PORT][=WORKERS]"
+    add("--on", metavar="ssh:HOST,…", help=on)
+    add("--ssh", metavar="COMMAND", help="the ssh that --on calls, with options if you like (default: ssh)")
     called = "what this host is called, where others join (default: the machine's name)"
     add("--name", type=name_of_host, metavar="NAME", help=called)
     add_trusted_network(command)
@@ -238,16 +242,20 @@ def call(options: argparse.Namespace) -> int:
     named = source(options)
     if named is not None and options.scenario is None:
         scenario = recorded_scenario(*named)
-        if options.listen is not None:  # its hosts are not those that join now
+        if _joined_by_others(options):  # its hosts are not those that join now
             scenario = replace(scenario, nodes=1, host_tables=())
-    if options.listen is None:
+    if options.ssh is not None and options.on is None:
+        raise ConfigError(f"--ssh is {options.ssh}, and there are no machines to log in to; name them with --on")
+    on = None if options.on is None else _on(options)
+    if not _joined_by_others(options):
         _check_alone(options)
         scenario, workers, hosts = settled(scenario, options.workers, options.emulate_hosts)
         check_fits(choice, scenario, workers, vars(options))
         if hosts > 1:
             check_hosts(choice, scenario)
     else:
-        scenario, workers, hosts = joined(choice, scenario, options.workers, options.hosts, options.emulate_hosts)
+        many = options.hosts if on is None else 1 + len(on.machines)
+        scenario, workers, hosts = joined(choice, scenario, options.workers, many, options.emulate_hosts)
     if not options.restart:
         scenario.checked_to_die_once()
     targets = tuple(Target.parse(text) for text in options.target)
@@ -260,13 +268,13 @@ def call(options: argparse.Namespace) -> int:
     script = checked_script(options.script)
     if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
         say_whose(script, options.arguments)
-    together = workers if options.listen is None else None
+    together = None if _joined_by_others(options) else workers
     resumed = None if options.resume is None else _resumed(options, choice, together, script)
     if options.config is not None:
         config = recorded(options.config)
         for line in changes(config, script) if script == script_of(config) else ():
             print(f"paceline: {line}", file=sys.stderr)
-    listening = None if options.listen is None else _listening(options, choice, scenario)
+    listening = _listening(options, choice, scenario, on) if _joined_by_others(options) else None
     if warning := crowd(scenario, workers):
         print(f"paceline: {warning}", file=sys.stderr)
     folder = options.resume or checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
@@ -349,7 +357,24 @@ def _check_alone(options: argparse.Namespace) -> None:
             )
 
 
-def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Scenario) -> Listen:
+def _joined_by_others(options: argparse.Namespace) -> bool:
+    """Whether other machines join the run."""
+    return options.listen is not None or options.on is not None
+
+
+def _on(options: argparse.Namespace) -> On:
+    """What the flags say of machines that ssh leads to. Raises ConfigError, in one line, for what is wrong."""
+    from paceline.runtime.launch.ssh import looked_up
+
+    if options.hosts is not None:
+        raise ConfigError(f"--hosts is {options.hosts}, and --on says which hosts there are: leave --hosts out")
+    on = looked_up(options.on, options.ssh or "ssh", options.workers or 2)
+    if (head := options.name or socket.gethostname()) in on.found:
+        raise ConfigError(f"--on names {head}, which is this host; it takes part without that")
+    return on
+
+
+def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Scenario, on: On | None) -> Listen:
     """What the flags say of machines that join. Raises ConfigError, in one line, for what is wrong."""
     from paceline.runs.addresses import parsed, resolved
     from paceline.runtime.meeting import Listen
@@ -363,12 +388,22 @@ def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Sce
             check_protocol(options.resume, choice_of(config, registry()), choice, int(config["workers"]), workers)
         return settled
 
+    if options.listen is not None:
+        address = resolved(parsed(options.listen, "--listen", least=0), "--listen")
+    launch = None
+    if on is not None:
+        from paceline.runtime.launch.ssh import agents
+
+        launch = partial(agents, on, options.trusted_network)
+        if options.listen is None:
+            address = on.address(), 0
     return Listen(
-        address=resolved(parsed(options.listen, "--listen", least=0), "--listen"),
+        address=address,
         name=options.name or socket.gethostname(),
         trusted=options.trusted_network,
         threads=options.threads,
         scenario=with_hosts,
+        launch=launch,
     )
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
-from paceline.fabric.token import FILE_VARIABLE, find
+from paceline.fabric.token import FILE_VARIABLE, Token, find
 from paceline.host.between import Close
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, shown
@@ -21,12 +21,12 @@ PAUSE = 0.5
 """Seconds between two tries."""
 
 
-def keys_of(trusted: bool) -> Keys:
+def keys_of(trusted: bool, token: Token | None = None) -> Keys:
     """What this machine opens connections with. Raises ConfigError, in one line, if it has no token.
 
-    `trusted`: whether the network is trusted, so that nothing is encrypted.
+    `trusted`: whether the network is trusted, so that nothing is encrypted. `token`: None: it is looked for.
     """
-    token = find(os.environ)
+    token = token or find(os.environ)
     if token is None:
         raise ConfigError(
             f"hosts that join need the head's token: name the file that has it with {FILE_VARIABLE}, such as "

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
+from paceline.errors import NotGathered
 from paceline.fabric.token import Token
+from paceline.host.loop import Loop
 from paceline.host.opening import Keys
 from paceline.host.processes import end_in_time, fork_child
 from paceline.host.tcp import listen
@@ -16,6 +19,25 @@ from paceline.runtime.settings import Settings
 
 GATHERING = 60.0
 """Seconds that agents of one machine have to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """An agent that is a fork of this process. It speaks for itself."""
+
+    host: str
+    process: int
+
+    def watch(self, loop: Loop, ended: Callable[[], object]) -> None:
+        """See `Agent`."""
+        loop.await_end(self.process, ended)
+
+    def came(self, show: Callable[[str], object]) -> None:
+        """See `Agent`."""
+
+    def failure(self, show: Callable[[str], object]) -> NotGathered:
+        """See `Agent`."""
+        return NotGathered(f"host {self.host} ended before training could begin")
 
 
 @contextmanager
@@ -35,7 +57,8 @@ def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Meeting
 
     names = settings.scenario.hosts(settings.workers)
     dealt = [settings.workers_of(host) for host in range(1, settings.hosts)]
-    agents = {names[workers[0]]: fork_child(partial(body, names[workers[0]], len(workers))) for workers in dealt}
+    brought = {names[workers[0]]: len(workers) for workers in dealt}
+    agents = {host: Forked(host, fork_child(partial(body, host, workers))) for host, workers in brought.items()}
     try:
         yield Meeting(
             head=names[0],
@@ -47,5 +70,5 @@ def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Meeting
             patience=GATHERING,
         )
     finally:
-        for process in agents.values():
-            end_in_time(process)
+        for one in agents.values():
+            end_in_time(one.process)

@@ -5,20 +5,39 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from paceline.cluster.scenario import HostTable, Scenario
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 from paceline.fabric.token import IN_FOLDER, Token, find, write
 from paceline.host.between import Here
+from paceline.host.loop import Loop
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, listen, shown
 from paceline.runtime.settings import Settings
 
 Settle = Callable[[Mapping[str, Here]], Settings]
 """Settles the run, once all hosts have said what they have. Raises ConfigError if they can't make it."""
+
+
+class Agent(Protocol):
+    """What the head knows of an agent that it has started, besides what that says over its connection."""
+
+    def watch(self, loop: Loop, ended: Callable[[], object]) -> None:
+        """Call once, when it has ended."""
+
+    def came(self, show: Callable[[str], object]) -> None:
+        """Its host has come. `show` prints a line."""
+
+    def failure(self, show: Callable[[str], object]) -> PacelineError:
+        """Return what to raise if it has ended before its host came."""
+
+
+Launch = Callable[[Address, Token], AbstractContextManager[Mapping[str, Agent]]]
+"""Starts agents, by host, that join the head, which listens there, with that token. Leaves none of them behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +54,8 @@ class Meeting:
     settle: Settle
     threads: int | None
     """Of each worker; None: as its own host's cores allow."""
-    agents: Mapping[str, int] = field(default_factory=dict)
-    """By host: its agent's process, where that is this process's child. Then no other hosts may come."""
+    agents: Mapping[str, Agent] = field(default_factory=dict)
+    """By host: its agent, where the head has started them. Then no other hosts may come."""
     patience: float | None = None
     """Seconds that they have to come; None: as long as it takes."""
 
@@ -54,6 +73,8 @@ class Listen:
     """See `Meeting`."""
     scenario: Callable[[tuple[HostTable, ...]], Scenario]
     """The scenario with these hosts. Raises ConfigError if the run can't have them."""
+    launch: Launch | None = None
+    """Has the hosts come. None: somebody else does."""
 
 
 @contextmanager
@@ -68,20 +89,23 @@ def meeting(settings: Settings, listening: Listen) -> Iterator[Meeting]:
         scenario = listening.scenario(tuple(tables))
         return replace(settings, scenario=scenario, workers=tables[-1].workers.stop)
 
-    token, drawn = find(os.environ, settings.folder), None
+    launch, drawn = listening.launch, None
+    token = find(os.environ, settings.folder) if launch is None else Token.drawn()
     if token is None:
         token, drawn = Token.drawn(), settings.folder / IN_FOLDER
         write(token, drawn)
     listener = _listening(listening.address)
     try:
-        yield Meeting(
-            head=listening.name,
-            listener=listener,
-            keys=Keys.plain(token) if listening.trusted else Keys.encrypted(token),
-            token=drawn,
-            settle=settle,
-            threads=listening.threads,
-        )
+        with nullcontext({}) if launch is None else launch(listener.getsockname()[:2], token) as agents:
+            yield Meeting(
+                head=listening.name,
+                listener=listener,
+                keys=Keys.plain(token) if listening.trusted else Keys.encrypted(token),
+                token=drawn,
+                settle=settle,
+                threads=listening.threads,
+                agents=agents,
+            )
     finally:
         listener.close()
 

@@ -78,8 +78,8 @@ class Others:
         self._agents_ended: set[str] = set()
         """Hosts whose agents' processes have ended: they don't come again."""
         hello = Hello(head, secrets.token_bytes(16), HEAD, 0)
-        for host, process in meeting.agents.items():
-            loop.await_end(process, partial(self._agent_ended, host))
+        for host, one in meeting.agents.items():
+            one.watch(loop, partial(self._agent_ended, host))
         self._port = Port(self._door, loop, hello, output.say, timeout)
 
     @property
@@ -122,8 +122,9 @@ class Others:
             patience = meeting.patience
             if to_end():
                 return None
-            if never := [host for host in meeting.agents if host in self._agents_ended]:
-                raise NotGathered(f"{_named(never)} ended before training could begin")
+            for host, one in meeting.agents.items():
+                if host in self._agents_ended:
+                    raise one.failure(self._say)
             if patience is not None and waited >= patience:
                 raise NotGathered(f"{self._awaited()} did not come within {patience:.0f} s")
             report_at = self._settings.report_waits
@@ -262,12 +263,14 @@ class Others:
             self.ended(host, incarnation, why)
             return
         self._came[host] = here
+        if one := self._meeting.agents.get(host):
+            one.came(self._say)
         if self._begun:
             self._prepare(host, [])
             self._hosts.joins(host, incarnation)
             self._say(f"host {host} is back")
             self._back(host)
-        elif not self._meeting.agents:
+        elif self._meeting.patience is None:  # machines take their time
             still = f"; {self._awaited()} to come" if self._awaits() else ""
             self._say(f"host {host} has come, with {count(here.workers, 'worker')}{still}")
 

@@ -7,14 +7,16 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
 from paceline.core.listed import listed, printable
 from paceline.errors import ConfigError
+from paceline.fabric.token import Token
 from paceline.host.tcp import Address
 from paceline.runtime.launch.machines import (
     Machine,
@@ -24,7 +26,9 @@ from paceline.runtime.launch.machines import (
     patience,
     shell_words,
     ssh_words,
+    why_not,
 )
+from paceline.runtime.launch.remote import Remote, over_ssh
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,15 @@ class On:
                 f"--on: no address of this machine is known to lead to {named} ({error.strerror or error}); name one "
                 "that is reached from there with --listen, such as --listen 10.0.0.1:7117"
             ) from None
+
+
+@contextmanager
+def agents(on: On, trusted: bool, head: Address, token: Token) -> Iterator[dict[str, Remote]]:
+    """Start an agent on each machine, which joins the head, by name of host. See `runtime.meeting.Launch`."""
+    why = partial(why_not, directory=working_directory(), python=sys.executable)
+    arguments = ["--trusted-network"] if trusted else []
+    with over_ssh(on.commands(head, arguments), token.text, why, _say) as remotes:
+        yield {remote.machine.name: remote for remote in remotes}
 
 
 def looked_up(on: str, ssh: str, workers: int) -> On:
@@ -129,3 +142,7 @@ def working_directory() -> str:
         if os.path.isabs(named) and os.path.samefile(named, "."):
             return named
     return str(Path.cwd())
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"paceline: {line}\n")
