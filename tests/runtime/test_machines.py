@@ -116,7 +116,7 @@ def test_what_a_machine_lacks_is_named_with_its_path(shell: str, tmp_path: Path)
         environment = {"PATH": os.environ["PATH"]}
         ended = subprocess.run([shell, "-c", command], capture_output=True, text=True, env=environment)
         last = ended.stderr.strip().rpartition("\n")[2]
-        return on.why_not(machine, ended.returncode << 8, last, directory, python)
+        return on.why_not(machine, ended.returncode << 8, last, ssh=["ssh"], directory=directory, python=python)
 
     assert said("/not/there", sys.executable) == (
         "host b has no folder /not/there; a host needs the script at the same path as here"
@@ -140,4 +140,4 @@ def test_what_a_machine_lacks_is_named_with_its_path(shell: str, tmp_path: Path)
 )
 def test_a_host_that_does_not_come_is_named_with_the_last_line_it_had(code: int, last: str, why: str) -> None:
     (machine,) = machines("ssh:b", 4)
-    assert on.why_not(machine, code << 8, last, "/here", "/python").startswith(why)
+    assert on.why_not(machine, code << 8, last, ssh=["ssh"], directory="/here", python="/python").startswith(why)

@@ -40,7 +40,7 @@ time.sleep(60)
 """Stands for `paceline join --stdin`."""
 
 
-WHY = partial(on.why_not, directory="/here", python="/python")
+WHY = partial(on.why_not, ssh=["ssh"], directory="/here", python="/python")
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_ssh_says_where_a_machine_is_and_what_is_to_join_there(server: sshd.Sshd
         assert machine.name == "b:2222"
         assert words[:-1] == [*server.ssh, "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-p", "2222", "me@b"]
         assert words[-1].endswith(
-            f" -m paceline join {head} --name b:2222 -n 3 --wait 30 --stdin --trusted-network || exit 95"
+            f" -m paceline join {head} --name b:2222 -n 3 --wait 15 --stdin --trusted-network || exit 95"
         )
 
 

@@ -15,7 +15,7 @@ from paceline.core.listed import workers_named
 from paceline.fabric.token import Token
 from paceline.host.processor import cap
 from paceline.runs.addresses import parsed, resolved
-from paceline.runs.join import TRIES_FOR, await_listener, join, keys_of
+from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, join, keys_of
 from paceline.runs.run import CODES
 from paceline.runtime.launch import tied
 from paceline.runtime.settings import Settings
@@ -56,7 +56,7 @@ def call(options: argparse.Namespace) -> int:
     keys = keys_of(options.trusted_network, token)
     if options.trusted_network:
         say("--trusted-network: what hosts say to each other is not encrypted")
-    await_listener(address, options.wait, say)
+    await_listener(address, options.wait, say, REACH if options.stdin else BEGIN)
 
     def told(settings: Settings) -> None:
         here = [worker for worker, host in settings.hosts_of_workers.items() if host == name]

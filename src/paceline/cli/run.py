@@ -254,8 +254,8 @@ def call(options: argparse.Namespace) -> int:
         if hosts > 1:
             check_hosts(choice, scenario)
     else:
-        many = options.hosts if on is None else 1 + len(on.machines)
-        scenario, workers, hosts = joined(choice, scenario, options.workers, many, options.emulate_hosts)
+        many, flag = (options.hosts, "--listen") if on is None else (1 + len(on.machines), "--on")
+        scenario, workers, hosts = joined(choice, scenario, options.workers, many, options.emulate_hosts, flag)
     if not options.restart:
         scenario.checked_to_die_once()
     targets = tuple(Target.parse(text) for text in options.target)

@@ -19,6 +19,9 @@ TRIES_FOR = 5.0
 ONE_TRY = 3.0
 PAUSE = 0.5
 """Seconds between two tries."""
+BEGIN = "begin the run there with paceline run --listen, or wait for it with --wait"
+REACH = "let this host reach that port, or give --on a --listen with an address that it reaches"
+"""What to do if nobody listens: for who has typed `paceline join`, and for who has had it started."""
 
 
 def keys_of(trusted: bool, token: Token | None = None) -> Keys:
@@ -35,7 +38,7 @@ def keys_of(trusted: bool, token: Token | None = None) -> Keys:
     return Keys.plain(token) if trusted else Keys.encrypted(token)
 
 
-def await_listener(address: Address, seconds: float, say: Callable[[str], None]) -> None:
+def await_listener(address: Address, seconds: float, say: Callable[[str], None], way_out: str = BEGIN) -> None:
     """Wait until somebody listens there, for so many seconds. Raises ConfigError, in one line, if nobody does."""
     began, told = time.monotonic(), False
     while True:
@@ -46,10 +49,7 @@ def await_listener(address: Address, seconds: float, say: Callable[[str], None])
             why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         waited = time.monotonic() - began
         if waited >= seconds:
-            raise ConfigError(
-                f"nobody listens at {shown(address)} (tried for {waited:.0f} s: {why}); begin the run there with "
-                "paceline run --listen, or wait for it with --wait"
-            )
+            raise ConfigError(f"nobody listens at {shown(address)} (tried for {waited:.0f} s: {why}); {way_out}")
         if waited >= TRIES_FOR and not told:
             told = True
             say(f"waiting for somebody to listen at {shown(address)}")

@@ -56,17 +56,17 @@ def settled(scenario: Scenario, workers: int | None, hosts: int | None = None) -
 
 
 def joined(
-    choice: Choice | None, scenario: Scenario, workers: int | None, hosts: int | None, emulated: int | None
+    choice: Choice | None, scenario: Scenario, workers: int | None, hosts: int | None, emulated: int | None, flag: str
 ) -> tuple[Scenario, int, int]:
-    """The same where machines join: the workers are those of this host. Raises ConfigError for what can't be so."""
+    """The same where machines join, as `flag` says: the workers are those of this host. Raises ConfigError, too."""
     if emulated is not None:
-        raise ConfigError(f"--emulate-hosts is {emulated}, and --listen has machines join: give one of the two")
+        raise ConfigError(f"--emulate-hosts is {emulated}, and {flag} has machines join: give one of the two")
     if hosts is None:
         raise ConfigError("--listen waits for other hosts: say how many there are, this one included, with --hosts")
     if scenario.host_tables or scenario.nodes > 1:
         hosts_of = "[[host]] tables" if scenario.host_tables else f"{count(scenario.nodes, 'node')}"
-        raise ConfigError(f"{scenario.name}: it has {hosts_of}, and with --listen the machines that join are the hosts")
-    _check_several(choice, scenario, "--listen")
+        raise ConfigError(f"{scenario.name}: it has {hosts_of}, and with {flag} the machines that join are the hosts")
+    _check_several(choice, scenario, flag)
     return replace(scenario.checked_for_real_run(), workers=None), workers or 2, hosts
 
 

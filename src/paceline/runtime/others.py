@@ -333,7 +333,8 @@ class Others:
                 self._link.end(host, incarnation, why)
                 self._came.pop(host, None)
                 if self._prepared.pop(host, None) is None:
-                    self._say(f"host {host} takes no part: {why}")
+                    if host not in self._meeting.agents:  # else `failure` says why
+                        self._say(f"host {host} takes no part: {why}")
                     return
                 self._say(f"host {host} is lost: {why}")
                 self.lost(host, why)

@@ -26,7 +26,8 @@ NO_LOGIN = 255
 NO_PROGRAM = 126, 127
 """What a shell exits with if the program is not there, or can't be executed."""
 PATIENCE = 15
-"""Seconds in which a machine has to accept a connection, unless ssh's configuration says otherwise."""
+"""Seconds in which a machine has to accept ssh's connection, unless ssh's configuration says otherwise, and the head's
+port that of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,15 @@ def shell_words(directory: str, python: str, arguments: Sequence[str]) -> str:
 
 def join_words(head: str, machine: Machine) -> list[str]:
     """Return the arguments that `shell_words` takes for a machine that joins the head at that address."""
-    return ["join", head, "--name", machine.name, "-n", str(machine.workers), "--wait", "30", "--stdin"]
+    return ["join", head, "--name", machine.name, "-n", str(machine.workers), "--wait", str(PATIENCE), "--stdin"]
 
 
-def why_not(machine: Machine, status: int, last: str, directory: str, python: str) -> str:
+def why_not(machine: Machine, status: int, last: str, *, ssh: Sequence[str], directory: str, python: str) -> str:
     """Return one line: why the machine has not come. `last` is the last line that ssh or the machine has printed."""
     host, said = f"host {machine.name}", f": {last}" if last else ""
     code = os.waitstatus_to_exitcode(status)
     if code == NO_LOGIN:
-        return f"{host}: ssh can't log in{said}; this must work: ssh -o BatchMode=yes {machine.login} true"
+        return f"{host}: ssh can't log in{said}; this must work: {join(ssh_words(ssh, machine))} true"
     if code == NO_FOLDER:
         return f"{host} has no folder {directory}; a host needs the script at the same path as here"
     if code in NO_PROGRAM:
