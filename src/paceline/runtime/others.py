@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from paceline.cluster.host_traffic import HostTraffic
@@ -253,7 +254,8 @@ class Others:
         """Tell the host the run, and have it begin these workers."""
         incarnation = self._prepared[host] = self._incarnations[host]
         self._port.expect(self.carrier.meet(host, incarnation))
-        settings = replace(self._settings, threads=self._threads(host))
+        # the host has no folder of the run
+        settings = replace(self._settings, threads=self._threads(host), folder=Path())
         self._link.send(host, incarnation, between.Prepare(packed(settings), list(workers)))
 
     def _has_come(self, host: str, incarnation: int, here: between.Here) -> None:
