@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support import sshd
 from support.launch import Launch
 
 
@@ -32,3 +33,12 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     launch = Launch(tmp_path)
     yield launch
     launch.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.Sshd]:
+    """An sshd on loopback: whatever a test calls a host is this machine."""
+    if lacking := sshd.lacking():
+        pytest.skip(lacking)
+    with sshd.sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server

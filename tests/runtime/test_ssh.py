@@ -25,7 +25,7 @@ from paceline.runtime.launch.ssh import leading_to, looked_up, working_directory
 from support import sshd
 from support.leftovers import Traces
 
-pytestmark = pytest.mark.skipif(bool(sshd.lacking()), reason=sshd.lacking())
+pytestmark = pytest.mark.usefixtures("server")
 
 AGENT = """
 import signal, sys, time
@@ -41,13 +41,6 @@ time.sleep(60)
 
 
 WHY = partial(on.why_not, ssh=["ssh"], directory="/here", python="/python")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.Sshd]:
-    """One for all tests of this file."""
-    with sshd.sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
 
 
 @pytest.fixture
