@@ -5,27 +5,40 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from paceline.host.machine import Machine
 from paceline.runs.link import (
     PARAMETERS,
     Arrivals,
     Clock,
     Link,
-    Machine,
     RoundTrip,
+    Side,
     Way,
     clock,
     findings,
     meaning,
     models,
     one_store,
+    plain,
     round_trip,
     sharded,
 )
 
-VERSIONS = {"Paceline": "0.1.0", "Python": "3.13.1", "torch": "2.13.0+cpu", "numpy": "2.3.5"}
+MACHINE = Machine(
+    paceline="0.1.0",
+    python="3.13.1",
+    torch="2.13.0+cpu",
+    numpy="2.3.5",
+    isa="native",
+    cpu_capability="AVX512",
+    vendor="GenuineIntel",
+    model="Xeon",
+    platform="Linux",
+    cores=2,
+)
 LINK = Link(
-    head=Machine("alpha", VERSIONS, cipher=1.6e9),
-    joiner=Machine("beta", VERSIONS, cipher=2e9),
+    head=Side("alpha", MACHINE, cipher=1.6e9),
+    joiner=Side("beta", MACHINE, cipher=2e9),
     encrypted=True,
     round_trip=RoundTrip(0.00021, 0.00065, 300),
     clock=Clock(0.0032, 0.0001),
@@ -89,20 +102,57 @@ def test_all_is_well_where_the_versions_are_the_same() -> None:
     assert all(finding.ok for finding in found.values())
     assert {name: finding.found for name, finding in found.items()} == {
         "versions": "Paceline 0.1.0, Python 3.13.1, torch 2.13.0+cpu, numpy 2.3.5 on both",
+        "processors": "Xeon with AVX512 on both",
         "round trip": "210 µs at the median, 650 µs at the 99th percentile, of 300 messages",
         "bandwidth": "100 MB/s (800 Mbit/s) from beta to alpha, 50 MB/s (400 Mbit/s) from alpha to beta",
-        "processor": "encrypted, a GB takes alpha 0.70 s to send and 1.10 s to receive, beta 0.65 s and 1.20 s",
+        "work": "encrypted, a GB takes alpha 0.70 s to send and 1.10 s to receive, beta 0.65 s and 1.20 s",
         "cipher": "a core of alpha encrypts 1.6 GB/s, one of beta 2 GB/s",
         "clocks": "beta's is 3.2 ms ahead of alpha's, to within 100 µs",
         "dialling": "beta reaches alpha, and alpha reaches beta at 10.0.0.2:4242",
     }
 
 
-def test_versions_that_differ_are_named_with_what_to_do() -> None:
-    other = msgspec.structs.replace(LINK.joiner, versions=VERSIONS | {"torch": "2.12.0", "numpy": "missing"})
-    found = findings(msgspec.structs.replace(LINK, joiner=other))["versions"]
-    assert found.found == "torch is 2.13.0+cpu on alpha and 2.12.0 on beta, numpy is 2.3.5 on alpha and missing on beta"
-    assert found.advice == "install the same versions on all hosts"
+def with_joiner(**has: str) -> Link:
+    """The link with a joiner whose machine has that."""
+    other = msgspec.structs.replace(LINK.joiner, machine=msgspec.structs.replace(MACHINE, **has))
+    return msgspec.structs.replace(LINK, joiner=other)
+
+
+def test_versions_that_keep_hosts_from_training_together_are_named_with_what_to_do() -> None:
+    found = findings(with_joiner(torch="2.12.0"))["versions"]
+    assert found.found == "host beta has torch 2.12.0, and the head 2.13.0"
+    assert found.advice == "install the same on all hosts"
+
+
+def test_versions_that_differ_and_may_are_said() -> None:
+    found = findings(with_joiner(python="3.13.2"))["versions"]
+    assert found.ok
+    assert found.found == (
+        "Paceline 0.1.0, Python 3.13.1, torch 2.13.0+cpu, numpy 2.3.5 on alpha, and "
+        "Paceline 0.1.0, Python 3.13.2, torch 2.13.0+cpu, numpy 2.3.5 on beta"
+    )
+
+
+@pytest.mark.parametrize(
+    ("has", "said"),
+    [
+        ({"model": "Xeon 2"}, "Xeon with AVX512 on alpha, and Xeon 2 with AVX512 on beta"),
+        (
+            {"model": "Ryzen", "vendor": "AMD"},
+            "Xeon with AVX512 on alpha, and Ryzen with AVX512 on beta; they may round differently, which --isa common "
+            "is for",
+        ),
+        (
+            {"cpu_capability": "AVX2"},
+            "Xeon with AVX512 on alpha, and Xeon with AVX2 on beta; they may round differently, which --isa common "
+            "is for",
+        ),
+    ],
+)
+def test_processors_that_may_round_differently_are_said(has: dict[str, str], said: str) -> None:
+    found = findings(with_joiner(**has))["processors"]
+    assert found.ok
+    assert found.found == said
 
 
 @pytest.mark.parametrize(
@@ -126,7 +176,7 @@ def test_a_joiner_that_cannot_be_dialled_is_said_and_is_well_as_runs_do_without(
 
 
 def test_a_link_without_encryption_is_said_to_be_one() -> None:
-    found = findings(msgspec.structs.replace(LINK, encrypted=False))["processor"].found
+    found = findings(msgspec.structs.replace(LINK, encrypted=False))["work"].found
     assert found.startswith("not encrypted, a GB takes alpha 0.70 s to send")
 
 
@@ -152,6 +202,15 @@ def test_the_same_is_there_as_plain_data() -> None:
                 {"hosts": 4, "store_at_the_head": 9.0, "store_on_all_hosts": 3.0},
             ],
         }
+    ]
+
+
+def test_the_link_is_plain_data_with_names() -> None:
+    told = plain(LINK)
+    assert told["head"]["machine"]["torch"] == "2.13.0+cpu"
+    assert told["to_joiner"] == {"rate": 50e6, "sending": 0.7, "receiving": 1.2}
+    assert list(told) == [
+        *("head", "joiner", "encrypted", "round_trip", "clock", "to_head", "to_joiner", "back", "undialled")
     ]
 
 

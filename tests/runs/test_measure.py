@@ -118,14 +118,14 @@ def test_what_is_printed_ends_with_what_the_link_means(doctors: Doctors) -> None
     flags = ("--trusted-network", "--parameters", "25M", "--hosts", "3")
     out, err = doctors.start("--join", at(address), *flags).communicate(timeout=60)
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines[:7]] == ["ok"] * 7, err
+    assert [line.split()[0] for line in lines[:8]] == ["ok"] * 8, err
     assert "not encrypted" in out
-    assert len(lines) == 10
-    assert lines[8].startswith("25M parameters (100 MB) take at least ")
-    assert re.match(r"A BSP step takes at least .* on 3 hosts, as the head has the store\.", lines[9])
+    assert len(lines) == 11
+    assert lines[9].startswith("25M parameters (100 MB) take at least ")
+    assert re.match(r"A BSP step takes at least .* on 3 hosts, as the head has the store\.", lines[10])
     out, _ = head.communicate(timeout=60)
-    assert out.splitlines()[8].startswith("10M parameters (40 MB) take at least ")
-    assert re.match(r"A BSP step takes at least .* on 2 hosts and .* on 4 hosts,", out.splitlines()[9])
+    assert out.splitlines()[9].startswith("10M parameters (40 MB) take at least ")
+    assert re.match(r"A BSP step takes at least .* on 2 hosts and .* on 4 hosts,", out.splitlines()[10])
 
 
 def test_a_bandwidth_is_what_a_link_lets_through_each_way(doctors: Doctors, throttle: Callable[..., Throttle]) -> None:
@@ -173,8 +173,8 @@ def test_where_nobody_listens_is_said_in_one_line(doctors: Doctors) -> None:
         address = at(gone.getsockname())
     said = refused(doctors.start("--join", address))
     assert said == (
-        f"paceline: no connection with {address}: Connection refused; is paceline doctor --listen {address} running "
-        "there?\n"
+        f"paceline: no connection with {address}: Connection refused; begin with paceline doctor --listen {address} "
+        "there\n"
     )
 
 
@@ -186,9 +186,22 @@ def test_who_never_answers_is_given_up(doctors: Doctors) -> None:
 
 def test_another_token_is_refused_and_the_head_waits_for_one_that_has_its_own(doctors: Doctors) -> None:
     head, address = doctors.head("--json")
-    assert "it has another token" in refused(doctors.start("--join", at(address), token="b"))
+    said = refused(doctors.start("--join", at(address), token="b"))
+    assert said == f"paceline: no connection with {at(address)}: it has another token\n"
     assert "another token" in head.stderr.readline()
     assert result(doctors.start("--join", at(address), "--json")) == result(head)
+
+
+def test_without_a_token_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PACELINE_TOKEN_FILE", raising=False)
+    monkeypatch.delenv("PACELINE_TOKEN", raising=False)
+    assert main(["doctor", "--join", "127.0.0.1:7117"]) == 2
+    assert capsys.readouterr().err == (
+        "paceline: there is no token, which both machines have to share: `paceline token --out FILE` draws one; copy "
+        "the file to the other machine, and name it in PACELINE_TOKEN_FILE on both\n"
+    )
 
 
 def test_one_side_that_trusts_the_network_is_refused(doctors: Doctors) -> None:
@@ -200,7 +213,11 @@ def test_one_side_that_trusts_the_network_is_refused(doctors: Doctors) -> None:
 def test_an_address_in_use_and_one_that_is_not_of_this_machine_are_refused(doctors: Doctors) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = at(other.getsockname())
-        assert f"--listen is {taken}: Address already in use" in refused(doctors.start("--listen", taken))
+        said = refused(doctors.start("--listen", taken))
+    assert said == (
+        f"paceline: --listen {taken}: Address already in use; name an address of this machine, and a port that is "
+        "free\n"
+    )
     assert "Cannot assign requested address" in refused(doctors.start("--listen", "192.0.2.1:7117"))
 
 

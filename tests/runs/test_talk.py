@@ -16,12 +16,13 @@ from paceline.errors import PeerLost
 from paceline.fabric.endpoint import LENGTH, framed
 from paceline.fabric.numbered import Frame, written
 from paceline.host.loop import Loop
+from paceline.host.machine import machine
 from paceline.runs import talk
-from paceline.runs.link import Machine
+from paceline.runs.link import Side
 from paceline.runs.talk import UNHEARD, Block, DialBack, Echo, Echoed, Enough, Greeting, Sent, Talk
 
 MUCH = 1_000_000
-GREETING = Greeting(Machine("beta", {"Paceline": "0.1.0"}, 1e9))
+GREETING = Greeting(Side("beta", machine(), 1e9))
 
 
 class Pair:

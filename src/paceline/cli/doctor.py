@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.run import shortened, whole
+from paceline.cli.run import add_trusted_network, whole
 from paceline.cluster.quantities import count
 from paceline.errors import ConfigError
 from paceline.runs import doctor
@@ -51,8 +49,7 @@ def add_to(commands: Any) -> None:
         metavar="H",
         help="say it for runs on so many hosts; may be repeated (default: 2, 4)",
     )
-    trusted = "measure without encryption, as runs with this flag go; both machines need it"
-    add("--trusted-network", action="store_true", help=trusted)
+    add_trusted_network(command)
     command.set_defaults(call=call)
 
 
@@ -80,8 +77,6 @@ def call(options: argparse.Namespace) -> int:
 
 def _measured(options: argparse.Namespace) -> int:
     """The same of a link."""
-    import msgspec
-
     from paceline.runs import link
 
     parameters = [count(text, "--parameters") for text in options.parameters or ()] or link.PARAMETERS
@@ -89,7 +84,7 @@ def _measured(options: argparse.Namespace) -> int:
     measured = _measure(options)
     findings = link.findings(measured)
     if options.json:
-        told = {"link": msgspec.to_builtins(measured), "models": link.models(measured, parameters, hosts)}
+        told = {"link": link.plain(measured), "models": link.models(measured, parameters, hosts)}
         print(json.dumps(_as_json(findings) | told, indent=2))
     else:
         for name, finding in findings.items():
@@ -101,29 +96,15 @@ def _measured(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> Link:
     from paceline.runs import measure
+    from paceline.runs.addresses import parsed, resolved
 
-    listen = None if options.listen is None else _address("--listen", options.listen, 0)
-    head = None if options.join is None else _address("--join", options.join, 1)
+    listen = None if options.listen is None else resolved(parsed(options.listen, "--listen", least=0), "--listen")
+    head = None if options.join is None else resolved(parsed(options.join, "--join"), "--join")
     keys = measure.keys(encrypted=not options.trusted_network)
-    try:
-        if head is not None:
-            return measure.join(head, listen, keys, _say)
-        assert listen is not None, "one of the two flags is given"
-        return measure.listen(listen, keys, _say)
-    except OSError as error:
-        raise ConfigError(f"--listen is {options.listen}: {error.strerror}; name an address of this machine") from error
-
-
-def _address(flag: str, text: str, least: int) -> tuple[str, int]:
-    """A name or an address, and a port of that number at least. To listen at port 0 is to let the kernel choose."""
-    name, _, port = text.rpartition(":")
-    if not name or not re.fullmatch("[0-9]{1,5}", port) or not least <= int(port) < 1 << 16:
-        raise ConfigError(f'{flag} is "{shortened(text)}"; write an address and a port, such as 10.0.0.1:7117')
-    try:
-        found = socket.getaddrinfo(name.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{flag} is {shortened(text)}: {error}; write an address that this machine knows") from error
-    return found[0][4][:2]  # type: ignore[return-value]
+    if head is not None:
+        return measure.join(head, listen, keys, _say)
+    assert listen is not None, "one of the two flags is given"
+    return measure.listen(listen, keys, _say)
 
 
 def _line(name: str, finding: doctor.Finding, names: Mapping[str, object]) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from paceline.cluster.quantities import as_count
+from paceline.host.machine import Machine, difference
 from paceline.runs.doctor import Finding
 
 PARAMETERS = (1_000_000, 25_000_000, 100_000_000)
@@ -19,12 +20,11 @@ MARKED = 0.005
 """Seconds from one mark of `Arrivals` to the next."""
 
 
-class Machine(msgspec.Struct, frozen=True):
-    """One of the two."""
+class Side(msgspec.Struct, frozen=True):
+    """One of the two machines."""
 
     name: str
-    versions: dict[str, str]
-    """Of Paceline, and of what its runs go by."""
+    machine: Machine
     cipher: float
     """Bytes that one core of it encrypts in a second."""
 
@@ -59,8 +59,8 @@ class Way(msgspec.Struct, frozen=True):
 class Link(msgspec.Struct, frozen=True):
     """The link between the machine that listens, the head, and the one that joins it."""
 
-    head: Machine
-    joiner: Machine
+    head: Side
+    joiner: Side
     encrypted: bool
     round_trip: RoundTrip
     clock: Clock
@@ -130,6 +130,7 @@ def findings(link: Link) -> dict[str, Finding]:
     head, joiner = link.head.name, link.joiner.name
     return {
         "versions": _versions(link),
+        "processors": _processors(link),
         "round trip": Finding(
             f"{seconds(link.round_trip.median)} at the median, {seconds(link.round_trip.p99)} at the 99th percentile, "
             f"of {link.round_trip.count} messages"
@@ -137,7 +138,7 @@ def findings(link: Link) -> dict[str, Finding]:
         "bandwidth": Finding(
             f"{_bandwidth(link.to_head)} from {joiner} to {head}, {_bandwidth(link.to_joiner)} from {head} to {joiner}"
         ),
-        "processor": Finding(
+        "work": Finding(
             f"{'encrypted' if link.encrypted else 'not encrypted'}, a GB takes {head} {_work(link.to_joiner.sending)} "
             f"to send and {_work(link.to_head.receiving)} to receive, {joiner} {_work(link.to_head.sending)} and "
             f"{_work(link.to_joiner.receiving)}"
@@ -189,6 +190,14 @@ def models(link: Link, parameters: Sequence[int], hosts: Sequence[int]) -> list[
     ]
 
 
+def plain(link: Link) -> dict[str, Any]:
+    """Return the link as plain data."""
+    told: dict[str, Any] = msgspec.to_builtins(link)
+    for name, side in (("head", link.head), ("joiner", link.joiner)):
+        told[name]["machine"] = msgspec.structs.asdict(side.machine)
+    return told
+
+
 def seconds(time: float) -> str:
     """Write a time with a unit that suits it, in three digits.
 
@@ -226,16 +235,28 @@ def _work(seconds_a_gb: float) -> str:
 
 
 def _versions(link: Link) -> Finding:
-    ours, theirs = link.head.versions, link.joiner.versions
-    differ = [
-        f"{name} is {ours.get(name, 'missing')} on {link.head.name} and {theirs.get(name, 'missing')} on "
-        f"{link.joiner.name}"
-        for name in dict.fromkeys([*ours, *theirs])
-        if ours.get(name) != theirs.get(name)
+    head, joiner = link.head.machine, link.joiner.machine
+    if differ := difference(head, joiner, link.joiner.name):
+        found, _, advice = differ.partition("; ")
+        return Finding(found, advice)
+    of_both = [
+        f"Paceline {one.paceline}, Python {one.python}, torch {one.torch}, numpy {one.numpy}" for one in (head, joiner)
     ]
-    if differ:
-        return Finding(", ".join(differ), "install the same versions on all hosts")
-    return Finding(f"{', '.join(f'{name} {version}' for name, version in ours.items())} on both")
+    return Finding(_each(link, *of_both))
+
+
+def _processors(link: Link) -> Finding:
+    head, joiner = link.head.machine, link.joiner.machine
+    found = _each(link, *(f"{one.model} with {one.cpu_capability}" for one in (head, joiner)))
+    alike = (head.vendor, head.cpu_capability) == (joiner.vendor, joiner.cpu_capability)
+    return Finding(found if alike else f"{found}; they may round differently, which --isa common is for")
+
+
+def _each(link: Link, of_head: str, of_joiner: str) -> str:
+    """Say what each of the two has."""
+    if of_head == of_joiner:
+        return f"{of_head} on both"
+    return f"{of_head} on {link.head.name}, and {of_joiner} on {link.joiner.name}"
 
 
 def _clocks(link: Link) -> str:

@@ -6,12 +6,10 @@ Connections are opened as those of runs are, with the same token, and go over th
 from __future__ import annotations
 
 import os
-import platform
 import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -22,9 +20,10 @@ from paceline.fabric.token import FILE_VARIABLE, find
 from paceline.host import opening, tcp
 from paceline.host.door import Door
 from paceline.host.loop import Loop
+from paceline.host.machine import machine
 from paceline.host.opening import Keys
-from paceline.host.tcp import Address
-from paceline.runs.link import Link, Machine, clock, round_trip
+from paceline.host.tcp import Address, shown
+from paceline.runs.link import Link, Side, clock, round_trip
 from paceline.runs.talk import (
     FLOWING,
     Busy,
@@ -39,7 +38,6 @@ from paceline.runs.talk import (
     Send,
     Talk,
 )
-from paceline.version import __version__
 
 PURPOSE = "measure"
 ECHOES, ECHOING = 300, 3.0
@@ -56,11 +54,11 @@ TAKES = f"which takes some {2 * FLOWING + 1:.0f} s"
 def listen(address: Address, keys: Keys, show: Callable[[str], object]) -> Link:
     """Wait for a joiner, as long as it takes, and measure the link with it. `show`: one line for a user.
 
-    A joiner that does not go on to the end is shown, and another one may come. Raises OSError if that address can't be
-    listened at.
+    A joiner that does not go on to the end is shown, and another one may come. Raises ConfigError if that address
+    isn't to be had.
     """
-    machine = this_machine()
-    with closing(Loop()) as loop, closing(Door(tcp.listen(address), loop, keys, show)) as door:
+    side = this_side()
+    with closing(Loop()) as loop, closing(Door(_listening(address), loop, keys, show)) as door:
         guests: list[Talk] = []
         """The one that is measured with, if any."""
 
@@ -73,13 +71,13 @@ def listen(address: Address, keys: Keys, show: Callable[[str], object]) -> Link:
                 guests.append(talk)
 
         door.serves(PURPOSE, came)
-        show(f"waiting at {written(door.address)} for paceline doctor --join on another machine")
+        show(f"waiting at {shown(door.address)} for paceline doctor --join on another machine")
         while True:
             while not guests:
                 loop.wait()
             try:
                 with closing(guests[0]) as talk:
-                    return _serve(talk, machine, loop, keys, show)
+                    return _serve(talk, side, loop, keys, show)
             except PeerLost as error:
                 show(f"{error}; waiting for the next one")
             guests.clear()
@@ -89,19 +87,20 @@ def join(address: Address, back: Address | None, keys: Keys, show: Callable[[str
     """Measure the link with the machine that listens there.
 
     `back`: where the head is to dial this machine. None: any port of the address by which the head is reached. Raises
-    ConfigError if the head can't be joined, PeerLost if it does not go on, and OSError for `back` as `listen` does.
+    ConfigError if the head can't be joined or `back` isn't to be had, and PeerLost if the head does not go on.
     """
-    machine = this_machine()
+    side = this_side()
     with closing(Loop()) as loop:
-        end, why = _dialled(address, keys, loop)
+        where = shown(address)
+        end, why, answered = _dialled(address, keys, loop)
         if end is None:
-            where = written(address)
-            raise ConfigError(f"no connection with {where}: {why}; is paceline doctor --listen {where} running there?")
-        with closing(Talk(end, loop, written(address))) as talk:
+            first = "" if answered else f"; begin with paceline doctor --listen {where} there"
+            raise ConfigError(f"no connection with {where}: {why}{first}")
+        with closing(Talk(end, loop, where)) as talk:
             own = back or (end.getsockname()[0], 0)
-            with closing(Door(tcp.listen(own), loop, keys, show)) as door:
+            with closing(Door(_listening(own), loop, keys, show)) as door:
                 door.serves(PURPOSE, tcp.leave)
-                return _lead(talk, machine, door.address[1], keys.certificates is not None, show)
+                return _lead(talk, side, door.address[1], keys.certificates is not None, show)
 
 
 def keys(*, encrypted: bool) -> Keys:
@@ -115,20 +114,23 @@ def keys(*, encrypted: bool) -> Keys:
     return Keys.encrypted(token) if encrypted else Keys.plain(token)
 
 
-def this_machine() -> Machine:
-    """Return what is to be known of this machine."""
-    return Machine(socket.gethostname(), _versions(), _cipher())
+def this_side() -> Side:
+    """Return what is to be known of this machine. Imports torch."""
+    return Side(socket.gethostname(), machine(), _cipher())
 
 
-def written(address: Address) -> str:
-    """Return the address as users write it."""
-    return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+def _listening(address: Address) -> socket.socket:
+    try:
+        return tcp.listen(address)
+    except OSError as error:
+        why = "name an address of this machine, and a port that is free"
+        raise ConfigError(f"--listen {shown(address)}: {tcp.told(error)}; {why}") from None
 
 
-def _serve(talk: Talk, machine: Machine, loop: Loop, keys: Keys, show: Callable[[str], object]) -> Link:
+def _serve(talk: Talk, side: Side, loop: Loop, keys: Keys, show: Callable[[str], object]) -> Link:
     """Answer what the joiner asks."""
-    talk.say(Greeting(machine))
-    talk.peer = one_line(talk.hear(Greeting).machine.name)
+    talk.say(Greeting(side))
+    talk.peer = one_line(talk.hear(Greeting).side.name)
     show(f"measuring the link with {talk.peer}, {TAKES}")
     while True:
         match talk.hear(Echo, Send, Measure, DialBack, Result):
@@ -140,24 +142,24 @@ def _serve(talk: Talk, machine: Machine, loop: Loop, keys: Keys, show: Callable[
                 talk.say(Measured(talk.receive()))
             case DialBack(port):
                 where = (talk.address[0], port)
-                end, why = _dialled(where, keys, loop)
+                end, why, _ = _dialled(where, keys, loop)
                 if end is not None:
                     tcp.leave(end)
-                talk.say(Dialled(written(where), why))
+                talk.say(Dialled(shown(where), why))
             case Result(link):
                 return link
 
 
-def _lead(talk: Talk, machine: Machine, port: int, encrypted: bool, show: Callable[[str], object]) -> Link:
+def _lead(talk: Talk, side: Side, port: int, encrypted: bool, show: Callable[[str], object]) -> Link:
     """Ask for all that is to be measured."""
     match talk.hear(Greeting, Busy):
         case Busy(other):
             raise ConfigError(f"{talk.peer} is measuring its link with {one_line(other)}; try again after that")
         case Greeting(head):
             talk.peer = one_line(head.name)
-    if machine.name == head.name:
-        machine = msgspec.structs.replace(machine, name=f"{machine.name} (joiner)")
-    talk.say(Greeting(machine))
+    if side.name == head.name:
+        side = msgspec.structs.replace(side, name=f"{side.name} (joiner)")
+    talk.say(Greeting(side))
     show(f"measuring the link with {talk.peer}, {TAKES}")
     echoes = _echoes(talk)
     to_joiner = talk.receive()
@@ -169,7 +171,7 @@ def _lead(talk: Talk, machine: Machine, port: int, encrypted: bool, show: Callab
     dialled = talk.hear(Dialled)
     link = Link(
         head,
-        machine,
+        side,
         encrypted,
         round_trip([took for *_, took in echoes]),
         clock([(sent, heard, sent + took) for sent, heard, took in echoes]),
@@ -194,31 +196,23 @@ def _echoes(talk: Talk) -> list[tuple[float, float, float]]:
     return echoes
 
 
-def _dialled(address: Address, keys: Keys, loop: Loop) -> tuple[Any, str]:
-    """Return an opened connection, or None and why there is none."""
+def _dialled(address: Address, keys: Keys, loop: Loop) -> tuple[Any, str, bool]:
+    """Return an opened connection, or None, why there is none, and whether somebody has answered."""
     ends: list[Any] = []
-    whys: list[str] = []
+    whys: list[tuple[str, bool]] = []
     try:
         attempt = opening.dial(
-            address, keys, PURPOSE, loop, opened=ends.append, failed=lambda why, final: whys.append(why)
+            address, keys, PURPOSE, loop, opened=ends.append, failed=lambda why, final: whys.append((why, final))
         )
     except OSError as error:
-        return None, tcp.told(error)
+        return None, tcp.told(error), False
     until = loop.now() + DIALLING
     while not ends and not whys and (left := until - loop.now()) > 0:
         loop.wait(left)
     attempt.close()
-    return (ends[0], "") if ends else (None, whys[0] if whys else f"no answer within {DIALLING:.0f} s")
-
-
-def _versions() -> dict[str, str]:
-    found = {"Paceline": __version__, "Python": platform.python_version()}
-    for package in ("torch", "numpy"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "missing"
-    return found
+    if ends:
+        return ends[0], "", True
+    return None, *(whys[0] if whys else (f"no answer within {DIALLING:.0f} s", False))
 
 
 def _cipher() -> float:

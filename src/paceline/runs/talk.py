@@ -29,7 +29,7 @@ from paceline.fabric.endpoint import LENGTH, too_long
 from paceline.fabric.numbered import Count, Frame, written
 from paceline.host.loop import Loop
 from paceline.host.tcp import AT_ONCE, Address, Stream
-from paceline.runs.link import Arrivals, Link, Machine, Way
+from paceline.runs.link import Arrivals, Link, Side, Way
 
 FLOWING, MOST = 3.0, 400_000_000
 """Seconds that one way is measured for, and the bytes after which a fast link's is over."""
@@ -54,7 +54,7 @@ F = TypeVar("F", bound=Frame)
 class Greeting(Frame):
     """Who speaks."""
 
-    machine: Machine
+    side: Side
 
 
 class Busy(Frame):
