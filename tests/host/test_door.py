@@ -14,7 +14,7 @@ from paceline.fabric.token import Token
 from paceline.host import door, tcp
 from paceline.host.door import MOST_STRANGERS
 from paceline.host.loop import Loop
-from paceline.host.opening import FRAME, PROTOCOL, Keys, Kind, NotOpened, Opening, dials
+from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Keys, Kind, NotOpened, Opening, dials
 from support.clusters import KEYS
 from support.lobby import OTHER_KEYS, PATIENCE, Lobby, answer, frame, has_ended
 
@@ -70,10 +70,14 @@ def test_not_a_byte_is_taken_that_comes_after_the_opening(lobby: Lobby) -> None:
 
 def test_an_opening_may_come_byte_by_byte(lobby: Lobby) -> None:
     end = lobby.stranger()
-    said = frame(Kind.GREETING) + answer(lobby.heard(end, FRAME.size))
-    for at in range(len(said)):
-        end.send(said[at : at + 1])
-        lobby.loop.wait(0.001)
+
+    def say(said: bytes) -> None:
+        for at in range(len(said)):
+            end.send(said[at : at + 1])
+            lobby.loop.wait(0.001)
+
+    say(frame(Kind.GREETING))
+    say(answer(lobby.heard(end, FRAME.size)))
     lobby.until(lambda: lobby.came)
 
 
@@ -110,11 +114,12 @@ def test_an_opening_that_was_overheard_opens_nothing(lobby: Lobby) -> None:
 
 
 def test_what_the_listener_has_shown_can_not_be_thrown_back(lobby: Lobby) -> None:
-    """It is asked in turn what it has asked, over two connections at once, and both of its answers are tried."""
-    first, second = lobby.stranger(), lobby.stranger()
-    challenges = [lobby.heard(end, FRAME.size)[-32:] for end in (first, second)]
-    for end, challenge, other in ((first, *challenges), (second, *reversed(challenges))):
-        end.send(frame(Kind.GREETING, value=other) + frame(Kind.ANSWER, value=challenge))
+    """It is asked in turn what it has asked, over two connections at once, and both of its questions are answers."""
+    first = lobby.stranger(frame(Kind.GREETING))
+    challenge = lobby.heard(first, FRAME.size)[-32:]
+    second = lobby.stranger(frame(Kind.GREETING, value=challenge))
+    for end, value in ((second, challenge), (first, lobby.heard(second, FRAME.size)[-32:])):
+        end.send(frame(Kind.ANSWER, value=value))
     lobby.until(lambda: has_ended(first) and has_ended(second))
     assert not lobby.came
 
@@ -145,7 +150,7 @@ GARBAGE = {
     "a browser": (b"GET / HTTP/1.1\r\n\r\n", "it does not speak as Paceline does"),
     "one byte": (b"x", "it does not speak as Paceline does"),
     "noise": (b"\xff" * 1_000_000, "it does not speak as Paceline does"),
-    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00", "it speaks TLS: --trusted-network is given on one side only"),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00", "it does not speak as Paceline does"),
     "another version": (frame(Kind.GREETING, version=9)[:11], OTHER_VERSION),
     "no greeting": (frame(Kind.ANSWER), "it does not open a connection as Paceline does"),
     "no kind": (frame(Kind.GREETING)[:11] + b"\x77" + bytes(44), "it does not open a connection as Paceline does"),
@@ -180,7 +185,15 @@ def test_a_dialler_says_in_one_line_what_listens_there_instead() -> None:
 
     assert found(b"SSH-2.0-OpenSSH") == "it does not speak as Paceline does"
     assert found(frame(Kind.WANTS_TLS)) == "it wants TLS: --trusted-network is given on one side only"
+    assert found(frame(Kind.SPEAKS_NO_TLS)) == "it does not speak TLS: --trusted-network is given on one side only"
     assert found(frame(Kind.CHALLENGE, version=9)).startswith(OTHER_VERSION)
+
+
+def test_a_dialler_of_another_version_is_told_which_one_listens(lobby: Lobby) -> None:
+    end = lobby.stranger(frame(Kind.GREETING, version=9))
+    said = lobby.heard(end, FRAME.size)
+    assert FRAME.unpack(said)[:2] == (MAGIC, PROTOCOL)
+    lobby.until(lambda: has_ended(end))
 
 
 def test_a_silent_stranger_is_closed_with_one_line(lobby: Lobby, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from paceline.fabric.token import Token
 from paceline.host import door, tls
 from paceline.host.door import MOST_HANDSHAKES, MOST_STRANGERS
-from paceline.host.opening import Keys, Kind, dial
+from paceline.host.opening import FRAME, Keys, Kind, dial
 from paceline.host.tcp import Stream, listen
 from paceline.host.tls import Tls
 from support.clusters import KEYS, TOKEN, Cluster, Order, Told, tls_keys
 from support.lobby import OTHER_TOKEN, Dialler, Lobby, frame, has_ended
 
+GREETING = frame(Kind.GREETING_BEFORE_TLS)
 ONE_SIDE = "--trusted-network is given on one side only"
 
 
@@ -44,8 +45,8 @@ def opened(lobby: Lobby, one: Dialler) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
 
 def shakes_hands(lobby: Lobby, context: ssl.SSLContext) -> tuple[ssl.SSLSocket, list[ssl.SSLError]]:
     """Somebody who dials, with another TLS than ours. Return their socket, and why it failed there, if it did."""
-    raw = socket.create_connection(lobby.door.address)
-    raw.setblocking(False)
+    raw = lobby.stranger(GREETING)
+    lobby.heard(raw, FRAME.size)
     end = context.wrap_socket(raw, do_handshake_on_connect=False)
     lobby.ends.append(end)
     failed: list[ssl.SSLError] = []
@@ -126,7 +127,7 @@ def test_nothing_that_is_said_can_be_read_on_the_way(lobby: Lobby) -> None:
     assert lobby.heard(lobby.came[0][1], 6) == b"secret"
     for said in tap.said.values():
         assert b"secret" not in said
-        assert b"aceline" not in said, "certificates are encrypted, too"
+        assert b"aceline" not in said[FRAME.size :], "certificates are encrypted, too"
     tap.one.end.close()
 
 
@@ -233,10 +234,12 @@ def test_a_listener_with_an_older_tls_is_refused() -> None:
 # --- strangers
 
 PLAIN = {
-    "a browser": (b"GET / HTTP/1.1\r\n\r\n", "it does not speak TLS"),
-    "our greeting": (frame(Kind.GREETING), f"it does not speak TLS: {ONE_SIDE}"),
-    "a broken record": (b"\x16\x03\x01\xff\xff" + b"x" * 100, "TLS fails: "),
-    "nothing of TLS 1": (b"\x16" + b"\0" * 100, ""),
+    "a browser": (b"GET / HTTP/1.1\r\n\r\n", "it does not speak as Paceline does"),
+    "a browser with TLS": (b"\x16\x03\x01\x02\x00\x01\x00", "it does not speak as Paceline does"),
+    "a greeting without TLS": (frame(Kind.GREETING), f"it does not speak TLS: {ONE_SIDE}"),
+    "a greeting and no TLS": (GREETING + frame(Kind.ANSWER), "it does not speak TLS"),
+    "a broken record": (GREETING + b"\x16\x03\x01\xff\xff" + b"x" * 100, "TLS fails: "),
+    "nothing of TLS 1": (GREETING + b"\x16" + b"\0" * 100, ""),
 }
 
 
@@ -260,7 +263,7 @@ def test_a_trusted_network_on_one_side_only_is_said_on_both_sides(lobby: Lobby) 
     trusting = Lobby(KEYS)
     with_tls = trusting.dial(keys=tls_keys())
     trusting.until(lambda: with_tls.failed and trusting.lines)
-    assert with_tls.failed == [("it does not speak TLS; is --trusted-network given on one side only?", True)]
+    assert with_tls.failed == [(f"it does not speak TLS: {ONE_SIDE}", True)]
     assert trusting.lines == [f"connection refused: it speaks TLS: {ONE_SIDE}"]
     trusting.close()
 
@@ -268,9 +271,10 @@ def test_a_trusted_network_on_one_side_only_is_said_on_both_sides(lobby: Lobby) 
 def test_random_bytes_crash_nothing(lobby: Lobby) -> None:
     for size in (1, 5, 6, 100, 10_000):
         for first in (b"\x16", b"\x16\x03\x01", b"\x16\x03\x01\x00\x10", b"\xc1", b""):
-            bad = lobby.stranger(first + os.urandom(size))
-            bad.shutdown(socket.SHUT_WR)
-            lobby.until(lambda: has_ended(bad))  # noqa: B023 - it is called here
+            for before in (b"", GREETING):
+                bad = lobby.stranger(before + first + os.urandom(size))
+                bad.shutdown(socket.SHUT_WR)
+                lobby.until(lambda: has_ended(bad))  # noqa: B023 - it is called here
     one = lobby.dial()
     lobby.until(lambda: one.end)
     assert all(line.isprintable() for line in lobby.lines)
@@ -278,11 +282,11 @@ def test_random_bytes_crash_nothing(lobby: Lobby) -> None:
 
 
 def first_flight() -> bytes:
-    """What somebody says first who speaks TLS."""
+    """What somebody says first who speaks TLS, without waiting for an answer."""
     outgoing = ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
         anybody().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
-    return outgoing.read()
+    return GREETING + outgoing.read()
 
 
 def test_handshakes_that_stop_halfway_are_few_at_once_and_end_in_time(
@@ -290,7 +294,7 @@ def test_handshakes_that_stop_halfway_are_few_at_once_and_end_in_time(
 ) -> None:
     monkeypatch.setattr(door, "HANDSHAKE", 0.5)
     said, most = first_flight(), 0
-    halfway = [lobby.stranger(said[: 50 + 10 * number]) for number in range(20)]
+    halfway = [lobby.stranger(said[: FRAME.size + 50 + 10 * number]) for number in range(20)]
     good = lobby.dial()
 
     def all_ended() -> bool:

@@ -12,7 +12,7 @@ from paceline.fabric.token import Token
 from paceline.host import tcp
 from paceline.host.door import Door
 from paceline.host.loop import Loop
-from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Keys, Kind, Opening, _proof, dial, dials
+from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Keys, Kind, Opened, Opening, _proof, dial, dials
 from support.clusters import KEYS
 
 PATIENCE = 30.0
@@ -35,7 +35,7 @@ class Dialler:
     """Somebody who dials, and what came of it."""
 
     def __init__(self) -> None:
-        self.opening: Opening
+        self.opening: Opening[Opened]
         self.end: Any = None
         self.failed: list[tuple[str, bool]] = []
 

@@ -39,7 +39,7 @@ from paceline.fabric.numbered import Count, Frame, written
 from paceline.host.door import Door
 from paceline.host.fetches import Named, Peer
 from paceline.host.loop import Alarm, Loop
-from paceline.host.opening import Keys, Opening, dial
+from paceline.host.opening import Keys, Opened, Opening, dial
 from paceline.host.tcp import AT_ONCE, Address, Lines, Stream
 
 PURPOSE = "data"
@@ -456,7 +456,7 @@ class Dialler:
         self._hello = hello
         self._timeout = timeout
         self._lines = Lines(show, loop.now)
-        self._connection: _Connection | Opening | None = None
+        self._connection: _Connection | Opening[Opened] | None = None
         """One over which hello is still to be said."""
         self._opened_at: float | None = None
         self._pause = SHORTEST_PAUSE
@@ -512,7 +512,7 @@ class Dialler:
         self._connection, self._opened_at = None, self._loop.now()
         connection.open(self._bulk, self._hello.incarnation)
 
-    def _overdue(self, connection: _Connection | Opening) -> None:
+    def _overdue(self, connection: _Connection | Opening[Opened]) -> None:
         if connection is self._connection:
             connection.close()
             self._again()

@@ -104,7 +104,7 @@ class _Link(ABC):
         self._loop = loop
         self._timeout = timeout
         self._lines = lines
-        self._streams: dict[int, Stream | Opening] = {}
+        self._streams: dict[int, Stream | Opening[Any]] = {}
         self._outcome: deque[Any] = deque()
         self._handling = False
         self._closed = False

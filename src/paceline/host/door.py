@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.fabric.control import HANDSHAKE
 from paceline.host.loop import Alarm, Loop
-from paceline.host.opening import Keys, Opened, Opening, Turns, listens
+from paceline.host.opening import Keys, Opened, Opening, Side, Turns, greets, listens
 from paceline.host.tcp import Address, Lines, Listener
 
 MOST_STRANGERS = 32
@@ -30,7 +30,7 @@ class Door:
         self._keys = keys
         self._lines = Lines(show, loop.now)
         self._serves: dict[str, Callable[[Any], object]] = {}
-        self._strangers: dict[Opening, float] = {}
+        self._strangers: dict[Opening[Opened], float] = {}
         """Those that came first are the first, with when that was."""
         self._turns = Turns(MOST_HANDSHAKES, loop)
         self._alarm = Alarm(loop, self._see_to_silence)
@@ -56,8 +56,8 @@ class Door:
     def _accepted(self, end: Any) -> None:
         if len(self._strangers) >= MOST_STRANGERS:
             self._turn_away(next(iter(self._strangers)), "too many connections have said nothing")
-        stranger: Opening = Opening(
-            listens(end, self._keys, self._serves.__contains__),
+        stranger: Opening[Opened] = Opening(
+            self._lets_in(end),
             self._loop,
             opened=lambda one: self._opened(stranger, one),
             failed=lambda why, final: self._failed(stranger, why if final else ""),
@@ -66,16 +66,20 @@ class Door:
         self._strangers[stranger] = self._loop.now()
         self._alarm.set(self._loop.now() + HANDSHAKE)
 
-    def _opened(self, stranger: Opening, one: Opened) -> None:
+    def _lets_in(self, end: Any) -> Side[Opened]:
+        greeted = yield from greets(end)
+        return (yield from listens(greeted, self._keys, self._serves.__contains__))
+
+    def _opened(self, stranger: Opening[Opened], one: Opened) -> None:
         del self._strangers[stranger]
         self._serves[one.purpose](one.end)
 
-    def _failed(self, stranger: Opening, why: str) -> None:
+    def _failed(self, stranger: Opening[Opened], why: str) -> None:
         del self._strangers[stranger]
         if why:
             self._lines.show(f"connection refused: {why}")
 
-    def _turn_away(self, stranger: Opening, why: str) -> None:
+    def _turn_away(self, stranger: Opening[Opened], why: str) -> None:
         stranger.close()
         self._failed(stranger, why)
 

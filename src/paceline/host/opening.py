@@ -1,11 +1,14 @@
 """How a connection between hosts is opened, before anything is said over it.
 
     dialler                                            listener
-    ─────────────── TLS 1.3, where there are certificates ───────────────
     greeting    what for, random bytes       ───►
                                              ◄───      challenge   random bytes
+    ─────────────── TLS 1.3, where there are certificates ───────────────
     answer      a proof over all of that     ───►
                                              ◄───      welcome     another proof over the same
+
+What comes before TLS holds no secret. It says what the connection is for, so that whoever serves that can do the rest,
+in a process of its own. And it says why two sides can't go on, in words of ours. Nobody relies on it before the proofs.
 
 A proof takes a key that follows from the token. Both sides draw random bytes for each connection, so nobody can use
 what they have heard once. The two proofs differ, so none can be thrown back. A side that can't go on says why in one
@@ -27,7 +30,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from paceline.fabric.token import Token
 from paceline.host.loop import Loop
@@ -40,7 +43,6 @@ MAGIC = b"\xc1paceline"
 FRAME = struct.Struct("!9sHB12s32s")
 """Magic, version, kind, purpose, random bytes or a proof. The first two never change."""
 BEGINNING = struct.Struct("!9sH")
-TLS_BEGINS = b"\x16"
 ONE_SIDE = "--trusted-network is given on one side only"
 OTHER_TOKEN = "it has another token"
 
@@ -51,13 +53,17 @@ class Kind(IntEnum):
     """What a frame is."""
 
     GREETING = 1
+    """From a dialler that speaks no TLS."""
     CHALLENGE = 2
     ANSWER = 3
     WELCOME = 4
     OTHER_TOKEN = 5
     """In place of a welcome."""
-    WANTS_TLS = 6
+    GREETING_BEFORE_TLS = 6
+    WANTS_TLS = 7
     """To a dialler that speaks none."""
+    SPEAKS_NO_TLS = 8
+    """To a dialler that does."""
 
 
 class Certificates(Protocol):
@@ -95,6 +101,10 @@ class NotOpened(Exception):
     """The two sides can't go on with each other, and could not in another try either. The text says why."""
 
 
+class _OtherVersion(NotOpened):
+    """The other side speaks another version."""
+
+
 class Wait(NamedTuple):
     """What an opening waits for."""
 
@@ -110,10 +120,20 @@ class Opened(NamedTuple):
     purpose: str
 
 
-Side = Generator[Wait, None, Opened]
+class Greeted(NamedTuple):
+    """A connection whose dialler has said what it is for. Nothing shows yet that it has the token."""
+
+    end: Any
+    purpose: str
+    speaks_tls: bool
+    theirs: bytes
+    """The dialler's random bytes."""
 
 
-def dials(end: Any, keys: Keys, purpose: str) -> Side:
+Side = Generator[Wait, None, T]
+
+
+def dials(end: Any, keys: Keys, purpose: str) -> Side[Opened]:
     """The dialler's side, of a socket that is on its way."""
     assert len(purpose) <= 12, "a purpose fits into its frame"
     try:
@@ -123,12 +143,12 @@ def dials(end: Any, keys: Keys, purpose: str) -> Side:
             raise OSError(failed, os.strerror(failed))
         if to_itself(end):
             raise OSError("nobody listens there")
+        ours = secrets.token_bytes(32)
+        yield from _say(end, Kind.GREETING if keys.certificates is None else Kind.GREETING_BEFORE_TLS, purpose, ours)
+        _, _, theirs = yield from _hear(end, Kind.CHALLENGE)
         if keys.certificates is not None:
             end = keys.certificates.wrap(end, listens=False)
             yield from _shake_hands(end)
-        ours = secrets.token_bytes(32)
-        yield from _say(end, Kind.GREETING, purpose, ours)
-        _, _, theirs = yield from _hear(end, Kind.CHALLENGE)
         yield from _say(end, Kind.ANSWER, purpose, _proof(keys, "dialler", purpose, ours, theirs))
         _, _, proof = yield from _hear(end, Kind.WELCOME)
         _prove(proof, _proof(keys, "listener", purpose, ours, theirs))
@@ -138,27 +158,40 @@ def dials(end: Any, keys: Keys, purpose: str) -> Side:
         raise
 
 
-def listens(end: Any, keys: Keys, serves: Callable[[str], bool]) -> Side:
-    """The listener's side, of a connection that was accepted. `serves`: whether it is there for that purpose."""
+def greets(end: Any) -> Side[Greeted]:
+    """The beginning of the listener's side, of a connection that was accepted. It takes no key."""
     try:
         end.setblocking(False)
         _send_at_once(end)
-        if keys.certificates is None:
-            yield Wait(end, "room")
-        else:
+        yield Wait(end, "bytes")
+        try:
+            kind, purpose, theirs = yield from _hear(end, Kind.GREETING, Kind.GREETING_BEFORE_TLS)
+        except _OtherVersion:
+            yield from _say(end, Kind.CHALLENGE)  # which shows this one's version
+            raise
+        return Greeted(end, purpose, kind == Kind.GREETING_BEFORE_TLS, theirs)
+    except BaseException:
+        leave(end)
+        raise
+
+
+def listens(greeted: Greeted, keys: Keys, serves: Callable[[str], bool]) -> Side[Opened]:
+    """The rest of the listener's side. `serves`: whether it is there for that purpose."""
+    end, purpose, speaks_tls, theirs = greeted
+    try:
+        if keys.certificates is not None and not speaks_tls:
+            yield from _say(end, Kind.WANTS_TLS)
+            raise NotOpened(f"it does not speak TLS: {ONE_SIDE}")
+        if keys.certificates is None and speaks_tls:
+            yield from _say(end, Kind.SPEAKS_NO_TLS)
+            raise NotOpened(f"it speaks TLS: {ONE_SIDE}")
+        ours = secrets.token_bytes(32)
+        yield from _say(end, Kind.CHALLENGE, "", ours)
+        if keys.certificates is not None:
             yield Wait(end, "bytes")
-            first = yield from _trying(partial(end.recv, 1, socket.MSG_PEEK), Wait(end, "bytes"))
-            if first and first != TLS_BEGINS:
-                if first == MAGIC[:1]:
-                    yield from _say(end, Kind.WANTS_TLS)
-                    raise NotOpened(f"it does not speak TLS: {ONE_SIDE}")
-                raise NotOpened("it does not speak TLS")
             yield Wait(end, "turn")
             end = keys.certificates.wrap(end, listens=True)
             yield from _shake_hands(end)
-        ours = secrets.token_bytes(32)
-        yield from _say(end, Kind.CHALLENGE, "", ours)
-        _, purpose, theirs = yield from _hear(end, Kind.GREETING)
         _, _, proof = yield from _hear(end, Kind.ANSWER)
         try:
             _prove(proof, _proof(keys, "dialler", purpose, theirs, ours))
@@ -180,15 +213,15 @@ class Turns:
     def __init__(self, most: int, loop: Loop) -> None:
         self._most = most
         self._loop = loop
-        self._have: set[Opening] = set()
-        self._wait: dict[Opening, None] = {}
+        self._have: set[Opening[Any]] = set()
+        self._wait: dict[Opening[Any], None] = {}
 
-    def take(self, opening: Opening) -> None:
+    def take(self, opening: Opening[Any]) -> None:
         """Let it go on, now or later."""
         self._wait[opening] = None
         self._let()
 
-    def give_back(self, opening: Opening) -> None:
+    def give_back(self, opening: Opening[Any]) -> None:
         """It is over, whether it had a turn or not."""
         self._wait.pop(opening, None)
         self._have.discard(opening)
@@ -202,15 +235,15 @@ class Turns:
             self._loop.after(0.0, opening.go_on)
 
 
-class Opening:
+class Opening(Generic[T]):
     """Drives one side of an opening in the loop. It tells `opened` or `failed`, once, unless it is closed before."""
 
     def __init__(
         self,
-        side: Side,
+        side: Side[T],
         loop: Loop,
         *,
-        opened: Callable[[Opened], object],
+        opened: Callable[[T], object],
         failed: Callable[[str, bool], object],
         turns: Turns | None = None,
     ) -> None:
@@ -278,7 +311,7 @@ def dial(
     *,
     opened: Callable[[Any], object],
     failed: Callable[[str, bool], object],
-) -> Opening:
+) -> Opening[Opened]:
     """Open a connection to that address. Raises OSError where that fails at once. See `Opening`."""
     side = dials(loop.dial(address), keys, purpose)
     return Opening(side, loop, opened=lambda one: opened(one.end), failed=failed)
@@ -294,31 +327,27 @@ def _say(end: Any, kind: Kind, purpose: str = "", value: bytes = b"") -> Generat
         left = left[sent:]
 
 
-def _hear(end: Any, wanted: Kind) -> Generator[Wait, None, tuple[Kind, str, bytes]]:
-    """The next frame, which is to be of that kind. A stranger's first bytes tell that it is none of ours."""
+def _hear(end: Any, *wanted: Kind) -> Generator[Wait, None, tuple[Kind, str, bytes]]:
+    """The next frame, which is to be of such a kind. A stranger's first bytes tell that it is none of ours."""
     data = b""
     while len(data) < FRAME.size:
         more = yield from _trying(partial(end.recv, FRAME.size - len(data)), Wait(end, "bytes"))
         if not more:
             raise OSError(ENDED)
         data += more
-        if data[:1] == TLS_BEGINS:
-            raise NotOpened(f"it speaks TLS: {ONE_SIDE}")
         if not data.startswith(MAGIC[: len(data)]):
             raise NotOpened("it does not speak as Paceline does")
         if len(data) >= BEGINNING.size and (version := BEGINNING.unpack_from(data)[1]) != PROTOCOL:
-            raise NotOpened(
+            raise _OtherVersion(
                 f"it speaks version {version} of what hosts say to each other, and this one speaks {PROTOCOL}; "
                 "install the same version of Paceline on all hosts"
             )
     _, _, kind, purpose, value = FRAME.unpack(data)
-    if kind == Kind.WANTS_TLS:
-        raise NotOpened(f"it wants TLS: {ONE_SIDE}")
-    if kind == Kind.OTHER_TOKEN:
-        raise NotOpened(OTHER_TOKEN)
-    if kind != wanted:
+    if kind in _REFUSALS:
+        raise NotOpened(_REFUSALS[kind])
+    if kind not in wanted:
         raise NotOpened("it does not open a connection as Paceline does")
-    return wanted, purpose.rstrip(b"\0").decode("ascii", "replace"), value
+    return Kind(kind), purpose.rstrip(b"\0").decode("ascii", "replace"), value
 
 
 def _proof(keys: Keys, side: Literal["dialler", "listener"], purpose: str, dialler: bytes, listener: bytes) -> bytes:
@@ -352,12 +381,18 @@ def _shake_hands(end: ssl.SSLSocket) -> Generator[Wait, None, None]:
     yield from _trying(end.do_handshake, Wait(end, "bytes"))
 
 
+_REFUSALS: dict[int, str] = {
+    Kind.OTHER_TOKEN: OTHER_TOKEN,
+    Kind.WANTS_TLS: f"it wants TLS: {ONE_SIDE}",
+    Kind.SPEAKS_NO_TLS: f"it does not speak TLS: {ONE_SIDE}",
+}
+"""By what a listener says: what that means to the dialler."""
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
     "CERTIFICATE_VERIFY_FAILED": OTHER_TOKEN,
     "TLSV1_ALERT_UNKNOWN_CA": OTHER_TOKEN,
     "TLSV1_ALERT_DECRYPT_ERROR": OTHER_TOKEN,
-    "WRONG_VERSION_NUMBER": "it does not speak TLS; is --trusted-network given on one side only?",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
     "UNSUPPORTED_PROTOCOL": "it speaks an older TLS than 1.3",
     "TLSV1_ALERT_PROTOCOL_VERSION": "it speaks an older TLS than 1.3",
 }
