@@ -167,7 +167,19 @@ def test_ctrl_c_at_the_head_ends_all_and_the_joiner_says_so(launch: Launch) -> N
     assert head.ended().code == 130
     joiner = ended(other)
     assert joiner.code == 130
-    assert "the run has ended: interrupted" in joiner.err
+    assert "interrupted; this host takes no part any more" in joiner.err
+
+
+def test_a_joiner_whose_head_is_killed_ends_and_says_so(launch: Launch) -> None:
+    head = begun(launch, script(each_step=AT_STEP), "-p", "asp", "--host-timeout", "2", "--restart", "1")
+    other = joined(launch, head, "b")
+    await_file(launch.tmp_path / "at-1")
+    os.kill(head.process.pid, signal.SIGKILL)
+    ended(head.process)
+    joiner = ended(other)
+    assert joiner.code == 3
+    assert "this host is lost, and comes again: no beat of this host was acknowledged in time" in joiner.err
+    assert "this host takes no part any more: the head does not answer" in joiner.err
 
 
 def test_a_joiner_ends_with_the_runs_own_exit_code_and_why(launch: Launch) -> None:
@@ -175,7 +187,7 @@ def test_a_joiner_ends_with_the_runs_own_exit_code_and_why(launch: Launch) -> No
     joiner = ended(joined(launch, head, "b"))
     assert head.ended().code == 3
     assert joiner.code == 3
-    assert "the run has ended: failed (worker 0 died" in joiner.err
+    assert "the run has ended: failed: worker 0 died" in joiner.err
 
 
 def test_a_host_that_is_stopped_for_too_long_comes_back(launch: Launch) -> None:

@@ -7,18 +7,15 @@ import socket
 import sys
 from typing import Any
 
-from paceline.cli.main import USAGE, Parser
+from paceline.cli.main import FAILED, INTERRUPTED, USAGE, Parser
 from paceline.cli.run import LONGEST, add_isa, add_trusted_network, name_of_host, seconds, whole
 from paceline.cluster.scenario import MOST_WORKERS
-from paceline.core.choice import brief
-from paceline.core.listed import workers_named
 from paceline.fabric.token import Token
 from paceline.host.processor import cap
 from paceline.runs.addresses import parsed, resolved
 from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, join, keys_of
 from paceline.runs.run import CODES
 from paceline.runtime.launch import tied
-from paceline.runtime.settings import Settings
 
 
 def add_to(commands: Any) -> None:
@@ -58,17 +55,21 @@ def call(options: argparse.Namespace) -> int:
         say("--trusted-network: what hosts say to each other is not encrypted")
     await_listener(address, options.wait, say, REACH if options.stdin else BEGIN)
 
-    def told(settings: Settings) -> None:
-        here = [worker for worker, host in settings.hosts_of_workers.items() if host == name]
-        protocol = brief(settings.choice.spec, settings.choice.parameters())
-        say(f"joined as host {name}: {workers_named(here)} of {settings.workers}, {protocol}, {settings.script}")
-
-    end = join(address, name, options.workers, keys, told)
-    if end.outcome == "refused":
-        _say(end.error or "the head refuses this host")
-        return USAGE
-    say(f"the run has ended: {end.outcome}" + (f" ({end.error})" if end.error else ""))
-    return CODES[end.outcome]
+    end = join(address, name, options.workers, keys, say)
+    why = f": {end.error}" if end.error else ""
+    match end.outcome:
+        case "refused":
+            _say(end.error or "the head refuses this host")
+            return USAGE
+        case "lost":
+            _say(f"this host takes no part any more{why}")
+            return FAILED
+        case "interrupted":  # here, or at the head
+            say("interrupted; this host takes no part any more")
+            return INTERRUPTED
+        case outcome:
+            say(f"the run has ended: {outcome}{why}")
+            return CODES[outcome]
 
 
 def _nobody_reads(line: str) -> None:

@@ -19,8 +19,9 @@ from paceline.records.times import Fetch
 _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
 
 
-End = Outcome | Literal["refused"]
-"""How a run ended. `refused`: something that it was given is wrong, or this host can't take part."""
+End = Outcome | Literal["refused", "lost"]
+"""How a run ended for a host. `refused`: something is wrong that the run or the host was given. `lost`: the host takes
+no part any more, and the run may go on."""
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True):

@@ -12,7 +12,6 @@ from paceline.fabric.token import FILE_VARIABLE, Token, find
 from paceline.host.between import Close
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, shown
-from paceline.runtime.settings import Settings
 
 TRIES_FOR = 5.0
 """Seconds in which somebody has to listen, unless the user says otherwise."""
@@ -56,7 +55,7 @@ def await_listener(address: Address, seconds: float, say: Callable[[str], None],
         time.sleep(PAUSE)
 
 
-def join(address: Address, name: str, workers: int, keys: Keys, told: Callable[[Settings], None]) -> Close:
+def join(address: Address, name: str, workers: int, keys: Keys, say: Callable[[str], None]) -> Close:
     """Take part in the run whose head listens there, until it is over. Return how that came."""
     from paceline.runtime.agent import agent
     from paceline.runtime.imports import import_torch
@@ -64,4 +63,4 @@ def join(address: Address, name: str, workers: int, keys: Keys, told: Callable[[
 
     interrupts = Interrupts()
     import_torch(b"")
-    return agent(name, workers, address, keys, interrupts=interrupts, told=told)
+    return agent(name, workers, address, keys, interrupts=interrupts, say=say)

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from paceline.core.choice import brief
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.hosts import Fence
 from paceline.core.listed import workers_named
@@ -56,8 +57,8 @@ LET_IN = 60.0
 
 Company = Callable[[Settings, Outward], Workers]
 """Makes what speaks for the workers of a host, which print there, once the head has told the settings."""
-Told = Callable[[Settings], None]
-"""Told the run's settings, each time the host is to take part."""
+Say = Callable[[str], None]
+"""Prints a line of what the host does, for who has it join."""
 
 
 def agent(
@@ -67,9 +68,9 @@ def agent(
     keys: Keys,
     *,
     interrupts: Interrupts | None = None,
-    told: Told = lambda settings: None,
+    say: Say = lambda line: None,
 ) -> between.Close:
-    """Take part as this host, with so many workers, until the run is over. Return how that came.
+    """Take part as this host, with so many workers, until the run is over for it. Return how that came.
 
     `address`: where the head listens. `interrupts`: signals that have the host leave.
     """
@@ -87,7 +88,7 @@ def agent(
 
         def take_part(patience: float) -> _Agent:
             """Be one incarnation of the host, and return it once it is over."""
-            here = _Agent(name, workers, address, keys, company, loop, patience=patience, told=told)
+            here = _Agent(name, workers, address, keys, company, loop, patience=patience, say=say)
             try:
                 if interrupts is not None:
                     loop.watch(interrupts, partial(here.leave, "it was interrupted", "interrupted"))
@@ -105,10 +106,16 @@ def agent(
 
         try:
             here = take_part(LET_IN)
+            took_part = here.takes_part
             while here.may_come_again:
+                assert here.over is not None
+                say(f"this host is lost, and comes again: {here.over.error}")
                 time.sleep(PAUSE)
                 here = take_part(here.patience)
+                took_part = took_part or here.takes_part
             assert here.over is not None
+            if here.over.outcome == "refused" and took_part:  # it had to come again, and may not
+                return between.Close("lost", here.over.error)
             return here.over
         except Exception as error:
             sys.stderr.write(f"paceline: host {name}: {unforeseen(error)}\n")
@@ -137,7 +144,7 @@ class _Agent:
         loop: Loop,
         *,
         patience: float = LET_IN,
-        told: Told = lambda settings: None,
+        say: Say = lambda line: None,
     ) -> None:
         """`patience`: seconds that the head has to let this incarnation in."""
         self.over: between.Close | None = None
@@ -147,8 +154,9 @@ class _Agent:
         self.patience = LET_IN
         """Seconds that the head has to let the next one in."""
         self._name, self._brings, self._address, self._keys = name, workers, address, keys
-        self._company, self._told = company, told
-        self._takes_part = False
+        self._company, self._say = company, say
+        self.takes_part = False
+        """Whether the head has told this incarnation the run."""
         self._loop = loop
         self._begun = 0.0
         """When the run began, by the loop's clock."""
@@ -162,7 +170,7 @@ class _Agent:
         self._output.send = self._link.send
         loop.after(patience, self._not_let_in)
 
-    def leave(self, why: str, outcome: between.End = "failed") -> None:
+    def leave(self, why: str, outcome: between.End = "lost") -> None:
         """Take no part any more, of one's own accord."""
         if self.over is None:
             self._link.send(between.Leaves(why))
@@ -170,19 +178,19 @@ class _Agent:
 
     def end_workers(self) -> None:
         """Kill them all, and whatever they have started."""
-        if self._takes_part:
+        if self.takes_part:
             self._workers.end_all()
 
     def await_workers(self) -> None:
         """Wait until all of them have ended."""
-        if self._takes_part:
+        if self.takes_part:
             self._workers.await_all()
 
     def close(self) -> None:
         """Leave no socket, and free the memory of items."""
         self._alarm.turn_off()
         self._link.close()
-        if self._takes_part:
+        if self.takes_part:
             self._dialler.close()
             self._carrier.close()
             self._branch.close()
@@ -242,9 +250,9 @@ class _Agent:
     def connected(self, incarnation: int) -> None:
         """See `HostNews`."""
         self._incarnation = incarnation
-        self._let_in = True
-        if not self._takes_part:
-            self.may_come_again = True
+        if not self._let_in:
+            self._let_in = self.may_come_again = True
+            self._say(f"let in as host {self._name}; the run begins once all hosts have come")
 
     def acknowledged(self, sent: float) -> None:
         """See `HostNews`."""
@@ -256,7 +264,7 @@ class _Agent:
 
     def ended(self, why: str) -> None:
         """See `HostNews`."""
-        self.over = self.over or between.Close("failed" if self._takes_part else "refused", why)
+        self.over = self.over or between.Close("lost" if self.takes_part else "refused", why)
 
     def show(self, line: str) -> None:
         """See `HostNews`."""
@@ -274,7 +282,10 @@ class _Agent:
     def _prepare(self, settings: Settings, workers: Sequence[int]) -> None:
         """Take part, and begin these workers."""
         self.may_come_again, self.patience = settings.any_comes_back, settings.host_timeout
-        self._told(settings)
+        here = [worker for worker, host in settings.hosts_of_workers.items() if host == self._name]
+        protocol = brief(settings.choice.spec, settings.choice.parameters())
+        told = f"{workers_named(here)} of {settings.workers}, {protocol}, {settings.script}"
+        self._say(f"joined as host {self._name}: {told}")
         head = settings.scenario.hosts(settings.workers)[0]
         spec = settings.choice.spec
         places = plan(spec, settings.choice.unapplied, settings.workers)
@@ -292,7 +303,7 @@ class _Agent:
             self.leave(f"{workers_named(workers)} can't be started: {error}")
         self._branch = Branch(places, spec, self._workers, self._carrier, self, head=head, now=self._now, linked=linked)
         self._carrier.begins(0, self._branch)
-        self._takes_part = True
+        self.takes_part = True
 
     def _not_let_in(self) -> None:
         if not self._let_in:

@@ -333,7 +333,8 @@ class Others:
         match order:
             case EndHost(host=host, incarnation=incarnation, why=why):
                 self._link.end(host, incarnation, why)
-                self._came.pop(host, None)
+                if not self._begun:
+                    self._came.pop(host, None)
                 if self._prepared.pop(host, None) is None:
                     if host not in self._meeting.agents:  # else `failure` says why
                         self._say(f"host {host} takes no part: {why}")

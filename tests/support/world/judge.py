@@ -94,7 +94,7 @@ class Judge:
         for name, agent in self._world.agents.items():
             for one in agent.ended:
                 told = one.over is not None and one.over.error is None  # by the head, that the run is over
-                if told and one._takes_part and one._branch._later is None:  # else what it begins with was on its way
+                if told and one.takes_part and one._branch._later is None:  # else what it begins with was on its way
                     claims = [claim for claim in one._branch.shelf.claims() if claim[0] != BEGINNING]
                     assert not claims, f"claimed at the end of {name}: {claims}"
 

@@ -326,7 +326,7 @@ class World:
             lines += [f"claimed at the head: {claim}" for claim in rooms.host._head.shelf.claims()]  # type: ignore[attr-defined]
         for name, agent in self.agents.items():
             lines.append(f"{name}: alive {agent.alive}, paused {agent.loop.paused}, incarnation {agent.incarnation}")
-            if agent.agent is not None and agent.agent._takes_part:
+            if agent.agent is not None and agent.agent.takes_part:
                 lines += [f"claimed at {name}: {claim}" for claim in agent.agent._branch.shelf.claims()]
         return "\n".join([*lines, *self.said[-30:]])
 
