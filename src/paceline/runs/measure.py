@@ -220,7 +220,7 @@ def _cipher() -> float:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     cipher, record = AESGCM(bytes(32)), bytes(RECORD)
-    began = time.perf_counter()
+    began = time.process_time()  # what else the machine does is no matter of the cipher's
     for number in range(ENCRYPTED // RECORD):
         cipher.encrypt(number.to_bytes(12, "big"), record, None)
-    return ENCRYPTED / (time.perf_counter() - began)
+    return ENCRYPTED / (time.process_time() - began)
