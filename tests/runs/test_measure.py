@@ -128,6 +128,15 @@ def test_what_is_printed_ends_with_what_the_link_means(doctors: Doctors) -> None
     assert re.match(r"A BSP step takes at least .* on 2 hosts and .* on 4 hosts,", out.splitlines()[10])
 
 
+def test_what_the_other_machine_is_called_does_nothing_to_a_terminal(doctors: Doctors) -> None:
+    head, address = doctors.head()
+    named = "measure.socket.gethostname = lambda: 'beta\\x1b[2J'"
+    doctors.start("--join", at(address), first=named)
+    out, err = head.communicate(timeout=60)
+    assert "beta" in out
+    assert "\x1b" not in out + err
+
+
 def test_a_bandwidth_is_what_a_link_lets_through_each_way(doctors: Doctors, throttle: Callable[..., Throttle]) -> None:
     head, address = doctors.head()
     slow = throttle(address, there=2 * MB, back=8 * MB)

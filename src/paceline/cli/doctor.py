@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.run import add_trusted_network, whole
 from paceline.cluster.quantities import count
+from paceline.core.listed import printable
 from paceline.errors import ConfigError
 from paceline.runs import doctor
 from paceline.version import __version__
@@ -88,9 +89,9 @@ def _measured(options: argparse.Namespace) -> int:
         print(json.dumps(_as_json(findings) | told, indent=2))
     else:
         for name, finding in findings.items():
-            print(_line(name, finding, findings))
+            print(printable(_line(name, finding, findings)))
         for sentence in link.meaning(measured, parameters, hosts):
-            print(sentence)
+            print(printable(sentence))
     return 0 if all(finding.ok for finding in findings.values()) else FAILED
 
 
