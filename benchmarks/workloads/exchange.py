@@ -1,0 +1,110 @@
+"""One worker's steps of a model whose gradients cost next to nothing: what is left is what synchronisation takes.
+
+    python benchmarks/workloads/exchange.py --variant none ...
+    python benchmarks/workloads/exchange.py --variant ddp --worker 1 --hosts 2 --head 10.98.0.1 ...
+    paceline run benchmarks/workloads/exchange.py --variant paceline ...
+
+It writes when each `optimizer.step()` returned, how long each batch was waited for, and what the machine's
+processor did meanwhile. A machine is what is in one network namespace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+TENSORS = 25
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Model(nn.Module):
+    """So many parameters, all of which a step uses once."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.zeros(parameters // TENSORS) for _ in range(TENSORS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part.sum() for part in self.parts]).sum() * x.sum()
+
+
+def cpu_seconds() -> float:
+    """What all processes of this machine have taken so far."""
+    here, taken = os.stat("/proc/self/ns/net"), 0
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended
+            if os.stat(f"/proc/{entry}/ns/net").st_ino == here.st_ino:
+                columns = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                taken += int(columns[11]) + int(columns[12])
+    return taken / TICK
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variant", choices=("none", "ddp", "paceline"), required=True)
+    parser.add_argument("--worker", type=int, default=0, help="except under paceline")
+    parser.add_argument("--hosts", type=int, default=1)
+    parser.add_argument("--head", help="address, of ddp")
+    parser.add_argument("--parameters", type=int, default=25_000_000)
+    parser.add_argument("--loader", action="store_true", help="take batches from a loader")
+    parser.add_argument("--warmup", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=0, help="after the warm-up")
+    parser.add_argument("--seconds", type=float, default=0.0, help="in place of a number of steps")
+    parser.add_argument("--times", type=Path, required=True, help="an existing folder for what is written")
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    worker = args.worker
+    model: nn.Module = Model(args.parameters)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(TensorDataset(torch.ones(100_000, 1)), batch_size=1)
+    if args.variant == "ddp":
+        dist.init_process_group("gloo", init_method=f"tcp://{args.head}:29500", rank=worker, world_size=args.hosts)
+        model = DistributedDataParallel(model)
+    elif args.variant == "paceline":
+        import paceline
+
+        if args.loader:
+            model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=1)
+        else:
+            model, optimizer = paceline.prepare(model, optimizer)
+        worker = paceline.worker()
+
+    batches = iter(loader) if args.loader else None
+    x = torch.ones(1)
+    returned: list[float] = []
+    waited: list[float] = []
+    cpu, ends = 0.0, 0.0
+    while len(returned) < args.warmup + args.steps or (args.seconds and time.monotonic() < ends):
+        if len(returned) == args.warmup:
+            cpu = cpu_seconds()
+        asked = time.monotonic()
+        if batches is not None:
+            (x,) = next(batches)
+        waited.append(time.monotonic() - asked)
+        optimizer.zero_grad()
+        model(x).backward()
+        optimizer.step()
+        returned.append(time.monotonic())
+        if len(returned) == args.warmup:
+            ends = time.monotonic() + args.seconds
+    cpu = cpu_seconds() - cpu
+
+    told = {"returned": returned[args.warmup - 1 :], "waited": waited[args.warmup :], "cpu": cpu}
+    (args.times / f"{worker}.json").write_text(json.dumps(told))
+    if args.variant == "ddp":
+        os._exit(0)  # taking the process group down hangs now and then, at the end of ProcessGroupGloo's thread
+
+
+if __name__ == "__main__":
+    main()
