@@ -31,7 +31,7 @@ from paceline.host.opening import Keys
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
 from paceline.runtime.coordinator import Coordinator
-from paceline.runtime.emulated import GATHERING
+from paceline.runtime.emulated import GATHERING, Forked
 from paceline.runtime.meeting import Meeting
 from paceline.runtime.others import Others
 from paceline.runtime.rooms import Rooms
@@ -135,7 +135,7 @@ class World:
             keys=keys,
             settle=lambda came: settings,
             threads=settings.threads,
-            agents={name: agent.process for name, agent in self.agents.items()},
+            agents={name: Forked(name, agent.process) for name, agent in self.agents.items()},
             patience=GATHERING,
         )
         others = self.others = Others(settings, meeting, stand_in, output)
