@@ -133,9 +133,9 @@ def test_a_reader_of_config_toml_never_sees_half_of_it(ledger: Ledger, tmp_path:
         report_waits=30.0,
         quiet=False,
     )
-    _write_config(settings, None, Journal(ledger))
+    _write_config(settings, None, Journal(ledger), {})
     with (tmp_path / "config.toml").open() as file:
-        _write_config(replace(settings, shards="static"), None, Journal(ledger))
+        _write_config(replace(settings, shards="static"), None, Journal(ledger), {})
         assert tomllib.loads(file.read())["shards"] == "dynamic"
     assert tomllib.loads((tmp_path / "config.toml").read_text())["shards"] == "static"
     assert {path.name for path in tmp_path.iterdir() if "toml" in path.name} == {"config.toml"}

@@ -402,3 +402,30 @@ def test_a_host_without_the_heads_script_is_refused_and_the_head_waits_on(
     joiner = launch.start_joining(found[1], "--name", "b", "-n", "1")
     assert ended(process).code == 0
     assert ended(joiner).code == 0
+
+
+def test_a_host_that_computes_with_other_instructions_than_were_asked_for_is_refused(launch: Launch) -> None:
+    head = begun(launch, script(), "-p", "asp")
+    other = "import paceline.host.machine as machine; machine.isa = lambda: 'common'"
+    refused = ended(launch.start_joining(head.address, "--name", "b", "-n", "1", first=other))
+    line = "host b has --isa common, and the head --isa native; give the same on all hosts"
+    assert refused.code == 2
+    assert refused.err == f"paceline: {line}\n"
+    assert line in said(head.process, "host b takes no part: .*\n")
+    assert ended(joined(launch, head, "b")).code == 0
+    head.ended().completed()
+
+
+def test_what_each_machine_has_is_recorded_and_a_replay_names_those_that_were_other_ones(launch: Launch) -> None:
+    head = begun(launch, script(), "-p", "asp")
+    other = "import paceline.host.machine as machine; machine.vendor_and_model = lambda found: ('Cyrix', '6x86')"
+    joiner = launch.start_joining(head.address, "--name", "b", "-n", "2", first=other)
+    run = head.ended().completed()
+    assert ended(joiner).code == 0
+    ((noted,),) = run.rows("SELECT value FROM run WHERE key = 'environment'")
+    hosts = json.loads(noted)["hosts"]
+    assert [(name, there["threads"]) for name, there in hosts.items()] == [("head", 1), ("b", 1)]
+    assert hosts["b"]["vendor"] == "Cyrix" != hosts["head"]["vendor"]
+    assert checked(run.folder).ok
+    told = replayed(run.folder).out.splitlines()[0]
+    assert told.startswith("paceline: workers 1, 2 ran with vendor Cyrix (here ")

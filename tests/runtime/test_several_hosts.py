@@ -109,6 +109,16 @@ def test_a_host_whose_agent_is_killed_is_named_and_the_others_go_on(launch: Laun
     assert (found := checked(run.folder)).ok, found.wrong
 
 
+def test_a_host_that_is_lost_before_training_begins_does_not_keep_the_others_from_it(launch: Launch) -> None:
+    dies = "if paceline.worker() == 2: os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)\nmodel ="
+    run = launch.run(script().replace("model =", dies, 1), *HOSTS, "-p", "asp", "--on-loss", "continue").completed()
+    assert "host node-1 is lost" in run.err
+    assert run.summary["samples"] == 2 * 96
+    ((noted,),) = run.rows("SELECT value FROM run WHERE key = 'environment'")
+    assert list(json.loads(noted)["hosts"]) == ["node-0", "node-1"]
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
 def test_no_worker_listens_where_hosts_do(launch: Launch) -> None:
     """What a script starts may live on, and would hold the port."""
     listening = """

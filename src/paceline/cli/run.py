@@ -394,7 +394,8 @@ def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Sce
     if on is not None:
         from paceline.runtime.launch.ssh import agents
 
-        launch = partial(agents, on, options.trusted_network)
+        trusted = ["--trusted-network"] if options.trusted_network else []
+        launch = partial(agents, on, [f"--isa={options.isa}", *trusted])
         if options.listen is None:
             address = on.address(), 0
     return Listen(

@@ -90,8 +90,9 @@ class Others:
 
     @property
     def machines(self) -> dict[str, tuple[Machine, int]]:
-        """By host: its machine, and the threads of each worker there."""
-        return {other.name: (self._came[other.name].machine, self._threads(other.name)) for other in self.others}
+        """By host, the head included: its machine, and the threads of each worker there."""
+        others = {host: (here.machine, self._threads(host)) for host, here in self._came.items()}
+        return {self._meeting.head: (machine(), self._settings.threads), **others}
 
     def traffic(self) -> HostTraffic | None:
         """Return the model of what moves between the hosts; None if the scenario has none."""

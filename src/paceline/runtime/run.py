@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFail
 from paceline.fabric.memory import available_bytes
 from paceline.host import messages
 from paceline.host.loop import Loop
-from paceline.host.machine import environment, machine
+from paceline.host.machine import Machine, environment, machine
 from paceline.host.output import Output
 from paceline.host.processes import (
     NoProcess,
@@ -280,10 +280,11 @@ def _coordinate(
             except NoProcess as error:
                 failure = f"{workers_named(together)} can't be started: {error}"
 
-        _write_config(settings, None, journal, others)  # while the workers get ready
+        machines = {} if others is None else others.machines  # before any of them can be lost
+        _write_config(settings, None, journal, machines)  # while the workers get ready
 
         def on_begin(offer: messages.Offered) -> None:
-            _write_config(settings, offer, journal, others)
+            _write_config(settings, offer, journal, machines)
 
         course = Course(moment=0.0 if settings.resumed is None else settings.resumed.state.at)
         terms = of_a_run(settings, loop.now) if direct is None else course.terms()
@@ -330,13 +331,16 @@ def _code_before(settings: Settings) -> dict[str, str]:
     return dict(tomllib.loads((settings.folder / CONFIG).read_text()).get("code", {}))
 
 
-def _write_config(settings: Settings, offer: messages.Offered | None, journal: Journal, others: Others | None) -> None:
-    """The run's resolved configuration, as a file and in the ledger: the command line's, then the script's too."""
+def _write_config(
+    settings: Settings, offer: messages.Offered | None, journal: Journal, machines: Mapping[str, tuple[Machine, int]]
+) -> None:
+    """The run's resolved configuration, as a file and in the ledger: the command line's, then the script's too.
+
+    `machines`: see `host.machine.environment`.
+    """
     shards = settings.shards or (offer.shards if offer else None) or "dynamic"
     epochs = settings.epochs or (offer.epochs if offer else None)
     alone = settings.hosts == 1 and settings.resumed is None  # a run that goes on may have had several hosts
-    here = machine()
-    hosts = {} if others is None else {settings.hosts_of_workers[0]: (here, settings.threads), **others.machines}
     config: dict[str, Any] = {
         "paceline": __version__,
         "script": str(settings.script),
@@ -372,7 +376,7 @@ def _write_config(settings: Settings, offer: messages.Offered | None, journal: J
             )
             if value is not None
         },
-        "environment": environment(here, hosts),
+        "environment": environment(machine(), machines),
         "simulated": settings.simulated is not None,
         "scenario": to_plain(settings.simulated or settings.scenario),
     }

@@ -73,11 +73,13 @@ class On:
 
 
 @contextmanager
-def agents(on: On, trusted: bool, head: Address, token: Token) -> Iterator[dict[str, Remote]]:
-    """Start an agent on each machine, which joins the head, by name of host. See `runtime.meeting.Launch`."""
+def agents(on: On, flags: Sequence[str], head: Address, token: Token) -> Iterator[dict[str, Remote]]:
+    """Start an agent on each machine, which joins the head with these flags, by name of host.
+
+    See `runtime.meeting.Launch`.
+    """
     why = partial(why_not, ssh=on.ssh, directory=working_directory(), python=sys.executable)
-    arguments = ["--trusted-network"] if trusted else []
-    with over_ssh(on.commands(head, arguments), token.text, why, _say) as remotes:
+    with over_ssh(on.commands(head, flags), token.text, why, _say) as remotes:
         yield {remote.machine.name: remote for remote in remotes}
 
 
