@@ -124,6 +124,19 @@ def test_what_the_listener_has_shown_can_not_be_thrown_back(lobby: Lobby) -> Non
     assert not lobby.came
 
 
+def test_a_listener_that_throws_back_what_the_dialler_has_shown_is_refused() -> None:
+    ours, theirs = pair()
+    side = dials(ours, KEYS, "control")
+    next(side)
+    next(side)
+    theirs.send(frame(Kind.CHALLENGE, value=theirs.recv(FRAME.size)[-32:]))
+    next(side)
+    theirs.send(frame(Kind.WELCOME, value=theirs.recv(FRAME.size)[-32:]))
+    with pytest.raises(NotOpened, match="it has another token"):
+        next(side)
+    theirs.close()
+
+
 def test_a_proof_is_for_one_purpose(lobby: Lobby) -> None:
     end = lobby.stranger(frame(Kind.GREETING, "data"))
     end.send(answer(lobby.heard(end, FRAME.size), purpose="control"))

@@ -372,6 +372,7 @@ def test_what_is_decrypted_is_heard_though_no_socket_tells_of_it(lobby: Lobby) -
 def test_what_waits_for_room_comes_whole_and_in_order(lobby: Lobby) -> None:
     got = bytearray()
     ends = Ends(lobby, lambda stream: got.extend(stream.receive(50_000)))
+    ends.there._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 20_000)
     sent = [os.urandom(size) for size in (3_000_000, 1, 0, 16_384, 16_385, 100, 2_000_000)]
     for part in sent:
         ends.there.write(part)

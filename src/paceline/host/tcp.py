@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from paceline.host.loop import Loop, family
@@ -80,8 +81,6 @@ class Stream:
         self._awaits_room = False
         self._why = ""
         """Why this end has given the connection up."""
-        self._over = ""
-        """How the connection has ended, if that was seen behind bytes that were to be handed out before."""
         self._rest_is_due = self._reads_with_room = False
         """Whether more is to be received in this turn of the loop, or once there is room."""
         self.closed = False
@@ -110,24 +109,17 @@ class Stream:
 
     def receive(self, most: int) -> bytes:
         """Return what has come, so many bytes at most. Nothing: see `closed` for whether the connection has gone."""
-        data = self._received(lambda: self._end.recv(most), b"")
-        if not isinstance(self._end, ssl.SSLSocket):
-            return data
-        while data and len(data) < most and not self._over:  # one call takes one record of TLS
-            try:
-                more = self._end.recv(most - len(data))
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                break
-            except OSError as error:
-                self._over = told(error)
-            else:
-                self._over = "" if more else ENDED
-                data += more
+        data = self._received(partial(self._end.recv, most), b"")
+        while 0 < len(data) < most and (more := self._rest(partial(self._end.recv, most - len(data)), b"")):
+            data += more
         return data
 
     def receive_into(self, memory: memoryview) -> int:
         """Receive into this memory, and return how many bytes have come. 0: see `receive`."""
-        return self._received(lambda: self._end.recv_into(memory), 0)
+        came = self._received(partial(self._end.recv_into, memory), 0)
+        while 0 < came < memory.nbytes and (more := self._rest(partial(self._end.recv_into, memory[came:]), 0)):
+            came += more
+        return came
 
     @property
     def waits(self) -> bool:
@@ -147,7 +139,7 @@ class Stream:
 
     def _received(self, receive: Callable[[], T], nothing: T) -> T:
         try:
-            came = nothing if self._over else receive()
+            came = receive()
         except (BlockingIOError, ssl.SSLWantReadError):
             return nothing
         except ssl.SSLWantWriteError:  # TLS has to answer before it goes on
@@ -158,8 +150,15 @@ class Stream:
             self._has_gone(told(error))
             return nothing
         if not came:
-            self._has_gone(self._over or ENDED)
+            self._has_gone(ENDED)
         return came
+
+    def _rest(self, receive: Callable[[], T], nothing: T) -> T:
+        """What the first call would have taken as well without TLS. With it, a call takes one record."""
+        if isinstance(self._end, ssl.SSLSocket):
+            with contextlib.suppress(OSError):  # the next call tells what it is
+                return receive()
+        return nothing
 
     def _readable(self) -> None:
         self._heard()
