@@ -234,6 +234,15 @@ def test_a_host_beats_every_fifth_of_its_timeout_and_learns_which_beats_were_hea
     assert two.at_host[2:] == [BeatAcknowledged(sent) for sent in (0.0, 3.0, 6.0, 9.0)]
 
 
+def test_a_host_beats_by_the_timeout_that_the_head_tells_it_from_then_on() -> None:
+    two = Two().connect()
+    two.now = 0.5
+    two.on_host(two.host.goes_by(1.0, two.now))
+    assert two.at_host[-1] == BeatAcknowledged(0.5)
+    assert two.host.due() == pytest.approx(0.7)
+    assert host_end().goes_by(1.0, 0.0) == []  # nobody is there that could hear it
+
+
 def test_whatever_a_host_sends_shows_that_it_is_heard() -> None:
     two = Two().connect()
     data = data_of(two.host.send(Told(1), 0.0))

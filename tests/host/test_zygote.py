@@ -87,6 +87,19 @@ def test_each_is_told_which_worker_it_is_and_ends_with_its_own_exit_code(forked:
     assert [how_it_ended(process) for process in processes] == ["exit code 3", "exit code 0", "exit code 7"]
 
 
+def test_what_is_forked_knows_what_the_zygote_was_told_last(adopting: None) -> None:
+    told: list[bytes] = []
+    zygote = Zygote(lambda *_: len(told[-1]), told.append)
+    try:
+        zygote.settle(b"ab")
+        assert how_it_ended(one(zygote)) == "exit code 2"
+        zygote.settle(b"x" * 200_000 + b"abc")  # longer than a packet
+        zygote.settle(b"abc")
+        assert [how_it_ended(process) for process in zygote.fork([(0, ()), (1, ())])] == ["exit code 3"] * 2
+    finally:
+        zygote.end()
+
+
 def test_a_launcher_with_threads_forks_too_and_the_process_has_one(forked: Callable[[Become], Zygote]) -> None:
     zygote = forked(lambda *_: len(os.listdir("/proc/self/task")))
     over = threading.Event()
