@@ -56,10 +56,10 @@ class Host:
 
     def comes(self, request: int, count: int | None = None) -> None:
         """So many bytes of the request come, or the rest."""
-        memory = self.carrier.memory(HEAD, request)
-        assert memory is not None
-        count = len(memory) if count is None else count
-        memory[:count] = bytes([request]) * count
+        there = self.carrier.memory(HEAD, request)
+        assert there is not None
+        count = there.nbytes if count is None else count
+        there.memory[:count] = bytes([request]) * count
         self.carrier.came(HEAD, request, count)
 
     def lacking(self) -> list[tuple[int, str]]:
@@ -93,7 +93,7 @@ def test_a_version_comes_once_for_all_workers_of_the_host(host: Host) -> None:
     assert host.taken() == []
     host.comes(3)
     assert host.taken() == [(2, 1), (3, 1)]
-    assert bytes(host.branch.view(Version(1))) == bytes([3]) * OFFER.slot_bytes
+    assert bytes(host.branch.view(Version(1)).memory) == bytes([3]) * OFFER.slot_bytes
     assert host.carrier.pending() == []
 
 
@@ -107,7 +107,7 @@ def test_a_version_that_did_not_come_whole_is_asked_for_again(host: Host) -> Non
     assert host.taken() == []
     host.comes(4)
     assert host.taken() == [(3, 1)]
-    assert bytes(host.branch.view(Version(1))) == bytes([4]) * OFFER.slot_bytes
+    assert bytes(host.branch.view(Version(1)).memory) == bytes([4]) * OFFER.slot_bytes
 
 
 @pytest.mark.parametrize("asked_for", [True, False])
@@ -181,6 +181,6 @@ def test_a_long_message_goes_to_the_head_as_items_do_and_a_short_one_as_it_is(ho
     host.says(2, long)
     ((worker, message, attached),) = [call.args for call in host.news.heard_with.call_args_list]
     assert (worker, message) == (2, None)
-    said = bytes(host.branch.view(Blob(attached.name)))
+    said = bytes(host.branch.view(Blob(attached.name)).memory)
     assert msgspec.msgpack.decode(said, type=messages.Remarked) == long
     assert attached.size == len(said)

@@ -87,15 +87,6 @@ def test_items_of_every_kind_are_asked_for_by_name(two: Two, item: Item) -> None
     assert type(two.a.asked[0]) is type(item)
 
 
-def test_memory_of_another_shape_is_filled_by_its_bytes(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    lay = two.b.lay
-    monkeypatch.setattr(two.b, "lay", lambda item: lay(item).cast("f"))
-    two.a.has[Version(1)] = contents(4000)
-    got = two.b.fetch(Version(1), 4000)
-    two.until(lambda: got.done)
-    assert got.memory == contents(4000)
-
-
 def test_an_item_that_is_not_there_yet_arrives_once_it_is(two: Two) -> None:
     got = two.b.fetch(Version(8), LARGE)
     other = two.b.fetch(Version(9), 10)

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from paceline.core.items import Item, Version
+from paceline.fabric.memory import Span
 from paceline.host import bulk, tcp
 from paceline.host.bulk import Dialler, Port
 from paceline.host.carrier import Carrier
@@ -69,11 +70,11 @@ class Side:
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         return [(self.other, 0, size(item))]
 
-    def lay(self, item: Item) -> memoryview:
+    def lay(self, item: Item) -> Span:
         assert item not in self.places
         assert len(self.places) < self.room
         self.places[item] = bytearray(size(item))
-        return memoryview(self.places[item])
+        return Span(memoryview(self.places[item]))
 
     def free(self, item: Item, whole: bool) -> None:
         memory = self.places.pop(item)
@@ -96,9 +97,9 @@ class Side:
     def release(self, item: Item, owner: Owner) -> None:
         assert self.holds.pop(owner) == item
 
-    def view(self, item: Item) -> memoryview:
+    def view(self, item: Item) -> Span:
         assert item in self.holds.values()
-        return memoryview(contents(self.segment, item, self.name))
+        return Span(memoryview(contents(self.segment, item, self.name)))
 
     # --- what happens
 

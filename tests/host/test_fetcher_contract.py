@@ -16,6 +16,7 @@ from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network, Scenario
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.core.items import Item, Update, Version
+from paceline.fabric.memory import Span
 from paceline.host.bulk import Dialler, Port
 from paceline.host.carrier import Carrier
 from paceline.host.door import Door
@@ -111,11 +112,11 @@ class Elsewhere:
 
     def comes(self, request: int, most: int = SIZE) -> bool:
         """So many bytes of the request come. Return whether somebody wants them."""
-        memory = self.carrier.memory(OTHER, request)
-        if memory is None:
+        there = self.carrier.memory(OTHER, request)
+        if there is None:
             return False
-        count = min(most, len(memory))
-        memory[:count] = b"x" * count
+        count = min(most, there.nbytes)
+        there.memory[:count] = b"x" * count
         self.carrier.came(OTHER, request, count)
         return True
 
@@ -128,10 +129,10 @@ class Elsewhere:
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         return [(OTHER.host, 0, SIZE)]
 
-    def lay(self, item: Item) -> memoryview:
+    def lay(self, item: Item) -> Span:
         assert item not in self.places
         self.places[item] = bytearray(SIZE)
-        return memoryview(self.places[item])
+        return Span(memoryview(self.places[item]))
 
     def free(self, item: Item, whole: bool) -> None:
         assert whole == (self.places.pop(item) == b"x" * SIZE)
@@ -148,7 +149,7 @@ class Elsewhere:
     def release(self, item: Item, owner: Owner) -> None:
         raise AssertionError("nothing is here")
 
-    def view(self, item: Item) -> memoryview:
+    def view(self, item: Item) -> Span:
         raise AssertionError("nothing is here")
 
 
@@ -170,8 +171,8 @@ class There:
     def release(self, item: Item, owner: Owner) -> None:
         pass
 
-    def view(self, item: Item) -> memoryview:
-        return memoryview(b"x" * SIZE)
+    def view(self, item: Item) -> Span:
+        return Span(memoryview(b"x" * SIZE))
 
 
 class Encrypted(Elsewhere):

@@ -51,10 +51,10 @@ class Several:
         def ends(data: bytes = b"", why: str = "") -> None:
             ((host, begin, end),) = self.hosts.ranges(item)
             assert (host, begin) == ("node-1", 0)
-            memory = self.hosts.lay(item)
+            there = self.hosts.lay(item)
             self.hosts.free(item, bool(data))
             if data:
-                memory[begin:end] = data
+                there.memory[begin:end] = data
                 arrived()
             else:
                 lost(why)
@@ -182,7 +182,7 @@ def test_what_comes_along_with_a_message_stays_until_the_other_host_has_it() -> 
     for number in range(2):
         assert several.hosts.look(name) == "here"
         several.hosts.claim(name, ("serve", number))
-        assert several.hosts.view(name) == b"what comes along"
+        assert several.hosts.view(name).memory == b"what comes along"
         several.hosts.release(name, ("serve", number))
     several.hosts.delivered("node-1", between.Has(name.name))
     several.head.look.return_value, several.head.view.side_effect = "gone", NotHere("it is not here")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from paceline.core.items import Item
 from paceline.fabric.control import Hello
+from paceline.fabric.memory import Span
 from paceline.host import tcp
 from paceline.host.bulk import Bulk, Dialler, Port
 from paceline.host.carrier import Carrier
@@ -112,10 +113,10 @@ class Side:
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         return self.hosts.get(item) or [(self.other, 0, len(self.coming(item)))]
 
-    def lay(self, item: Item) -> memoryview:
+    def lay(self, item: Item) -> Span:
         assert item not in self.places
         self.places.append(item)
-        return memoryview(self.coming(item))
+        return Span(memoryview(self.coming(item)))
 
     def free(self, item: Item, whole: bool) -> None:
         self.places.remove(item)
@@ -133,9 +134,9 @@ class Side:
     def release(self, item: Item, owner: Owner) -> None:
         assert self.held.pop(owner) == item
 
-    def view(self, item: Item) -> memoryview:
+    def view(self, item: Item) -> Span:
         assert item in self.held.values(), "it might change"
-        return memoryview(self.has[item])
+        return Span(memoryview(self.has[item]))
 
 
 class Two:

@@ -15,6 +15,7 @@ from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.fabric.endpoint import Coding
+from paceline.fabric.memory import Span
 from paceline.host import carrier as carriers
 from paceline.host import messages
 from paceline.host.between import FromHead, StartWorker, ToHead
@@ -366,12 +367,12 @@ class Pipe:
     def ask(self, request: int, named: Named, begin: int, end: int) -> None:
         self._between.brings(lambda: self.other.news.asked(self.other.peer, request, named, begin, end))
 
-    def send(self, request: int, memory: memoryview) -> None:
+    def send(self, request: int, span: Span) -> None:
         def arrives() -> None:
             news, peer = self.other.news, self.other.peer
             if (there := news.memory(peer, request)) is not None:
-                there[:] = memory
-                news.came(peer, request, len(memory))
+                there.memory[:] = span.memory
+                news.came(peer, request, span.nbytes)
             self.news.sent(self.peer, request)
 
         self._between.brings(arrives)

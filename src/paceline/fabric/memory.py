@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = mmap.PAGESIZE
@@ -59,6 +60,10 @@ class Region:
         """Map the region behind a descriptor that another process passed."""
         return cls(descriptor, os.fstat(descriptor).st_size)
 
+    def span(self, start: int, stop: int) -> Span:
+        """Return these bytes."""
+        return Span(self.memory[start:stop], self, start)
+
     def free(self) -> None:
         """Give all pages back, for all processes. Whoever still reads them finds zeros."""
         _libc.madvise(self.address, self.size, REMOVE)
@@ -77,6 +82,41 @@ class Region:
             _libc.madvise(first, last - first, COLLAPSE)
         whole = self.address + start - start % PAGE
         _libc.madvise(whole, self.address + stop - whole, POPULATE_WRITE)
+
+
+class OpenFile:
+    """A file that stays open as long as anything refers to it or to its bytes."""
+
+    def __init__(self, descriptor: int) -> None:
+        """The descriptor may be closed then. The file is not empty."""
+        self.descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def span(self, *, writable: bool = False) -> Span:
+        """Return its bytes."""
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        size = os.fstat(self.descriptor).st_size
+        return Span(memoryview(mmap.mmap(self.descriptor, size, prot=protection)), self)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes of a file, as this process has mapped them. Another process can be handed the file, and map them, too."""
+
+    memory: memoryview
+    file: Region | OpenFile | None = None
+    """None: no other process can have them."""
+    start: int = 0
+    """Where they begin in the file."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many they are."""
+        return self.memory.nbytes
+
+    def part(self, begin: int, end: int) -> Span:
+        """Return some of them."""
+        return Span(self.memory[begin:end], self.file, self.start + begin)
 
 
 class Mapping:

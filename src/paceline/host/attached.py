@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from paceline.core.items import Item
 from paceline.errors import RunFailed
+from paceline.fabric.memory import OpenFile, Span
+from paceline.fabric.unix import attachment
 
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.carrier import Carrier
@@ -28,16 +29,25 @@ def recorded_file(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def file_bytes(descriptor: int) -> memoryview:
+def file_bytes(descriptor: int) -> Span:
     """Return the bytes of that file, which is not empty. The descriptor may be closed at once."""
-    return memoryview(mmap.mmap(descriptor, os.fstat(descriptor).st_size, prot=mmap.PROT_READ))
+    return OpenFile(descriptor).span()
 
 
-def empty_file(size: int) -> tuple[int, memoryview]:
+def long_message(body: bytes) -> Span:
+    """Return the bytes of a message, in a file of their own."""
+    descriptor = attachment(body)
+    try:
+        return file_bytes(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def empty_file(size: int) -> tuple[int, Span]:
     """Return the descriptor of an anonymous file of that size, and its bytes, to be written to."""
     file = os.memfd_create("paceline-attached", os.MFD_CLOEXEC)
     os.ftruncate(file, size)
-    return file, memoryview(mmap.mmap(file, size))
+    return file, OpenFile(file).span(writable=True)
 
 
 def bring(

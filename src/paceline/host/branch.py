@@ -12,9 +12,9 @@ from paceline.core.items import Beginning, Blob, Item, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.fabric.endpoint import Coding
-from paceline.fabric.memory import Region
+from paceline.fabric.memory import Region, Span
 from paceline.host import messages
-from paceline.host.attached import bring, empty_file, file_bytes
+from paceline.host.attached import bring, empty_file, file_bytes, long_message
 from paceline.host.between import Attached, GoesOn
 from paceline.host.carrier import Carrier
 from paceline.host.contract import WorkersNews
@@ -96,9 +96,9 @@ class Branch:
         self._carrier = carrier
         self._news = news
         self._head = head
-        self._beside: dict[Item, memoryview] = {}
+        self._beside: dict[Item, Span] = {}
         """What is brought to no place of the region's pool: where it goes."""
-        self._attached: dict[Item, memoryview] = {}
+        self._attached: dict[Item, Span] = {}
         """What comes along with what workers have said, until the head has it."""
         self._comes_along: dict[str, list[tuple[Seat, messages.Message]]] = {}
         """What workers are to be told once that has come which comes along, by its name."""
@@ -143,8 +143,7 @@ class Branch:
             if goes_on is not None:
                 items += self._comes_to(Blob(goes_on.buffers.name), self._plan.buffers(worker, self._offer))
             if goes_on is not None and goes_on.kept is not None:
-                kept[worker], memory = empty_file(goes_on.kept.size)
-                self._beside[Blob(goes_on.kept.name)] = memory
+                kept[worker], self._beside[Blob(goes_on.kept.name)] = empty_file(goes_on.kept.size)
                 items.append(Blob(goes_on.kept.name))
 
         def lost(why: str) -> None:
@@ -330,7 +329,7 @@ class Branch:
         size = self._beside[item].nbytes if isinstance(item, Blob) else self._offer.slot_bytes
         return [(self._head, 0, size)]
 
-    def lay(self, item: Item) -> memoryview:
+    def lay(self, item: Item) -> Span:
         """See `Items`. There is a place for a version that was claimed, as there is for all that workers may claim."""
         if isinstance(item, Blob):
             return self._beside[item]
@@ -363,7 +362,7 @@ class Branch:
         there = self.shelf.has(item) if isinstance(item, Update | Beginning) else item in (ADOPTED, *self._attached)
         return "here" if there else "gone"
 
-    def view(self, item: Item) -> memoryview:
+    def view(self, item: Item) -> Span:
         """See `Items`. Raises NotHere."""
         if item in self._attached:
             return self._attached[item]
@@ -378,17 +377,16 @@ class Branch:
     def release(self, item: Item, owner: Owner) -> None:
         """See `Items`."""
 
-    def _bytes(self, span: tuple[int, int]) -> memoryview:
+    def _bytes(self, span: tuple[int, int]) -> Span:
         assert self.region is not None
-        start, stop = span
-        return self.region.memory[start:stop]
+        return self.region.span(*span)
 
     def _comes_to(self, item: Blob, span: tuple[int, int]) -> list[Item]:
         """Have that item come to these bytes of the region. Return what is to be fetched: nothing, if it is empty."""
-        memory = self._bytes(span)
-        if memory.nbytes:
-            self._beside[item] = memory
-        return [item] if memory.nbytes else []
+        there = self._bytes(span)
+        if there.nbytes:
+            self._beside[item] = there
+        return [item] if there.nbytes else []
 
     def _away(self, item: Update | Version) -> bool:
         return isinstance(item, Version) and (not self.shelf.has(item) or item in self.shelf.claimed(_arriving(item)))
@@ -481,17 +479,17 @@ class Branch:
         if descriptors:
             self._news.heard_with(worker, message, self._attach(worker, file_bytes(descriptors[0])))
         elif len(body := self._coding.encode(message)) >= LONG:
-            self._news.heard_with(worker, None, self._attach(worker, memoryview(body)))
+            self._news.heard_with(worker, None, self._attach(worker, long_message(body)))
         else:
             self._news.heard(worker, message)
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _attach(self, worker: int, memory: memoryview) -> Attached:
+    def _attach(self, worker: int, span: Span) -> Attached:
         """Have these bytes come along with what the worker has said."""
         name = f"attached by worker {worker}: {next(self._numbers)}"
-        self._attached[Blob(name)] = memory
-        return Attached(name, memory.nbytes)
+        self._attached[Blob(name)] = span
+        return Attached(name, span.nbytes)
 
     def _gone(self, worker: int, status: int) -> None:
         self._seats[worker].here = False

@@ -35,6 +35,7 @@ from paceline.fabric.control import (
     one_line,
 )
 from paceline.fabric.endpoint import LENGTH, too_long
+from paceline.fabric.memory import Span
 from paceline.fabric.numbered import Count, Frame, written
 from paceline.host.door import Door
 from paceline.host.fetches import Named, Peer
@@ -119,7 +120,7 @@ class BulkNews(Protocol):
     def refused(self, peer: Peer, request: int, why: str) -> None:
         """That host has no more of what it was asked for."""
 
-    def memory(self, peer: Peer, request: int) -> memoryview | None:
+    def memory(self, peer: Peer, request: int) -> Span | None:
         """Where the bytes go that have not come yet, if anybody here still wants them."""
 
     def came(self, peer: Peer, request: int, count: int) -> None:
@@ -172,9 +173,9 @@ class Bulk:
 
     # --- what is served -----------------------------------------------------------------------------
 
-    def send(self, request: int, memory: memoryview) -> None:
+    def send(self, request: int, span: Span) -> None:
         """Send these bytes, after those of other requests. They must not change until `sent` is told."""
-        self._sending.append(_Sending(request, memory))
+        self._sending.append(_Sending(request, span.memory))
         self._pump()
 
     def stop(self, request: int) -> None:
@@ -232,7 +233,8 @@ class Bulk:
 
     def memory(self, request: int) -> memoryview | None:
         """See `BulkNews`."""
-        return self._news.memory(self.peer, request)
+        there = self._news.memory(self.peer, request)
+        return None if there is None else there.memory
 
     def came(self, request: int, count: int) -> None:
         """See `BulkNews`."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.items import Item
+from paceline.fabric.memory import Span
 from paceline.host.bulk import Bulk
 from paceline.host.fetches import (
     Arrived,
@@ -47,7 +48,7 @@ class Items(Protocol):
     def ranges(self, item: Item) -> Sequence[tuple[str, int, int]]:
         """Which hosts have the item: each with its first byte, and the byte after its last one."""
 
-    def lay(self, item: Item) -> memoryview:
+    def lay(self, item: Item) -> Span:
         """Lay out a place for an item that is to come, and return its bytes."""
 
     def free(self, item: Item, whole: bool) -> None:
@@ -68,7 +69,7 @@ class Items(Protocol):
     def release(self, item: Item, owner: Owner) -> None:
         """The owner needs the item no more."""
 
-    def view(self, item: Item) -> memoryview:
+    def view(self, item: Item) -> Span:
         """The bytes of an item that is here. They don't change while an owner claims it."""
 
 
@@ -98,7 +99,7 @@ class Carrier:
         self._incarnations: dict[str, int] = {}
         """By host: the last one that takes part, or did."""
         self._bulks: dict[Peer, Bulk] = {}
-        self._places: dict[Named, memoryview] = {}
+        self._places: dict[Named, Span] = {}
         """The bytes of what is on its way."""
         self._waiting: dict[Owner, _Waiting] = {}
         self._orders: deque[Order | ServeOrder] = deque()
@@ -194,10 +195,10 @@ class Carrier:
         """See `BulkNews`."""
         self._obey(self._fetches.refused(peer, request, why))
 
-    def memory(self, peer: Peer, request: int) -> memoryview | None:
+    def memory(self, peer: Peer, request: int) -> Span | None:
         """See `BulkNews`."""
         missing = self._fetches.missing(peer, request)
-        return None if missing is None else self._places[missing.named][missing.begin : missing.end]
+        return None if missing is None else self._places[missing.named].part(missing.begin, missing.end)
 
     def came(self, peer: Peer, request: int, count: int) -> None:
         """See `BulkNews`."""
@@ -224,7 +225,7 @@ class Carrier:
     def _carry_out(self, order: Order | ServeOrder) -> None:
         match order:
             case TakePlace(named):
-                self._places[named] = self._items.lay(named.item).cast("B")
+                self._places[named] = self._items.lay(named.item)
             case FreePlace(named, whole):
                 del self._places[named]
                 self._items.free(named.item, whole)
@@ -252,15 +253,15 @@ class Carrier:
 
     def _tell(self, named: Named, source: str) -> None:
         """The item is whole, and that host's bytes were the last ones."""
-        began, size = min(one.since for one in self._waiting.values() if one.named == named), len(self._places[named])
+        began, size = min(one.since for one in self._waiting.values() if one.named == named), self._places[named].nbytes
         fetch = Fetch.of(named.item, host=self._host, source=source, size=size, began=began, ended=self._now())
         self._items.fetched(fetch)
 
     def _send(self, order: Send) -> None:
         peer, request, item = order.peer, order.request, order.named.item
-        memory = self._items.view(item).cast("B")
-        if order.end <= memory.nbytes:
-            self._bulks[peer].send(request, memory[order.begin : order.end])
+        there = self._items.view(item)
+        if order.end <= there.nbytes:
+            self._bulks[peer].send(request, there.part(order.begin, order.end))
             return
         self._obey(self._serves.sent(peer, request))
-        self._bulks[peer].refuse(request, f"{item} has {memory.nbytes:,} bytes here, and {order.end:,} were asked for")
+        self._bulks[peer].refuse(request, f"{item} has {there.nbytes:,} bytes here, and {order.end:,} were asked for")

@@ -24,7 +24,7 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.fabric.memory import Region
+from paceline.fabric.memory import Region, Span
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.attached import recorded_file
@@ -411,7 +411,7 @@ class LocalHost:
         self._lent.discard(host)
         self.shelf.release(("lent", host))
 
-    def goes_on(self, worker: int) -> tuple[int, memoryview, BinaryIO | None] | None:
+    def goes_on(self, worker: int) -> tuple[int, Span, BinaryIO | None] | None:
         """What that worker goes on with: its epoch, its buffers, and the open file of what its script kept, if any.
 
         None: the run begins.
@@ -421,7 +421,7 @@ class LocalHost:
         resumed, _, kept = self.snapshots.begins(worker)
         return resumed.epoch, self._bytes(self.plan.buffers(worker, self._offer)), kept
 
-    def view(self, item: Item) -> memoryview:
+    def view(self, item: Item) -> Span:
         """The bytes of what never moves, or of an item that has a place here. Raises NotHere."""
         if item == FIXED:
             return self._bytes(self.plan.fixed(self._offer))
@@ -447,10 +447,9 @@ class LocalHost:
         former = Former(item)
         return former if self._lent and self.shelf.has(former) else item
 
-    def _bytes(self, span: tuple[int, int]) -> memoryview:
+    def _bytes(self, span: tuple[int, int]) -> Span:
         assert self.region is not None
-        start, stop = span
-        return self.region.memory[start:stop]
+        return self.region.span(*span)
 
     def _lets(self, worker: int, version: int) -> None:
         self.lets(worker, version)

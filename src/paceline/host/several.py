@@ -13,6 +13,7 @@ from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.items import Beginning, Blob, Item, Update, Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.fabric.endpoint import Coding
+from paceline.fabric.memory import Span
 from paceline.host import between, messages
 from paceline.host.attached import bring, empty_file, file_bytes, recorded_file
 from paceline.host.carrier import Carrier
@@ -50,7 +51,7 @@ class _Attached:
     """What comes along with messages to another host."""
 
     host: str
-    memory: memoryview
+    span: Span
     messages: int = 1
     """Those with which the host does not have it so far."""
 
@@ -76,7 +77,7 @@ class SeveralHosts:
         self._now = now
         self._attached: dict[Item, _Attached] = {}
         """What comes along with messages to other hosts, until those have it."""
-        self._beside: dict[Item, tuple[str, memoryview]] = {}
+        self._beside: dict[Item, tuple[str, Span]] = {}
         """What is brought to no place of the region's pool: the host that has it, and where it goes."""
         self._behind: dict[int, list[between.OfWorker]] = {}
         """By worker that has said something which is being fetched: what its host has said of it since."""
@@ -152,12 +153,12 @@ class SeveralHosts:
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
         """See `Items`. What workers have made or said comes here, from their hosts."""
         if item in self._beside:
-            host, memory = self._beside[item]
-            return [(host, 0, memory.nbytes)]
+            host, span = self._beside[item]
+            return [(host, 0, span.nbytes)]
         assert isinstance(item, Update | Beginning)
         return [(self._by_worker[item.worker].name, 0, self.view(item).nbytes)]
 
-    def lay(self, item: Item) -> memoryview:
+    def lay(self, item: Item) -> Span:
         """See `Items`. The update's place was laid out as its push began, and stays as if its worker were here."""
         return self._beside[item][1] if item in self._beside else self.view(item)
 
@@ -174,9 +175,9 @@ class SeveralHosts:
         """See `Items`."""
         return "here" if item in self._attached else self._head.look(item)
 
-    def view(self, item: Item) -> memoryview:
+    def view(self, item: Item) -> Span:
         """See `Items`."""
-        return self._attached[item].memory if item in self._attached else self._head.view(item)
+        return self._attached[item].span if item in self._attached else self._head.view(item)
 
     def claim(self, item: Item, owner: Owner) -> None:
         """See `Items`. What is no version stays."""
@@ -291,7 +292,7 @@ class SeveralHosts:
             else:
                 with recorded_file(file) as descriptor:
                     one = self._attached[Blob(name)] = _Attached(other.name, file_bytes(descriptor))
-            other.tell_of(worker, between.Say(worker, message, between.Attached(name, one.memory.nbytes)))
+            other.tell_of(worker, between.Say(worker, message, between.Attached(name, one.span.nbytes)))
 
     def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
         """See `contract.Host`."""
@@ -342,11 +343,11 @@ class SeveralHosts:
         attached = None if file is None else self._attach(worker, file_bytes(file))
         self._tell(worker, between.Say(worker, cast(messages.ToWorker, message), attached))
 
-    def _attach(self, worker: int, memory: memoryview) -> between.Attached:
+    def _attach(self, worker: int, span: Span) -> between.Attached:
         """Have these bytes come along with a message to the worker's host."""
         name = f"attached {next(self._numbers)}"
-        self._attached[Blob(name)] = _Attached(self._by_worker[worker].name, memory)
-        return between.Attached(name, memory.nbytes)
+        self._attached[Blob(name)] = _Attached(self._by_worker[worker].name, span)
+        return between.Attached(name, span.nbytes)
 
     def _has(self, item: Item) -> None:
         """The other host has what came along with one message."""
@@ -373,25 +374,25 @@ class SeveralHosts:
 
     def _written_by(self, name: str, worker: int) -> list[Item]:
         """What that host's worker has written for all to begin with: items that are to come here."""
-        memory = self._head.view(ADOPTED)
-        if not memory.nbytes:
+        span = self._head.view(ADOPTED)
+        if not span.nbytes:
             return [Beginning(worker)]
-        self._beside[ADOPTED] = name, memory
+        self._beside[ADOPTED] = name, span
         return [Beginning(worker), ADOPTED]
 
     def _bring(self, name: str, heard: between.Heard, items: list[Item]) -> None:
         """Hear what the worker has said once these items are here, and what came along. Then hear what came after."""
         worker, attached, files = heard.worker, heard.attached, list[int]()
         if attached is not None:
-            file, memory = empty_file(attached.size)
+            file, span = empty_file(attached.size)
             files.append(file)
             items.append(Blob(attached.name))
-            self._beside[Blob(attached.name)] = name, memory
+            self._beside[Blob(attached.name)] = name, span
         self._behind[worker] = []
 
         def there() -> None:
             if heard.message is None:
-                self._heard(worker, self._coding.decode(memory, ()), [])
+                self._heard(worker, self._coding.decode(span.memory, ()), [])
                 os.close(files[0])
             else:
                 self._heard(worker, heard.message, files)
