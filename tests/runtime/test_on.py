@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -166,11 +168,26 @@ def test_a_signal_to_the_head_ends_the_agents(end: signal.Signals, launch: Launc
     launch.assert_nothing_left()
 
 
-def test_agents_end_with_a_head_that_is_killed(launch: Launch, server: Sshd) -> None:
+def test_agents_end_with_a_head_that_is_killed_and_have_the_token_to_themselves(launch: Launch, server: Sshd) -> None:
     process = launch.start(script(WAITS), *on(server, "ssh:a,b"))
     await_workers(launch, 0, 1, 2)
+    for one in launch.traces[-1].processes():
+        for what in "cmdline", "environ":
+            assert not re.search(rb"paceline_[0-9a-f]{64}", Path(f"/proc/{one}/{what}").read_bytes())
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
+    launch.assert_nothing_left()
+
+
+def test_an_interrupted_start_waits_for_no_machine(launch: Launch, server: Sshd) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = launch.start(script(), *on(server, f"ssh:silent:{silent.getsockname()[1]}"))
+        silent.settimeout(60.0)
+        with silent.accept()[0]:  # ssh waits for what a server says first
+            os.kill(process.pid, signal.SIGINT)
+            run = ended(process)
+    assert run.code == 130
+    assert not run.folder.exists()
     launch.assert_nothing_left()
 
 

@@ -8,8 +8,10 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from paceline.host.processes import die_with
 from support.leftovers import VARIABLE
 
 PROGRAMS = "ssh", "ssh-keygen", "sshd"
@@ -33,6 +35,8 @@ Host denies
   IdentityFile {folder}/other_key
 Host closed
   Port 1
+Host silent
+  ConnectTimeout 600
 Host changed
   UserKnownHostsFile {folder}/changed
 Host nowhere
@@ -96,7 +100,13 @@ def _started(folder: Path) -> tuple[subprocess.Popen[str], int]:
             port = free.getsockname()[1]
         (folder / "server").write_text(SERVER.format(folder=folder, port=port, sent=" ".join(SENT)))
         words = [program, "-D", "-e", "-f", str(folder / "server")]
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=partial(die_with, os.getpid()),
+        )
         assert process.stderr is not None
         said = process.stderr.readline()
         if said.startswith("Server listening"):

@@ -19,8 +19,10 @@ from paceline.host.loop import Loop
 from paceline.host.processes import fork_child
 from paceline.runtime.launch.machines import Machine
 
-ENDS_WITHIN = 10.0
+ENDS_WITHIN = 5.0
 """Seconds that agents have to end, when the run is over and once more when they are told to."""
+GIVES_UP_WITHIN = 2.0
+"""Seconds that an ssh has to end whose host has not come. It may still wait for the machine to answer."""
 LONGEST = 1 << 12
 """Bytes of a line that is not over yet, which are kept until it is."""
 HELD = 100
@@ -177,17 +179,20 @@ def over_ssh(
 
 def _end(remotes: Sequence[Remote], say: Callable[[str], object]) -> None:
     """Wait for agents that know that the run is over, and tell the others to end. Name those that don't end."""
+    here, awaited = [one for one in remotes if one.here], [one for one in remotes if not one.here]
     for remote in remotes:
-        if not remote.here:
-            remote.close_input()
         remote.came(lambda line: None)  # how the run has ended is said here
+    _end_in_time(awaited, GIVES_UP_WITHIN)
     deadline = time.monotonic() + ENDS_WITHIN
-    late = [remote for remote in remotes if not remote.ends_before(deadline)]
-    for remote in late:
-        remote.close_input()
-    deadline = time.monotonic() + ENDS_WITHIN
-    for remote in late:
-        if not remote.ends_before(deadline):
-            say(f"host {remote.machine.name} has not ended within {2 * ENDS_WITHIN:.0f} s: its connection is cut")
+    for remote in _end_in_time([one for one in here if not one.ends_before(deadline)], ENDS_WITHIN):
+        say(f"host {remote.machine.name} has not ended within {2 * ENDS_WITHIN:.0f} s: its connection is cut")
     for remote in remotes:
         remote.close()
+
+
+def _end_in_time(remotes: Sequence[Remote], patience: float) -> list[Remote]:
+    """Tell these to end, and wait for that. Return those that have not."""
+    for remote in remotes:
+        remote.close_input()
+    deadline = time.monotonic() + patience
+    return [remote for remote in remotes if not remote.ends_before(deadline)]
