@@ -1,6 +1,6 @@
 """What synchronisation takes over a network: Paceline, plain and encrypted, and DDP over Gloo, in turn.
 
-    python benchmarks/network.py --json network.json --markdown     # root; 5 rounds, about 25 minutes
+    python benchmarks/network.py --json network.json --markdown     # root; 5 rounds, about 35 minutes
     python benchmarks/network.py --quick
 
 Each machine is a network namespace with one worker, and a link shaped to `--rate` both ways. All of them share this
@@ -13,7 +13,9 @@ machine's cores, memory and kernel. A step's gradients cost next to nothing, so 
     small, small-tls
                     asp with a model of 64 k parameters
     control, control-tls
-                    how long a worker waits for its next batch: a question to the head, and the answer
+                    how long the second machine's worker waits for its next batch while the others are done: a
+                    question from worker to agent to head, and the answer all the way back
+    control-one     the same where all workers are on the head
 
 A *bound* is what the links alone allow for. With the store on the head, the head's link carries H - 1 models in, and
 then H - 1 out. A ring, or a store that is spread over the hosts, moves 2 (H - 1) / H models over each link.
@@ -59,6 +61,7 @@ TITLES = {
     "asp-tls": "Paceline asp, encrypted",
     "small": "Paceline asp, 64 k",
     "small-tls": "Paceline asp, 64 k, encrypted",
+    "control-one": "all on the head",
     "control": "plain",
     "control-tls": "encrypted",
 }
@@ -92,26 +95,24 @@ class Measurement:
 
 def measure(hosts: int, variant: str, repeat: int, args: argparse.Namespace) -> Measurement:
     """Run one variant once. Raises Failed, also when it takes too long; leaves no process behind."""
-    kind, _, tls = variant.partition("-")
+    kind, _, how = variant.partition("-")
     with ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="paceline-network-", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(temporary))
         network = stack.enter_context(Network(hosts, args.rate))
         write(Token.drawn(), folder / "token")
         script: list[Any] = [WORKLOAD, "--times", folder, *_amount(kind, args.quick)]
-        commands = []
-        for host in range(hosts):
-            if kind in ("none", "ddp"):
-                about = ["--variant", kind, "--worker", host, "--hosts", hosts, "--head", network.address(0)]
-                commands.append([sys.executable, *script, *about])
-                continue
-            address, named = f"{network.address(0)}:{PORT}", ["--name", f"host-{host}", "-n", 1]
-            trusted = [] if tls else ["--trusted-network"]
-            run = ["run", "--listen", address, "--hosts", hosts, *named, "-p", "bsp" if kind == "bsp" else "asp"]
-            run += ["--threads", 1, "--record", 0, "--tee", "none", "--out", folder / "run"]
-            command = [*run, *trusted, *script, "--variant", "paceline"]
-            joins = ["join", address, "--wait", *named, *trusted]
-            commands.append([sys.executable, "-m", "paceline", *(joins if host else command)])
+        run: list[Any] = ["run", "-p", "bsp" if kind == "bsp" else "asp", "--threads", 1, "--record", 0]
+        run += ["--tee", "none", "--out", folder / "run", *_joining(hosts, how, network)]
+        join = ["join", f"{network.address(0)}:{PORT}", "--wait", "-n", 1, *_trusted(how)]
+        ours = [sys.executable, "-m", "paceline"]
+        if kind in ("none", "ddp"):
+            about = ["--variant", kind, "--hosts", hosts, "--head", network.address(0)]
+            commands = [[sys.executable, *script, *about, "--worker", worker] for worker in range(hosts)]
+        else:
+            commands = [[*ours, *run, *script, "--variant", "paceline"]]
+            if how != "one":
+                commands += [[*ours, *join, "--name", f"host-{host}"] for host in range(1, hosts)]
         _run(network, commands, folder, args.timeout)
         told = [json.loads((folder / f"{worker}.json").read_text()) for worker in range(hosts)]
     steps = [[after - before for before, after in pairwise(one["returned"])] for one in told]
@@ -120,25 +121,40 @@ def measure(hosts: int, variant: str, repeat: int, args: argparse.Namespace) -> 
         hosts=hosts,
         variant=variant,
         repeat=repeat,
-        step=median(median(times) for times in steps),
-        head=len(steps[0]) / sum(steps[0]),
-        others=sum(len(times) / sum(times) for times in steps[1:]),
+        step=median(median(times) for times in steps if times),
+        head=_rate(steps[0]),
+        others=sum(map(_rate, steps[1:])),
         cpu=told[1]["cpu"] / len(steps[1]),
         wait=(waits[49], waits[98]),
     )
+
+
+def _joining(hosts: int, how: str, network: Network) -> list[Any]:
+    """The head's flags that say where its workers are."""
+    if how == "one":
+        return ["-n", hosts]
+    return ["-n", 1, "--listen", f"{network.address(0)}:{PORT}", "--hosts", hosts, "--name", "head", *_trusted(how)]
+
+
+def _trusted(how: str) -> list[str]:
+    return [] if how == "tls" else ["--trusted-network"]
+
+
+def _rate(steps: Sequence[float]) -> float:
+    return len(steps) / sum(steps) if steps else 0.0
 
 
 def _amount(kind: str, quick: bool) -> list[Any]:
     """How much the workload does for a measurement of that kind."""
     match kind:
         case "asp":
-            return ["--parameters", PARAMETERS, "--warmup", WARMUP, "--seconds", 8 if quick else 25]
+            return ["--parameters", PARAMETERS, "--warmup", WARMUP, "--seconds", 8 if quick else 15]
         case "small":
             return ["--parameters", SMALL, "--warmup", 50, "--seconds", 1 if quick else 5]
         case "control":
-            return ["--parameters", LEAST, "--warmup", 50, "--steps", 200 if quick else 2000, "--loader"]
+            return ["--parameters", LEAST, "--warmup", 50, "--steps", 200 if quick else 1000, "--loader"]
         case _:
-            return ["--parameters", PARAMETERS, "--warmup", WARMUP, "--steps", 2 if quick else 6]
+            return ["--parameters", PARAMETERS, "--warmup", WARMUP, "--steps", 2 if quick else 5]
 
 
 def _run(network: Network, commands: Sequence[Sequence[Any]], folder: Path, timeout: float) -> None:
@@ -230,7 +246,7 @@ def updates_table(measurements: Sequence[Measurement], rate: str) -> list[list[s
 def control_table(measurements: Sequence[Measurement]) -> list[list[str]]:
     """How long a worker of the second machine waits for the head's answer."""
     rows = [["hosts", "", "connection", "median, µs", "min–max", "99th percentile, µs", "min–max"]]
-    for (hosts, variant), repeats in _cells(measurements, ("control", "control-tls")).items():
+    for (hosts, variant), repeats in _cells(measurements, ("control-one", "control", "control-tls")).items():
         both = ([one.wait[place] * 1e6 for one in repeats] for place in (0, 1))
         cells = [cell for values in both for cell in _middle_and_spread(values)]
         rows.append([str(hosts), "", TITLES[variant], *cells])

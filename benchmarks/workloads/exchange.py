@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--head", help="address, of ddp")
     parser.add_argument("--parameters", type=int, default=25_000_000)
-    parser.add_argument("--loader", action="store_true", help="take batches from a loader")
+    parser.add_argument("--loader", action="store_true", help="take batches from a loader; only worker 1 goes on")
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="after the warm-up")
     parser.add_argument("--seconds", type=float, default=0.0, help="in place of a number of steps")
@@ -79,6 +79,8 @@ def main() -> None:
         else:
             model, optimizer = paceline.prepare(model, optimizer)
         worker = paceline.worker()
+        if args.loader and worker != 1:
+            args.steps = 0  # so that worker 1 has the processor and the head to itself
 
     batches = iter(loader) if args.loader else None
     x = torch.ones(1)
