@@ -151,7 +151,7 @@ class _Agent:
         """Why this incarnation takes no part any more; None: it does."""
         self.may_come_again = False
         """Whether the host may come as another incarnation, once this one is over."""
-        self.patience = LET_IN
+        self.patience = patience
         """Seconds that the head has to let the next one in."""
         self._name, self._brings, self._address, self._keys = name, workers, address, keys
         self._company, self._say = company, say

@@ -187,8 +187,8 @@ class Agent:
 
     @property
     def takes_part(self) -> bool:
-        """Whether the head has let it in, or it comes again. One that never came dials on for a while."""
-        return self.alive and (self.incarnation > 0 or bool(self.ended))
+        """Whether the head has let it in, or it comes again. One that was never told the run dials on for a while."""
+        return self.alive and (self.incarnation > 0 or any(one.takes_part for one in self.ended))
 
     def _see(self) -> None:
         agent = self.agent

@@ -147,6 +147,7 @@ class World:
             begins = False
         loop.unwatch(self.signals)
         if not begins:
+            assert self.history.faults or self.history.lost, f"without a fault the run did not begin: {self.said}"
             self._head_ends(others)
             return
         self.workers.start(settings.workers_of(0))
@@ -334,6 +335,7 @@ class World:
 def _settings(history: History, folder: Path) -> Settings:
     return replace(
         SETTINGS,
+        script=folder / "train.py",
         choice=history.choice,
         workers=history.workers,
         scenario=Scenario(nodes=history.hosts),
@@ -360,6 +362,7 @@ def run(history: History) -> World:
         _regions_unmapped(),
     ):
         (Path(folder) / "versions").mkdir()
+        (Path(folder) / "train.py").touch()
         world = World(history, Path(folder))
         try:
             world.run()
