@@ -135,6 +135,15 @@ def test_what_workers_print_comes_to_the_head(launch: Launch) -> None:
     assert "I am" not in joiner.out
 
 
+def test_no_script_finds_the_token_in_its_environment(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PACELINE_TOKEN_FILE")
+    monkeypatch.setenv("PACELINE_TOKEN", Token.drawn().text)
+    head = begun(launch, script(before="print('token:', os.environ.get('PACELINE_TOKEN'))"), "-p", "asp")
+    assert ended(joined(launch, head, "b")).code == 0
+    run = head.ended().completed()
+    assert [run.log(worker) for worker in (0, 1)] == ["token: None\n"] * 2
+
+
 def test_a_joiner_that_is_killed_is_lost_and_the_others_go_on(launch: Launch) -> None:
     head = begun(launch, script(each_step=AT_STEP), "-p", "asp", "--on-loss", "continue", "--host-timeout", "3")
     other = joined(launch, head, "b", 2)
@@ -358,6 +367,23 @@ def test_a_head_that_is_not_there_is_said_with_how_long_it_was_tried(launch: Lau
     assert run.code == 2
     assert f"nobody listens at {address} (tried for " in run.err
     assert "--wait" in run.err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["7117"], 'HEAD:PORT is "7117"; write an address and a port'),
+        (["--wait", "127.0.0.1:7117"], "--wait takes 127.0.0.1:7117 for its seconds; write --wait after HEAD:PORT"),
+        (["127.0.0.1:7117", "--name", ""], "--name is ''; write 1 to 64 printable characters, no /"),
+        (["127.0.0.1:7117", "--name", "a/b"], "--name is 'a/b'; write 1 to 64 printable characters, no /"),
+        (["127.0.0.1:7117", "-n", "0"], '-n is "0"; it must be a whole number, 1 or more'),
+    ],
+)
+def test_what_join_can_not_do_is_refused_in_one_line(words: list[str], line: str, launch: Launch) -> None:
+    run = ended(launch.start_joining(words[0], *words[1:]))
+    assert run.code == 2
+    assert line in run.err
+    assert run.err.count("\n") == 1
 
 
 def test_a_host_of_a_name_that_is_taken_and_one_too_many_are_refused(launch: Launch) -> None:

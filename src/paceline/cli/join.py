@@ -8,8 +8,9 @@ import sys
 from typing import Any
 
 from paceline.cli.main import FAILED, INTERRUPTED, USAGE, Parser
-from paceline.cli.run import LONGEST, add_isa, add_trusted_network, name_of_host, seconds, whole
+from paceline.cli.run import LONGEST, add_isa, add_trusted_network, name_of_host, seconds, shortened, whole
 from paceline.cluster.scenario import MOST_WORKERS
+from paceline.errors import ConfigError
 from paceline.fabric.token import Token
 from paceline.host.processor import cap
 from paceline.runs.addresses import parsed, resolved
@@ -34,12 +35,19 @@ def add_to(commands: Any) -> None:
     add("-n", "--workers", type=whole("-n", 1, MOST_WORKERS), default=2, metavar="N", help="workers here (default: 2)")
     add("--name", type=name_of_host, metavar="NAME", help="what this host is called (default: the machine's name)")
     waits = "wait for the head to listen, S seconds at most (default: as long as it takes)"
-    add("--wait", nargs="?", type=seconds("--wait"), const=LONGEST, default=TRIES_FOR, metavar="S", help=waits)
+    add("--wait", nargs="?", type=_wait, const=LONGEST, default=TRIES_FOR, metavar="S", help=waits)
     add_isa(command)
     until = "read the token from the first line of standard input, and leave the run when standard input ends"
     add("--stdin", action="store_true", help=until)
     add_trusted_network(command)
     command.set_defaults(call=call)
+
+
+def _wait(text: str) -> float:
+    """Read how long to wait. Raises ConfigError for what is no number of seconds: the address, for one."""
+    if ":" in text:
+        raise ConfigError(f"--wait takes {shortened(text)} for its seconds; write --wait after HEAD:PORT")
+    return seconds("--wait")(text)
 
 
 def call(options: argparse.Namespace) -> int:

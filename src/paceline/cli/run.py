@@ -340,8 +340,8 @@ def call(options: argparse.Namespace) -> int:
 
 def name_of_host(text: str) -> str:
     """Read a host's name. Raises ConfigError for one that a run's records can't have."""
-    if not text.isprintable() or not 0 < len(text) <= LONGEST_NAME:
-        raise ConfigError(f"--name is {text[:LONGEST_NAME]!a}; write 1 to {LONGEST_NAME} printable characters")
+    if not text.isprintable() or "/" in text or not 0 < len(text) <= LONGEST_NAME:
+        raise ConfigError(f"--name is {text[:LONGEST_NAME]!a}; write 1 to {LONGEST_NAME} printable characters, no /")
     return text
 
 

@@ -69,7 +69,7 @@ class Settings:
     restart: int = 0
     """How often each worker begins again that has died, if the run bears its death."""
     hosts: int = 1
-    """Hosts, to which the scenario deals workers. Those besides the first are further processes of this machine."""
+    """Hosts, to which the scenario deals workers once all have come. See `runtime.meeting`."""
     host_timeout: float = 15.0
     """Seconds after which a host that is silent is lost. See `core.hosts`."""
     resumed: Snapshot | None = None
