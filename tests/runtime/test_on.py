@@ -92,6 +92,15 @@ def test_a_network_that_is_trusted_is_so_on_both_sides(launch: Launch, server: S
     launch.run(script(), *on(server, "ssh:a"), "--trusted-network", "--max-steps", "4").completed()
 
 
+def test_a_run_of_one_machine_goes_on_with_others(launch: Launch, server: Sshd) -> None:
+    run = launch.run(script(), "-n", "1", "--threads", "1", "-p", "asp", "--max-steps", "10").completed()
+    flags = on(server, "ssh:a=2")
+    run = launch.resume(run.folder, *flags[: flags.index("-p")]).completed()
+    assert run.summary["workers"] == 3
+    assert run.summary["samples"] == 2 * 96
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
 @pytest.mark.parametrize(
     ("hosts", "words"),
     [
