@@ -95,9 +95,16 @@ def test_a_run_on_several_hosts_is_made_again_on_as_many(launch: Launch) -> None
     assert again.summary["workers"] == 4
 
 
+DIES = """
+if epoch == 1 and paceline.worker() == 2: (THERE / "dies").touch(); os.kill(os.getppid(), signal.SIGKILL)
+if epoch == 1 and paceline.worker() > 1: time.sleep(60)
+while epoch == 1 and not (THERE / "dies").exists(): time.sleep(0.01)
+"""
+"""In the second epoch, worker 2 kills its agent. The others leave it a batch to do so, and none of its host finishes."""
+
+
 def test_a_host_whose_agent_is_killed_is_named_and_the_others_go_on(launch: Launch) -> None:
-    dies = "if paceline.worker() == 2 and epoch == 1: os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)"
-    run = launch.run(script(each_step=dies), *HOSTS, "-p", "asp", "--on-loss", "continue").completed()
+    run = launch.run(script(each_step=indented(DIES)), *HOSTS, "-p", "asp", "--on-loss", "continue").completed()
     assert "host node-1 is lost" in run.err
     assert run.summary["workers_left"] == {"2": "died", "3": "died"} if "workers_left" in run.summary else True
     left = run.rows(
