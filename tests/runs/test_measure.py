@@ -208,8 +208,8 @@ def test_without_a_token_nothing_is_measured(
     monkeypatch.delenv("PACELINE_TOKEN", raising=False)
     assert main(["doctor", "--join", "127.0.0.1:7117"]) == 2
     assert capsys.readouterr().err == (
-        "paceline: there is no token, which both machines have to share: `paceline token --out FILE` draws one; copy "
-        "the file to the other machine, and name it in PACELINE_TOKEN_FILE on both\n"
+        "paceline: there is no token, which all machines share: name the file that has it, as in "
+        "PACELINE_TOKEN_FILE=token paceline …; if there is none yet, `paceline token --out token` draws one\n"
     )
 
 

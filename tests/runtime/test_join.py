@@ -263,7 +263,7 @@ def test_a_head_without_a_token_draws_one_and_says_how_to_bring_it(
     assert Path(file[1]).read_text().strip() not in told
     nobody = ended(launch.start_joining(found[1], "--name", "b"))
     assert nobody.code == 2
-    assert "hosts that join need the head's token" in nobody.err
+    assert "there is no token, which all machines share" in nobody.err
     monkeypatch.setenv("PACELINE_TOKEN_FILE", file[1])
     joiner = launch.start_joining(found[1], "--name", "b", "-n", "1")
     assert ended(process).code == 0

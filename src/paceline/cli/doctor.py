@@ -98,10 +98,11 @@ def _measured(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace) -> Link:
     from paceline.runs import measure
     from paceline.runs.addresses import parsed, resolved
+    from paceline.runs.keys import keys_of
 
     listen = None if options.listen is None else resolved(parsed(options.listen, "--listen", least=0), "--listen")
     head = None if options.join is None else resolved(parsed(options.join, "--join"), "--join")
-    keys = measure.keys(encrypted=not options.trusted_network)
+    keys = keys_of(options.trusted_network)
     if head is not None:
         return measure.join(head, listen, keys, _say)
     assert listen is not None, "one of the two flags is given"

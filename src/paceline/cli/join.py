@@ -14,7 +14,8 @@ from paceline.errors import ConfigError
 from paceline.fabric.token import Token
 from paceline.host.processor import cap
 from paceline.runs.addresses import parsed, resolved
-from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, join, keys_of
+from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, join
+from paceline.runs.keys import keys_of
 from paceline.runs.run import CODES
 from paceline.runtime.launch import tied
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
-from paceline.fabric.token import FILE_VARIABLE, Token, find
 from paceline.host.between import Close
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, shown
@@ -21,20 +19,6 @@ PAUSE = 0.5
 BEGIN = "begin the run there with paceline run --listen, or wait for it with --wait"
 REACH = "let this host reach that port, or give --on a --listen with an address that it reaches"
 """What to do if nobody listens: for who has typed `paceline join`, and for who has had it started."""
-
-
-def keys_of(trusted: bool, token: Token | None = None) -> Keys:
-    """What this machine opens connections with. Raises ConfigError, in one line, if it has no token.
-
-    `trusted`: whether the network is trusted, so that nothing is encrypted. `token`: None: it is looked for.
-    """
-    token = token or find(os.environ)
-    if token is None:
-        raise ConfigError(
-            f"hosts that join need the head's token: name the file that has it with {FILE_VARIABLE}, such as "
-            f"{FILE_VARIABLE}=token paceline join …"
-        )
-    return Keys.plain(token) if trusted else Keys.encrypted(token)
 
 
 def await_listener(address: Address, seconds: float, say: Callable[[str], None], way_out: str = BEGIN) -> None:

@@ -5,7 +5,6 @@ Connections are opened as those of runs are, with the same token, and go over th
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import msgspec
 
 from paceline.errors import ConfigError, PeerLost
 from paceline.fabric.control import one_line
-from paceline.fabric.token import FILE_VARIABLE, find
 from paceline.host import opening, tcp
 from paceline.host.door import Door
 from paceline.host.loop import Loop
@@ -38,6 +36,7 @@ from paceline.runs.talk import (
     Send,
     Talk,
 )
+from paceline.runtime.meeting import listener_at
 
 PURPOSE = "measure"
 ECHOES, ECHOING = 300, 3.0
@@ -58,7 +57,7 @@ def listen(address: Address, keys: Keys, show: Callable[[str], object]) -> Link:
     isn't to be had.
     """
     side = this_side()
-    with closing(Loop()) as loop, closing(Door(_listening(address), loop, keys, show)) as door:
+    with closing(Loop()) as loop, closing(Door(listener_at(address), loop, keys, show)) as door:
         guests: list[Talk] = []
         """The one that is measured with, if any."""
 
@@ -98,33 +97,14 @@ def join(address: Address, back: Address | None, keys: Keys, show: Callable[[str
             raise ConfigError(f"no connection with {where}: {why}{first}")
         with closing(Talk(end, loop, where)) as talk:
             own = back or (end.getsockname()[0], 0)
-            with closing(Door(_listening(own), loop, keys, show)) as door:
+            with closing(Door(listener_at(own), loop, keys, show)) as door:
                 door.serves(PURPOSE, tcp.leave)
                 return _lead(talk, side, door.address[1], keys.certificates is not None, show)
-
-
-def keys(*, encrypted: bool) -> Keys:
-    """Return what connections are opened with. Raises ConfigError without a token."""
-    token = find(os.environ)
-    if token is None:
-        raise ConfigError(
-            "there is no token, which both machines have to share: `paceline token --out FILE` draws one; copy the "
-            f"file to the other machine, and name it in {FILE_VARIABLE} on both"
-        )
-    return Keys.encrypted(token) if encrypted else Keys.plain(token)
 
 
 def this_side() -> Side:
     """Return what is to be known of this machine. Imports torch."""
     return Side(socket.gethostname(), machine(), _cipher())
-
-
-def _listening(address: Address) -> socket.socket:
-    try:
-        return tcp.listen(address)
-    except OSError as error:
-        why = "name an address of this machine, and a port that is free"
-        raise ConfigError(f"--listen {shown(address)}: {tcp.told(error)}; {why}") from None
 
 
 def _serve(talk: Talk, side: Side, loop: Loop, keys: Keys, show: Callable[[str], object]) -> Link:

@@ -16,7 +16,7 @@ from paceline.fabric.token import IN_FOLDER, Token, find, write
 from paceline.host.between import Here
 from paceline.host.loop import Loop
 from paceline.host.opening import Keys
-from paceline.host.tcp import Address, listen, shown
+from paceline.host.tcp import Address, listen, shown, told
 from paceline.runtime.settings import Settings
 
 Settle = Callable[[Mapping[str, Here]], Settings]
@@ -94,7 +94,7 @@ def meeting(settings: Settings, listening: Listen) -> Iterator[Meeting]:
     if token is None:
         token, drawn = Token.drawn(), settings.folder / IN_FOLDER
         write(token, drawn)
-    listener = _listening(listening.address)
+    listener = listener_at(listening.address)
     try:
         with nullcontext({}) if launch is None else launch(listener.getsockname()[:2], token) as agents:
             yield Meeting(
@@ -110,9 +110,10 @@ def meeting(settings: Settings, listening: Listen) -> Iterator[Meeting]:
         listener.close()
 
 
-def _listening(address: Address) -> socket.socket:
+def listener_at(address: Address) -> socket.socket:
+    """Return a socket that listens there. Raises ConfigError, in one line, if that address isn't to be had."""
     try:
         return listen(address)
     except OSError as error:
         why = "name an address of this machine, and a port that is free"
-        raise ConfigError(f"--listen {shown(address)}: {os.strerror(error.errno or 0)}; {why}") from None
+        raise ConfigError(f"--listen {shown(address)}: {told(error)}; {why}") from None
