@@ -77,9 +77,9 @@ class Head:
         return ended(self.process)
 
 
-def begun(launch: Launch, text: str, *flags: str, hosts: int = 2, workers: int = 1) -> Head:
+def begun(launch: Launch, text: str, *flags: str, hosts: int = 2, workers: int = 1, first: str = "") -> Head:
     listens = "--listen", "127.0.0.1:0", "--hosts", str(hosts), "--name", "head", "-n", str(workers), "--threads", "1"
-    process = launch.start(text, *listens, *flags)
+    process = launch.start(text, *listens, *flags, first=first)
     line = said(process, "paceline join .*\n")
     found = re.search(r"paceline join (\S+) -n", line)
     assert found is not None
@@ -88,6 +88,12 @@ def begun(launch: Launch, text: str, *flags: str, hosts: int = 2, workers: int =
 
 def joined(launch: Launch, head: Head, name: str, workers: int = 1) -> Launcher:
     return launch.start_joining(head.address, "--name", name, "-n", str(workers))
+
+
+def nobodys() -> str:
+    """An address of this process alone, where nobody listens. A port that was free may be another test's by now."""
+    high, low = divmod(os.getpid() % (1 << 16), 1 << 8)
+    return f"127.117.{high}.{low}:7117"
 
 
 def await_file(path: Path) -> None:
@@ -144,6 +150,21 @@ def test_no_script_finds_the_token_in_its_environment(launch: Launch, monkeypatc
     assert [run.log(worker) for worker in (0, 1)] == ["token: None\n"] * 2
 
 
+ROOM = "import paceline.runtime.forking as forking; forking.available_bytes = lambda: 2 * 35_000_000"
+"""Leaves memory to begin two workers."""
+
+
+def test_each_machine_needs_memory_for_its_own_workers_alone(launch: Launch) -> None:
+    head = begun(launch, script(), "-p", "asp", first=ROOM)
+    refused = ended(launch.start_joining(head.address, "--name", "b", "-n", "3", first=ROOM))
+    assert refused.code == 2
+    assert "3 workers take at least 105,000,000 bytes of memory" in refused.err
+    assert refused.err.count("\n") == 1
+    joiner = launch.start_joining(head.address, "--name", "b", "-n", "2", first=ROOM)
+    head.ended().completed()
+    assert ended(joiner).code == 0
+
+
 def test_a_joiner_that_is_killed_is_lost_and_the_others_go_on(launch: Launch) -> None:
     head = begun(launch, script(each_step=AT_STEP), "-p", "asp", "--on-loss", "continue", "--host-timeout", "3")
     other = joined(launch, head, "b", 2)
@@ -188,7 +209,7 @@ def test_a_joiner_whose_head_is_killed_ends_and_says_so(launch: Launch) -> None:
     joiner = ended(other)
     assert joiner.code == 3
     assert "this host is lost, and comes again: no beat of this host was acknowledged in time" in joiner.err
-    assert "this host takes no part any more: the head does not answer" in joiner.err
+    assert "this host takes no part any more: the head does not answer (tried for 2 s)" in joiner.err
 
 
 def test_a_joiner_ends_with_the_runs_own_exit_code_and_why(launch: Launch) -> None:
@@ -215,8 +236,7 @@ def test_a_host_that_is_stopped_for_too_long_comes_back(launch: Launch) -> None:
 
 
 def test_a_host_that_waits_joins_once_the_head_listens(launch: Launch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    address = nobodys()
     other = launch.start_joining(address, "--name", "b", "-n", "1", "--wait")
     process = launch.start(script(), "--listen", address, "--hosts", "2", "--name", "head", "-n", "1", "-p", "asp")
     assert ended(process).code == 0
@@ -361,8 +381,7 @@ def test_a_port_in_use_is_refused(launch: Launch) -> None:
 
 
 def test_a_head_that_is_not_there_is_said_with_how_long_it_was_tried(launch: Launch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    address = nobodys()
     run = ended(launch.start_joining(address, "--wait", "0.1"))
     assert run.code == 2
     assert f"nobody listens at {address} (tried for " in run.err

@@ -11,7 +11,7 @@ import torch
 
 from paceline.host.door import MOST_STRANGERS
 from paceline.protocols import registry
-from paceline.runtime.run import DESCRIPTORS, DESCRIPTORS_EACH
+from paceline.runtime.forking import DESCRIPTORS, DESCRIPTORS_EACH
 from support.events import said
 from support.launch import Launch
 from support.recorded import checked

@@ -40,11 +40,17 @@ def await_listener(address: Address, seconds: float, say: Callable[[str], None],
 
 
 def join(address: Address, name: str, workers: int, keys: Keys, say: Callable[[str], None]) -> Close:
-    """Take part in the run whose head listens there, until it is over. Return how that came."""
+    """Take part in the run whose head listens there, until it is over. Return how that came.
+
+    Raises ConfigError, in one line, if this machine has no room for so many workers.
+    """
     from paceline.runtime.agent import agent
+    from paceline.runtime.forking import allow_files, check_memory
     from paceline.runtime.imports import import_torch
     from paceline.runtime.interrupts import Interrupts
 
+    check_memory(workers)
+    allow_files(workers, True)
     interrupts = Interrupts()
     import_torch(b"")
     return agent(name, workers, address, keys, interrupts=interrupts, say=say)

@@ -168,7 +168,7 @@ class _Agent:
         self._link = HostLink(end, address, keys, loop, self)
         self._output = Outward()
         self._output.send = self._link.send
-        loop.after(patience, self._not_let_in)
+        loop.after(patience, partial(self._not_let_in, patience))
 
     def leave(self, why: str, outcome: between.End = "lost") -> None:
         """Take no part any more, of one's own accord."""
@@ -305,9 +305,9 @@ class _Agent:
         self._carrier.begins(0, self._branch)
         self.takes_part = True
 
-    def _not_let_in(self) -> None:
+    def _not_let_in(self, tried: float) -> None:
         if not self._let_in:
-            self.over = self.over or between.Close("refused", "the head does not answer")
+            self.over = self.over or between.Close("refused", f"the head does not answer (tried for {tried:.0f} s)")
 
     def _start(self, worker: int) -> None:
         self._branch.returns(worker)

@@ -8,16 +8,37 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from paceline.errors import ConfigError
+from paceline.fabric.memory import available_bytes
 from paceline.fabric.token import VARIABLE
 from paceline.fabric.unix import Channel, pair
 from paceline.host import messages
 from paceline.host.output import Output
+from paceline.host.processes import allow_descriptors
 from paceline.host.turns import Turns
 from paceline.host.workers import Process
 from paceline.host.zygote import Zygote
 from paceline.records.whole import MODE
+from paceline.runtime.offers import too_many
 from paceline.runtime.packed import unpacked
 from paceline.runtime.settings import Settings
+
+DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
+"""File descriptors that a launcher needs, and how many more for each worker: channels, a watch, a pipe, a log."""
+DESCRIPTORS_OF_HOSTS = 48
+"""How many more a head needs: for connections that have said nothing yet, of which its door keeps some."""
+
+
+def check_memory(workers: int) -> None:
+    """Raise ConfigError, in one line, if this machine has no memory to begin so many workers."""
+    if why := too_many(workers, available_bytes()):
+        raise ConfigError(why)
+
+
+def allow_files(workers: int, of_several_hosts: bool) -> None:
+    """Make sure that this process may open the files of so many workers. Raises ConfigError, in one line."""
+    more = DESCRIPTORS_OF_HOSTS if of_several_hosts else 0
+    allow_descriptors(DESCRIPTORS + DESCRIPTORS_EACH * workers + more, workers)
 
 
 def output_of(settings: Settings) -> Output:

@@ -21,7 +21,6 @@ from paceline.cluster.scenario_file import to_plain
 from paceline.core.drive import drive
 from paceline.core.listed import workers_named
 from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed, unforeseen
-from paceline.fabric.memory import available_bytes
 from paceline.host import messages
 from paceline.host.loop import Loop
 from paceline.host.machine import Machine, environment, machine
@@ -29,7 +28,6 @@ from paceline.host.output import Output
 from paceline.host.processes import (
     NoProcess,
     adopt_orphans,
-    allow_descriptors,
     children,
     end_adopted,
 )
@@ -48,10 +46,9 @@ from paceline.runtime.coordinator import Coordinator
 from paceline.runtime.course import Course
 from paceline.runtime.director import Director
 from paceline.runtime.folders import notes
-from paceline.runtime.forking import fork_workers, forked_zygote, output_of
+from paceline.runtime.forking import allow_files, check_memory, fork_workers, forked_zygote, output_of
 from paceline.runtime.imports import import_torch
 from paceline.runtime.interrupts import Interrupts
-from paceline.runtime.offers import too_many
 from paceline.runtime.packed import packed
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
@@ -61,12 +58,6 @@ from paceline.version import __version__
 if TYPE_CHECKING:
     from paceline.runtime.meeting import Listen, Meeting
     from paceline.runtime.others import Others
-
-DESCRIPTORS, DESCRIPTORS_EACH = 48, 6
-"""File descriptors that a launcher needs, and how many more for each worker: channels, a watch, a pipe, a log."""
-DESCRIPTORS_OF_HOSTS = 48
-"""How many more a head needs: for connections that have said nothing yet, of which its door keeps some."""
-
 
 Direct = Callable[[Director, Journal], None]
 """Carries out all of a run's orders, and records what it tells the machine."""
@@ -82,7 +73,8 @@ def run(
     training has come so far that it has something to lose. Raises SystemExit if the script's own argument parser
     ends the script.
     """
-    _check_room(settings)
+    check_memory(settings.workers)
+    allow_files(settings.workers, settings.hosts > 1)
     import_torch(settings.source)
     if interrupts.take():
         raise KeyboardInterrupt
@@ -128,14 +120,6 @@ def run(
         if not keep:
             undo(settings.folder, made)
         raise
-
-
-def _check_room(settings: Settings) -> None:
-    """Raises ConfigError, in one line, if this machine has no room for so many workers."""
-    if why := too_many(settings.workers, available_bytes()):
-        raise ConfigError(why)
-    descriptors = DESCRIPTORS + DESCRIPTORS_EACH * settings.workers
-    allow_descriptors(descriptors + (DESCRIPTORS_OF_HOSTS if settings.hosts > 1 else 0), settings.workers)
 
 
 def _let_go(interrupts: Interrupts, zygote: Zygote) -> None:
@@ -197,7 +181,7 @@ def _gathered(
         if all_are_there is None:
             output.say("interrupted before all hosts had come")
             raise KeyboardInterrupt
-        _check_room(all_are_there)
+        allow_files(all_are_there.workers, True)  # also logs of workers elsewhere are here
         yield all_are_there, others
     except ConfigError as error:
         others.refuses(str(error))
