@@ -100,7 +100,7 @@ if epoch == 1 and paceline.worker() == 2: (THERE / "dies").touch(); os.kill(os.g
 if epoch == 1 and paceline.worker() > 1: time.sleep(60)
 while epoch == 1 and not (THERE / "dies").exists(): time.sleep(0.01)
 """
-"""In the second epoch, worker 2 kills its agent. The others leave it a batch to do so, and none of its host finishes."""
+"""In the second epoch, worker 2 kills its agent. The others leave it a batch, and none of its host finishes."""
 
 
 def test_a_host_whose_agent_is_killed_is_named_and_the_others_go_on(launch: Launch) -> None:
