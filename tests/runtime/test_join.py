@@ -348,6 +348,128 @@ def test_a_machine_that_is_lost_may_come_back_as_another_process(launch: Launch)
     assert (found := checked(run.folder)).ok, found.wrong
 
 
+USES_THE_FOLDER = """
+import parts
+assert open("data.bin", "rb").read() == parts.CONTENT
+if paceline.worker() == 1: open("mine.txt", "w").write(os.getcwd())
+"""
+
+
+def folders(tmp_path: Path, text: str) -> tuple[Path, Path]:
+    """The head's working directory, with what the script needs in several parts, and one with nothing in it."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    (here / "train.py").write_text(text)
+    (here / "parts.py").write_text("CONTENT = bytes(range(256)) * 2000\n")
+    (here / "data.bin").write_bytes(bytes(range(256)) * 2000)
+    return here, there
+
+
+SEND = "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "1", "-p", "asp", "--threads", "1", "--send"
+
+
+def test_a_host_with_an_empty_folder_is_sent_what_the_script_needs(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here, there = folders(tmp_path, script(before=USES_THE_FOLDER.strip()))
+    monkeypatch.chdir(here)
+    process = launch.start(Path("train.py"), *SEND, ".")
+    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
+    assert found is not None
+    monkeypatch.chdir(there)
+    joiner = ended(launch.start_joining(found[1], "--name", "b", "-n", "1"))
+    run = ended(process).completed()
+    assert joiner.code == 0, joiner.err
+    assert "receiving the script's folder, of " in joiner.err
+    assert "worker 1 of 2, asp, train.py" in joiner.err
+    (left,) = there.iterdir()
+    assert f"what workers of host b saved is in {left}" in joiner.err
+    (mine,) = (path for path in left.rglob("*") if not path.is_dir())  # nothing of what was sent
+    assert mine.name == "mine.txt"
+    assert mine.read_text().startswith(f"{left}/sent-")
+    assert sorted(path.name for path in here.iterdir() if path.suffix) == ["data.bin", "parts.py", "train.py"]
+    monkeypatch.chdir(here)
+    assert (found_wrong := checked(run.folder)).ok, found_wrong.wrong
+    assert "the same bits" in replayed(run.folder).out
+
+
+def test_a_host_that_comes_back_as_another_process_is_sent_the_folder_again(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waits = AT_STEP.replace("THERE", f"Path({str(tmp_path)!r})")
+    here, there = folders(tmp_path, script(each_step=waits))
+    monkeypatch.chdir(here)
+    process = launch.start(Path("train.py"), *SEND, ".", "--restart", "1", "--host-timeout", "3")
+    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
+    assert found is not None
+    monkeypatch.chdir(there)
+    other = launch.start_joining(found[1], "--name", "b", "-n", "1")
+    await_file(tmp_path / "at-1")
+    os.kill(other.pid, signal.SIGKILL)
+    ended(other)
+    said(process, "host b is lost")
+    again = launch.start_joining(found[1], "--name", "b", "-n", "1")
+    said(process, "worker 1 is back")
+    (tmp_path / "go-on").touch()
+    ended(process).completed()
+    joiner = ended(again)
+    assert joiner.code == 0
+    assert "receiving the script's folder" in joiner.err
+
+
+@pytest.mark.parametrize(
+    ("first", "line"),
+    [
+        ("from paceline.runtime import received; received.MOST_PACKED = 1000", "which Paceline does not send"),
+        (
+            "from paceline.runtime import received as r; import paceline.host.between as b; take = r.Received.take; "
+            "r.Received.take = lambda self, part: take(self, b.Part(part.at, part.data[::-1]))",
+            "the folder that the head sent is not the one that it announced",
+        ),
+    ],
+)
+def test_a_host_refuses_a_folder_that_it_can_t_take_and_the_head_waits_on(
+    first: str, line: str, launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here, there = folders(tmp_path, script())
+    monkeypatch.chdir(here)
+    process = launch.start(Path("train.py"), *SEND, ".")
+    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
+    assert found is not None
+    monkeypatch.chdir(there)
+    refused = ended(launch.start_joining(found[1], "--name", "b", "-n", "1", first=first))
+    assert refused.code == 2
+    assert line in refused.err.splitlines()[-1]
+    assert line in said(process, "host b takes no part: .*\n")
+    assert not list(there.iterdir())
+    joiner = launch.start_joining(found[1], "--name", "b", "-n", "1")
+    assert ended(process).code == 0
+    assert ended(joiner).code == 0
+
+
+@pytest.mark.parametrize(
+    ("send", "line"),
+    [
+        ("parts", "--send parts: train.py is not in it"),
+        ("train.py", "--send train.py: it is no folder"),
+        (".", "--send .: out links to /etc, which is not sent"),
+    ],
+)
+def test_a_folder_that_can_t_be_sent_is_refused_before_the_run(
+    send: str, line: str, launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here, _ = folders(tmp_path, script())
+    (here / "parts").mkdir()
+    (here / "out").symlink_to("/etc")
+    monkeypatch.chdir(here)
+    run = launch.run(Path("train.py"), *SEND, send)
+    assert run.code == 2
+    assert line in run.err
+    assert run.err.count("\n") == 1
+    assert not run.folder.exists()
+
+
 # --- what is refused, in one line ---------------------------------------------------------------
 
 
@@ -356,6 +478,7 @@ def test_a_machine_that_is_lost_may_come_back_as_another_process(launch: Launch)
     [
         (["--hosts", "2"], "--hosts is 2, and no machine can join"),
         (["--name", "a"], "--name is a, and no machine can join"),
+        (["--send", "."], "--send is ., and no machine can join"),
         (["--listen", "127.0.0.1:0"], "--listen waits for other hosts: say how many there are"),
         (["--listen", "127.0.0.1", "--hosts", "2"], '--listen is "127.0.0.1"; write an address and a port'),
         (["--listen", "127.0.0.1:0", "--hosts", "2", "-p", "ad-psgd"], "--listen: ad-psgd runs on one host only"),

@@ -143,6 +143,18 @@ def test_what_a_machine_lacks_is_named_by_the_head(launch: Launch, server: Sshd)
         refused(launch.run(script(), *on(server, "ssh:a", wrapper)), *words)
 
 
+def test_a_machine_without_the_folder_is_sent_it(launch: Launch, server: Sshd) -> None:
+    here, home = launch.tmp_path / "here", launch.tmp_path / "home"
+    here.mkdir()
+    home.mkdir()
+    (here / "train.py").write_text(script())
+    wrapper = sys.executable, "-c", ELSEWHERE, "exec ", f"cd {home} && exec "
+    first = f"import os; os.chdir({str(here)!r}); os.environ['PWD'] = {str(here)!r}"
+    run = launch.run(Path("train.py"), *on(server, "ssh:a", wrapper), "--send", ".", first=first).completed()
+    assert run.summary["samples"] == 2 * 96
+    assert not list(home.iterdir())
+
+
 @pytest.mark.parametrize("present", [False, True])
 def test_a_machine_whose_script_is_another_or_none_is_named(present: bool, launch: Launch, server: Sshd) -> None:
     here, there = launch.tmp_path / "here", launch.tmp_path / "there"

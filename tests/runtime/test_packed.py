@@ -37,6 +37,7 @@ UNUSUAL = Settings(
     seed=7,
     threads=2,
     folder=Path("/runs/one"),
+    directory=Path("/sent"),
     shards="static",
     epochs=5,
     record=3,

@@ -193,7 +193,7 @@ def test_ssh_says_where_a_machine_is_and_what_is_to_join_there(server: sshd.Sshd
     found = looked_up("ssh:me@b:2222=3", shlex.join(server.ssh), 2)
     assert found.address() == "127.0.0.1"
     for listens, head in (("10.0.0.1", "10.0.0.1:7"), ("0.0.0.0", "127.0.0.1:7"), ("fe80::1", "'[fe80::1]:7'")):
-        ((machine, words),) = found.commands((listens, 7), ["--trusted-network"])
+        ((machine, words),) = found.commands((listens, 7), ["--trusted-network"], "/there")
         assert machine.name == "b:2222"
         assert words[:-1] == [*server.ssh, "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-p", "2222", "me@b"]
         assert words[-1].endswith(

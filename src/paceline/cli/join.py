@@ -27,7 +27,8 @@ def add_to(commands: Any) -> None:
         help="take part in another machine's run",
         description=(
             "Take part with this machine in the run that another one, the head, begins with paceline run --listen. "
-            "The script has to be on this machine, too, at the same path from the working directory."
+            "The script has to be on this machine, too, at the same path from the working directory, unless the head "
+            "sends it."
         ),
         allow_abbrev=False,
     )

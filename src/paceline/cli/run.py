@@ -130,6 +130,8 @@ def add_to(commands: Any) -> None:
     on = "also start workers on these machines by ssh, each a [USER@]HOST[:PORT][=WORKERS]"
     add("--on", metavar="ssh:HOST,…", help=on)
     add("--ssh", metavar="COMMAND", help="the ssh that --on calls, with options if you like (default: ssh)")
+    sends = "send that folder, which has SCRIPT, to hosts that join; they need nothing but Paceline then"
+    add("--send", type=Path, metavar="DIR", help=sends)
     called = "what this host is called, where others join (default: the machine's name)"
     add("--name", type=name_of_host, metavar="NAME", help=called)
     add_trusted_network(command)
@@ -348,7 +350,10 @@ def name_of_host(text: str) -> str:
 def _check_alone(options: argparse.Namespace) -> None:
     """Raise ConfigError for a flag that only hosts which join give a meaning."""
     trusted = options.trusted_network or None
-    given = (("--hosts", options.hosts), ("--name", options.name), ("--trusted-network", trusted))
+    given = (
+        *(("--hosts", options.hosts), ("--name", options.name)),
+        *(("--trusted-network", trusted), ("--send", options.send)),
+    )
     for flag, value in given:
         if value is not None:
             raise ConfigError(
@@ -378,6 +383,7 @@ def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Sce
     """What the flags say of machines that join. Raises ConfigError, in one line, for what is wrong."""
     from paceline.runs.addresses import parsed, resolved
     from paceline.runtime.meeting import Listen
+    from paceline.runtime.sent import to_send
 
     def with_hosts(tables: tuple[HostTable, ...]) -> Scenario:
         workers = tables[-1].workers.stop
@@ -392,10 +398,11 @@ def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Sce
         address = resolved(parsed(options.listen, "--listen", least=0), "--listen")
     launch = None
     if on is not None:
-        from paceline.runtime.launch.ssh import agents
+        from paceline.runtime.launch.ssh import agents, working_directory
 
         trusted = ["--trusted-network"] if options.trusted_network else []
-        launch = partial(agents, on, [f"--isa={options.isa}", *trusted])
+        directory = None if options.send else working_directory()
+        launch = partial(agents, on, [f"--isa={options.isa}", *trusted], directory)
         if options.listen is None:
             address = on.address(), 0
     return Listen(
@@ -405,6 +412,7 @@ def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Sce
         threads=options.threads,
         scenario=with_hosts,
         launch=launch,
+        sent=None if options.send is None else to_send(options.send, options.script),
     )
 
 

@@ -51,6 +51,19 @@ class GoesOn(msgspec.Struct, frozen=True, array_like=True):
     """What its script kept, or another worker's, if any did."""
 
 
+class Folder(msgspec.Struct, frozen=True, array_like=True):
+    """A folder with the script, for hosts that don't have it. They ask for its parts."""
+
+    size: Annotated[int, msgspec.Meta(ge=1)]
+    """Its bytes, as `runtime.sent` packs it."""
+    sha256: bytes
+    """Of these bytes."""
+    at: str
+    """Where the folder goes in the place that a host has for it."""
+    directory: str
+    """The working directory of the workers, in that place."""
+
+
 class Introduce(Message):
     """Say what this host has for the run."""
 
@@ -59,6 +72,15 @@ class Introduce(Message):
     sha256: bytes
     """Of the script as the head has it."""
     host_timeout: float
+    folder: Folder | None
+    """None: the script has to be there."""
+
+
+class Part(Message):
+    """A part of the folder, and where it begins."""
+
+    at: int
+    data: bytes
 
 
 class Prepare(Message):
@@ -202,6 +224,7 @@ class Close(Message):
 
 FromHead = (
     Introduce
+    | Part
     | Prepare
     | Open
     | Train
@@ -225,6 +248,12 @@ FromHead = (
 
 
 # a host to the head
+
+
+class SendPart(Message):
+    """Send the part of the folder that begins there."""
+
+    at: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Here(Message):
@@ -342,4 +371,4 @@ OfStep = Taken | AwaitsVersion | AwaitsPlace | Computes
 OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
-ToHead = OfWorker | Here | Leaves | Begun | Has | Fetched | Printed | Said
+ToHead = OfWorker | SendPart | Here | Leaves | Begun | Has | Fetched | Printed | Said

@@ -24,7 +24,7 @@ from paceline.core.choice import brief
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.hosts import Fence
 from paceline.core.listed import workers_named
-from paceline.errors import unforeseen
+from paceline.errors import ConfigError, unforeseen
 from paceline.fabric.control import Hello, HostEnd
 from paceline.host import between, messages
 from paceline.host.branch import Branch
@@ -45,6 +45,7 @@ from paceline.runtime.folders import notes
 from paceline.runtime.forking import fork_workers, forked_zygote
 from paceline.runtime.interrupts import Interrupts
 from paceline.runtime.packed import packed, unpacked
+from paceline.runtime.received import Received, received
 from paceline.runtime.scratch import scratch
 from paceline.runtime.settings import Settings
 
@@ -75,7 +76,7 @@ def agent(
     `address`: where the head listens. `interrupts`: signals that have the host leave.
     """
     let_go = _nothing if interrupts is None else interrupts.let_go
-    with scratch(name, _show) as folder, forked_zygote(let_go) as zygote:
+    with scratch(name, _show) as folder, received(folder) as from_head, forked_zygote(let_go) as zygote:
         strangers = children()
         adopt_orphans()
         folders, loop = notes(), Loop()
@@ -88,7 +89,8 @@ def agent(
 
         def take_part(patience: float) -> _Agent:
             """Be one incarnation of the host, and return it once it is over."""
-            here = _Agent(name, workers, address, keys, company, loop, patience=patience, say=say)
+            told = company, from_head, loop
+            here = _Agent(name, workers, address, keys, *told, patience=patience, say=say)
             try:
                 if interrupts is not None:
                     loop.watch(interrupts, partial(here.leave, "it was interrupted", "interrupted"))
@@ -128,6 +130,8 @@ def agent(
 class _Agent:
     """What the head says goes to the branch, and what the branch tells goes to the head."""
 
+    _asked: between.Introduce
+    """What the head has asked for first."""
     _workers: Workers
     """From here on: what there is once the head has told the run."""
     _branch: Branch
@@ -141,6 +145,7 @@ class _Agent:
         address: Address,
         keys: Keys,
         company: Company,
+        received: Received,
         loop: Loop,
         *,
         patience: float = LET_IN,
@@ -154,7 +159,9 @@ class _Agent:
         self.patience = patience
         """Seconds that the head has to let the next one in."""
         self._name, self._brings, self._address, self._keys = name, workers, address, keys
-        self._company, self._say = company, say
+        self._company, self._received, self._say = company, received, say
+        self._directory: Path | None = None
+        """Where workers begin, if the head has sent a folder."""
         self.takes_part = False
         """Whether the head has told this incarnation the run."""
         self._loop = loop
@@ -204,6 +211,8 @@ class _Agent:
         match message:
             case between.Introduce():
                 self._introduce(message)
+            case between.Part():
+                self._arrives(partial(self._received.take, message))
             case between.Prepare(settings=settings, workers=workers):
                 self._prepare(unpacked(settings), workers)
             case between.Open():
@@ -271,10 +280,32 @@ class _Agent:
         _show(line)
 
     def _introduce(self, asked: between.Introduce) -> None:
-        """Say what this host has, if it has the script."""
+        """Say what this host has, if it has the script. It may get that from the head before."""
         self._fence.timeout = asked.host_timeout
         self._link.goes_by(asked.host_timeout)
-        if (why := _lacks(Path(asked.script), asked.sha256)) is None:
+        self._asked = asked
+        if (folder := asked.folder) is None:
+            self._here(None)
+        elif (directory := self._received.working_directory(folder)) is not None:
+            self._here(directory)
+        else:
+            self._say(f"receiving the script's folder, of {folder.size:,} bytes")
+            self._arrives(lambda: self._received.expect(folder, lambda at: self._link.send(between.SendPart(at))))
+
+    def _arrives(self, some: Callable[[], Path | None]) -> None:
+        """See to some of the head's folder. Go on once it is whole."""
+        try:
+            directory = some()
+        except ConfigError as error:
+            self.leave(str(error), "refused")
+        else:
+            if directory is not None:
+                self._here(directory)
+
+    def _here(self, directory: Path | None) -> None:
+        """Say what this host has, if it has the script, from that working directory of the workers."""
+        self._directory = directory
+        if (why := _lacks(Path(self._asked.script), self._asked.sha256, directory or Path())) is None:
             self._link.send(between.Here(self._brings, machine()))
         else:
             self.leave(why, "refused")
@@ -294,7 +325,8 @@ class _Agent:
         hello = Hello(self._name, secrets.token_bytes(16), self._incarnation, 0)
         to = bulk, self._address, self._keys
         self._dialler = Dialler(*to, self._loop, hello, self.show, settings.host_timeout)
-        self._workers = self._company(settings, self._output)
+        script = Path(self._asked.script)
+        self._workers = self._company(replace(settings, script=script, directory=self._directory), self._output)
         linked = settings.scenario.links_hosts
         try:
             for first in range(0, len(workers), AT_ONCE):
@@ -377,14 +409,14 @@ def _show(line: str) -> None:
     sys.stderr.write(f"paceline: {line}\n")
 
 
-def _lacks(script: Path, sha256: bytes) -> str | None:
-    """Why this host can't run that script, in one line; None: it is here, as the head has it."""
+def _lacks(script: Path, sha256: bytes, directory: Path) -> str | None:
+    """Why this host can't run that script, in one line; None: it is there from that directory, as the head has it."""
     try:
-        here = hashlib.sha256(script.read_bytes()).digest()
+        here = hashlib.sha256((directory / script).read_bytes()).digest()
     except OSError as error:
         return (
             f"{script}: {error.strerror}; the script has to be on every host, at the same path from the working "
-            "directory"
+            "directory, or is sent there with --send at the head"
         )
     return None if here == sha256 else f"{script} is not the head's; copy the script to every host"
 

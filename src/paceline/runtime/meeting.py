@@ -17,6 +17,7 @@ from paceline.host.between import Here
 from paceline.host.loop import Loop
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, listen, shown, told
+from paceline.runtime.sent import Sent
 from paceline.runtime.settings import Settings
 
 Settle = Callable[[Mapping[str, Here]], Settings]
@@ -58,6 +59,8 @@ class Meeting:
     """By host: its agent, where the head has started them. Then no other hosts may come."""
     patience: float | None = None
     """Seconds that they have to come; None: as long as it takes."""
+    sent: Sent | None = None
+    """What they are sent; None: they have the script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,8 @@ class Listen:
     """The scenario with these hosts. Raises ConfigError if the run can't have them."""
     launch: Launch | None = None
     """Has the hosts come. None: somebody else does."""
+    sent: Sent | None = None
+    """See `Meeting`."""
 
 
 @contextmanager
@@ -105,6 +110,7 @@ def meeting(settings: Settings, listening: Listen) -> Iterator[Meeting]:
                 settle=settle,
                 threads=listening.threads,
                 agents=agents,
+                sent=listening.sent,
             )
     finally:
         listener.close()

@@ -219,6 +219,9 @@ class Others:
                 self._link.send(host, incarnation, between.Kept())
             case between.Said(line=line):
                 self._say(line)
+            case between.SendPart(at=at):
+                if (sent := self._meeting.sent) is not None:
+                    self._link.send(host, incarnation, sent.part(at))
             case between.Here():
                 self._has_come(host, incarnation, message)
             case between.Leaves(why=why):
@@ -247,9 +250,10 @@ class Others:
 
     @property
     def _introduce(self) -> between.Introduce:
-        settings = self._settings
+        settings, sent = self._settings, self._meeting.sent
         sha256 = hashlib.sha256(settings.source).digest()
-        return between.Introduce(str(settings.script), sha256, settings.host_timeout)
+        script, folder = (str(settings.script), None) if sent is None else (sent.script, sent.folder)
+        return between.Introduce(script, sha256, settings.host_timeout, folder)
 
     def _prepare(self, host: str, workers: Sequence[int]) -> None:
         """Tell the host the run, and have it begin these workers."""

@@ -24,6 +24,10 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "choice": (Choice.to_plain, lambda plain: choice_of({"protocol": plain}, registry())),
     "scenario": (to_plain, from_plain),
     "folder": (str, Path),
+    "directory": (
+        lambda directory: None if directory is None else str(directory),
+        lambda path: None if path is None else Path(path),
+    ),
     "targets": (lambda targets: [target.text for target in targets], lambda texts: tuple(map(Target.parse, texts))),
     "simulated": (
         lambda scenario: None if scenario is None else to_plain(scenario),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
 import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from paceline.errors import ConfigError
+from paceline.fabric.token import LONGEST, Token
+from paceline.host.between import Folder, Part
 from paceline.records.reading import LEDGER
 
 MOST_BYTES = 64 << 20
@@ -22,6 +26,44 @@ LEFT_OUT = frozenset(("__pycache__", "node_modules"))
 MARKS = ("pyvenv.cfg", LEDGER)
 """Files of folders that are left out: environments of Python, and runs."""
 HARM = "what the head sent holds {}, which Paceline does not send"
+PART = 60 << 10
+"""Bytes of a part of what is packed. Parts go over the connection for control, and may not delay what is urgent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a head sends to hosts."""
+
+    folder: Folder
+    script: str
+    """The script's path from the workers' working directory."""
+    packed: bytes
+
+    def part(self, at: int) -> Part:
+        """Return the part that begins there. It is empty if there is none."""
+        return Part(at, self.packed[at : at + PART])
+
+
+def to_send(folder: Path, script: Path) -> Sent:
+    """Return what hosts are sent of that folder, which has the script. Raises ConfigError, in one line.
+
+    Paths that lead from the working directory into the folder do so on other hosts, too. If it is elsewhere, workers
+    there begin in the folder itself.
+    """
+    packed = pack(folder)
+    root, here = folder.resolve(), Path.cwd()
+    named = script.parent.resolve() / script.name  # the script itself may be a link
+    if not named.is_relative_to(root):
+        raise _unsent(folder, f"{script} is not in it; name a folder that contains the script")
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
+        if str(named.relative_to(root)) not in archive.getnames():
+            why = "it is hidden, or in a folder that is hidden, a run's or an environment of Python"
+            raise _unsent(folder, f"{script} is not sent with it: {why}; move the script")
+    place = here if root.is_relative_to(here) else root
+    here = here if here.is_relative_to(place) else root
+    at, directory = (str(path.relative_to(place)) for path in (root, here))
+    sha256 = hashlib.sha256(packed).digest()
+    return Sent(Folder(len(packed), sha256, at, directory), os.path.relpath(named, here), packed)
 
 
 def pack(folder: Path) -> bytes:
@@ -63,6 +105,8 @@ def _add(archive: tarfile.TarFile, folder: Path) -> None:
             what = f"it has more than {MOST_BYTES >> 20} MiB ({largest[1]} alone has {largest[0]:,} bytes)"
             raise _unsent(folder, f"{what}; keep data elsewhere, or send a smaller folder")
         content = _read(folder / name, entry.size) if entry.isreg() else b""
+        if _is_token(content):
+            continue
         entry.size = len(content)  # the file may have changed meanwhile
         archive.addfile(entry, io.BytesIO(content))
 
@@ -104,6 +148,15 @@ def _entry(folder: Path, name: str) -> tarfile.TarInfo:
     return entry
 
 
+def _is_token(content: bytes) -> bool:
+    """Whether that file is a token, which is not to lie about."""
+    try:
+        Token.of(content[:LONGEST].decode(errors="replace"), "")
+    except ConfigError:
+        return False
+    return True
+
+
 def _read(path: Path, size: int) -> bytes:
     with path.open("rb") as file:
         return file.read(size)
@@ -126,7 +179,7 @@ def _checked(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         total += entry.size
         if len(names) > MOST_FILES or total > MOST_BYTES:
             raise ConfigError(HARM.format(f"more than {MOST_FILES:,} files, or {MOST_BYTES >> 20} MiB"))
-        yield entry
+        yield entry.replace(mtime=None)  # type: ignore[arg-type]  # the time is that of unpacking
 
 
 def _unsent(folder: Path, why: str) -> ConfigError:

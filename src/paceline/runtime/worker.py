@@ -82,6 +82,8 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
     forks_die_with_me()  # otherwise loader processes would outlive a killed worker
     share_without_files()
     redirect(output, worker)
+    if settings.directory is not None:
+        os.chdir(settings.directory)
     for name in ("RANK", "WORLD_SIZE"):  # many scripts wrap themselves in DDP where they find them
         os.environ.pop(name, None)
     atexit._clear()  # the launcher's exit functions are not this process's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from paceline.host import messages
@@ -11,6 +12,7 @@ from paceline.host.opening import Keys
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
 from paceline.runtime.agent import LET_IN, PAUSE, _Agent
+from paceline.runtime.received import Received
 from support.world.clock import VirtualLoop
 from support.world.lines import lines, named_by
 from support.world.network import Address, Machine
@@ -206,7 +208,7 @@ class Agent:
 
     def _take_part(self, patience: float) -> None:
         assert self._meets is not None
-        given = self.name, self._brings, *self._meets, self._company, self.loop
+        given = self.name, self._brings, *self._meets, self._company, Received(Path("nowhere")), self.loop
         self.agent = WorldAgent(*given, say=self._say, patience=patience)
 
     def _company(self, *_: object) -> Workers:

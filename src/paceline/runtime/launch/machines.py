@@ -72,9 +72,11 @@ def configuration(printed: str) -> dict[str, str]:
     return {key: value for key, _, value in (line.partition(" ") for line in printed.splitlines())}
 
 
-def shell_words(directory: str, python: str, arguments: Sequence[str]) -> str:
-    """Return what the other machine's shell executes: Paceline with these arguments, in that directory."""
+def shell_words(directory: str | None, python: str, arguments: Sequence[str]) -> str:
+    """Return what the other machine's shell executes: Paceline with these arguments, in that directory, if in any."""
     there = f"exec {quote(python)} -m paceline {join(arguments)}"
+    if directory is None:
+        return there
     return f"cd {quote(directory)} && {there} || exit {NO_FOLDER}"  # csh goes on after `cd … || exit`
 
 
@@ -83,7 +85,7 @@ def join_words(head: str, machine: Machine) -> list[str]:
     return ["join", head, "--name", machine.name, "-n", str(machine.workers), "--wait", str(PATIENCE), "--stdin"]
 
 
-def why_not(machine: Machine, status: int, last: str, *, ssh: Sequence[str], directory: str, python: str) -> str:
+def why_not(machine: Machine, status: int, last: str, *, ssh: Sequence[str], directory: str | None, python: str) -> str:
     """Return one line: why the machine has not come. `last` is the last line that ssh or the machine has printed."""
     host, said = f"host {machine.name}", f": {last}" if last else ""
     code = os.waitstatus_to_exitcode(status)

@@ -45,9 +45,11 @@ class On:
         """Return this machine's address on the way to the machines. Raises ConfigError if none is known."""
         return self._leading_to(self.machines)
 
-    def commands(self, head: Address, arguments: Sequence[str] = ()) -> list[tuple[Machine, list[str]]]:
+    def commands(
+        self, head: Address, arguments: Sequence[str], directory: str | None
+    ) -> list[tuple[Machine, list[str]]]:
         """Return what has each machine join the head, which listens at that address. See `join_words`."""
-        directory, commands = working_directory(), []
+        commands = []
         for machine in self.machines:
             there = [*join_words(self._head(head, machine), machine), *arguments]
             login = ssh_words(self.ssh, machine, patience(self.found[machine.name]))
@@ -73,13 +75,15 @@ class On:
 
 
 @contextmanager
-def agents(on: On, flags: Sequence[str], head: Address, token: Token) -> Iterator[dict[str, Remote]]:
+def agents(
+    on: On, flags: Sequence[str], directory: str | None, head: Address, token: Token
+) -> Iterator[dict[str, Remote]]:
     """Start an agent on each machine, which joins the head with these flags, by name of host.
 
-    See `runtime.meeting.Launch`.
+    `directory`: where it begins; None: where ssh has it begin. See `runtime.meeting.Launch`, too.
     """
-    why = partial(why_not, ssh=on.ssh, directory=working_directory(), python=sys.executable)
-    with over_ssh(on.commands(head, flags), token.text, why, _say) as remotes:
+    why = partial(why_not, ssh=on.ssh, directory=directory, python=sys.executable)
+    with over_ssh(on.commands(head, flags, directory), token.text, why, _say) as remotes:
         yield {remote.machine.name: remote for remote in remotes}
 
 

@@ -1,0 +1,119 @@
+"""The folder that the head sends to a host, as it arrives there and until the run is over."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from paceline.errors import ConfigError
+from paceline.host.between import Folder, Part
+from paceline.runtime.sent import HARM, MOST_PACKED, PART, unpack
+
+WINDOW = 4
+"""Parts that are asked for and have not come. More would be faster over a long link, and would delay beats."""
+
+Mark = tuple[int, int, int]
+"""What of a file changes if it is written or replaced."""
+
+
+class Received:
+    """What arrives for one host. What is whole is unpacked, and is there for the host's next incarnations, too."""
+
+    def __init__(self, below: Path) -> None:
+        """`below`: where folders go. It may be made for them."""
+        self._below = below
+        self._marks: dict[Path, Mark] = {}
+        """By file that was sent: what it was like."""
+        self._expected: Folder | None = None
+        self._parts: list[bytes] = []
+        self._asked = 0
+        """Where the next part begins that is not asked for."""
+        self._ask: Callable[[int], None] = lambda at: None
+
+    def working_directory(self, folder: Folder) -> Path | None:
+        """Return where workers begin that have this folder. None: it is not here."""
+        place = self._place(folder)
+        return place / folder.directory if place.exists() else None
+
+    def expect(self, folder: Folder, ask: Callable[[int], None]) -> None:
+        """Ask for all parts of this folder, a few at a time. Raises ConfigError, in one line, if it is too large."""
+        if folder.size > MOST_PACKED:
+            raise ConfigError(HARM.format(f"{folder.size:,} bytes"))
+        self._expected, self._parts, self._asked, self._ask = folder, [], 0, ask
+        for _ in range(WINDOW):
+            self._ask_on(folder)
+
+    def take(self, part: Part) -> Path | None:
+        """Take that part. Return where workers begin, once the folder is whole.
+
+        Raises ConfigError, in one line, for what is not the folder that was announced, or can't be unpacked here.
+        """
+        folder, at = self._expected, PART * len(self._parts)
+        if folder is None or part.at != at or len(part.data) != min(PART, folder.size - at):
+            raise ConfigError("the head sent a part of a folder that was not asked for")
+        self._parts.append(part.data)
+        self._ask_on(folder)
+        if at + len(part.data) < folder.size:
+            return None
+        packed, self._expected, self._parts = b"".join(self._parts), None, []
+        if hashlib.sha256(packed).digest() != folder.sha256:
+            raise ConfigError("the folder that the head sent is not the one that it announced")
+        self._unpack(packed, folder)
+        return self.working_directory(folder)
+
+    def remove(self) -> None:
+        """Remove what was sent. What was made or changed there since is a worker's, and stays."""
+        for path, mark in self._marks.items():
+            with suppress(OSError):
+                if _mark(path) == mark:
+                    path.unlink()
+        for place in self._below.glob("sent-*"):
+            for there, folders, _ in os.walk(place, topdown=False):
+                if "__pycache__" in folders:
+                    shutil.rmtree(Path(there, "__pycache__"), ignore_errors=True)
+                with suppress(OSError):
+                    os.rmdir(there)
+
+    def _place(self, folder: Folder) -> Path:
+        return self._below / f"sent-{folder.sha256.hex()[:12]}"
+
+    def _ask_on(self, folder: Folder) -> None:
+        if self._asked < folder.size:
+            self._ask(self._asked)
+            self._asked += PART
+
+    def _unpack(self, packed: bytes, folder: Folder) -> None:
+        place = self._place(folder)
+        try:
+            place.mkdir(mode=0o700, parents=True)
+            (place / folder.at).mkdir(parents=True, exist_ok=True)
+            unpack(packed, place / folder.at)
+            (place / folder.directory).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            shutil.rmtree(place, ignore_errors=True)
+            raise ConfigError(f"what the head sent can't be unpacked: {error.filename}: {error.strerror}") from None
+        except ConfigError:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        for path in place.rglob("*"):
+            if path.is_symlink() or not path.is_dir():
+                self._marks[path] = _mark(path)
+
+
+@contextmanager
+def received(below: Path) -> Iterator[Received]:
+    """Yield where folders arrive that the head sends. At the end they are removed."""
+    folders = Received(below)
+    try:
+        yield folders
+    finally:
+        folders.remove()
+
+
+def _mark(path: Path) -> Mark:
+    status = path.lstat()
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,183 @@
+"""What a head sends arrives whole at a host, or not at all, and is gone again but for what workers have made there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.fabric.token import Token
+from paceline.host.between import Folder, Part
+from paceline.runtime import received
+from paceline.runtime.received import WINDOW, Received
+from paceline.runtime.sent import PART, Sent, to_send
+
+CONTENT = os.urandom(7 * PART)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The head's working directory."""
+    folder = tmp_path / "work"
+    (folder / "scripts").mkdir(parents=True)
+    (folder / "scripts" / "train.py").write_text("import parts")
+    (folder / "parts.py").write_text("x = 1")
+    (folder / "data.bin").write_bytes(CONTENT)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    return tmp_path / "there"
+
+
+def given(
+    sent: Sent, to: Received, most: int = 10_000, third: Callable[[Part], Part] = lambda part: part
+) -> Path | None:
+    """Hand over what is asked for, up to so many parts. Return where workers begin. `third` changes a part."""
+    asked: list[int] = []
+    to.expect(sent.folder, asked.append)
+    for number, at in enumerate(asked):
+        assert len(asked) <= number + WINDOW
+        if number == most:
+            break
+        part = sent.part(at)
+        if (directory := to.take(third(part) if number == 2 else part)) is not None:
+            return directory
+    return None
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+@pytest.mark.parametrize(
+    ("here", "send", "script", "reads"),
+    [
+        (".", ".", "scripts/train.py", "parts.py"),
+        ("scripts", "..", "train.py", "../parts.py"),
+        (".", "scripts", "scripts/train.py", "scripts/train.py"),
+        ("/", "WORK", "WORK/scripts/train.py", "parts.py"),
+    ],
+)
+def test_paths_from_the_working_directory_lead_to_what_was_sent(
+    here: str, send: str, script: str, reads: str, folder: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder / here)
+    send, script = (text.replace("WORK", str(folder)) for text in (send, script))
+    sent = to_send(Path(send), Path(script))
+    directory = given(sent, Received(there))
+    assert directory is not None
+    assert (directory / sent.script).read_text() == "import parts"
+    assert (directory / reads).exists()
+    assert there.stat().st_mode & 0o777 in (0o755, 0o700)
+    assert next(there.iterdir()).stat().st_mode & 0o777 == 0o700
+
+
+def test_few_parts_are_on_their_way_at_once_and_all_arrive(folder: Path, there: Path) -> None:
+    directory = given(to_send(Path(), Path("scripts/train.py")), Received(there))
+    assert directory is not None
+    assert (directory / "data.bin").read_bytes() == CONTENT
+
+
+def test_what_is_whole_is_not_sent_again_and_what_is_not_is(folder: Path, there: Path) -> None:
+    sent, arrives = to_send(Path(), Path("scripts/train.py")), Received(there)
+    assert given(sent, arrives, most=3) is None
+    assert arrives.working_directory(sent.folder) is None
+    directory = given(sent, arrives)
+    assert arrives.working_directory(sent.folder) == directory is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda part: Part(part.at, bytes(len(part.data))),
+        lambda part: Part(part.at, part.data[:-1]),
+        lambda part: Part(part.at, part.data + b"x"),
+        lambda part: Part(part.at, b""),
+        lambda part: Part(part.at + 1, part.data),
+    ],
+)
+def test_a_part_that_is_another_one_is_refused_and_nothing_is_left(
+    change: Callable[[Part], Part], folder: Path, there: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"the (head sent|folder that the head sent)") as refused:
+        given(to_send(Path(), Path("scripts/train.py")), Received(there), third=change)
+    assert "\n" not in str(refused.value)
+    assert not there.exists()
+
+
+def test_a_part_that_nobody_asked_for_is_refused(there: Path) -> None:
+    with pytest.raises(ConfigError, match="not asked for"):
+        Received(there).take(Part(0, b"x"))
+
+
+def test_a_folder_that_is_too_large_is_not_asked_for(there: Path) -> None:
+    asked: list[int] = []
+    with pytest.raises(ConfigError, match=r"holds 134,217,729 bytes, which Paceline does not send"):
+        Received(there).expect(Folder(received.MOST_PACKED + 1, b"", ".", "."), asked.append)
+    assert not asked
+
+
+def test_what_can_t_be_unpacked_is_refused_and_nothing_is_left(folder: Path, there: Path) -> None:
+    sent = to_send(Path(), Path("scripts/train.py"))
+    packed = bytes(PART)
+    announced = msgspec.structs.replace(sent.folder, size=PART, sha256=hashlib.sha256(packed).digest())
+    with pytest.raises(ConfigError, match="can't be unpacked"):
+        given(replace(sent, folder=announced, packed=packed), Received(there))
+    assert not files(there)
+
+
+def test_where_nobody_may_write_is_said_in_one_line(folder: Path, there: Path) -> None:
+    there.touch()
+    with pytest.raises(ConfigError, match="can't be unpacked: ") as refused:
+        given(to_send(Path(), Path("scripts/train.py")), Received(there))
+    assert "\n" not in str(refused.value)
+
+
+def test_at_the_end_what_workers_have_made_or_changed_is_left(folder: Path, there: Path) -> None:
+    with received.received(there) as arrives:
+        directory = given(to_send(Path(), Path("scripts/train.py")), arrives)
+        assert directory is not None
+        (directory / "out").mkdir()
+        (directory / "out" / "log.txt").write_text("mine")
+        (directory / "parts.py").write_text("x = 2")
+        (directory / "__pycache__").mkdir()
+        (directory / "__pycache__" / "parts.pyc").touch()
+    assert files(directory) == ["out/log.txt", "parts.py"]
+
+
+def test_at_the_end_nothing_is_left_of_what_was_sent(folder: Path, there: Path) -> None:
+    (folder / "link").symlink_to("scripts")
+    with received.received(there) as arrives:
+        assert given(to_send(Path(), Path("scripts/train.py")), arrives) is not None
+    assert not os.listdir(there)
+
+
+# --- what is refused at the head
+
+
+def test_a_script_that_is_not_in_the_folder_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--send scripts: parts.py is not in it; name a folder that contains"):
+        to_send(Path("scripts"), Path("parts.py"))
+
+
+def test_a_script_that_is_not_sent_with_its_folder_is_named(folder: Path) -> None:
+    (folder / ".hidden").mkdir()
+    (folder / ".hidden" / "train.py").touch()
+    with pytest.raises(ConfigError, match=r"^--send .: .hidden/train.py is not sent with it: it is hidden"):
+        to_send(Path(), Path(".hidden/train.py"))
+
+
+def test_no_token_is_sent(folder: Path, there: Path) -> None:
+    (folder / "token").write_text(Token.drawn().text + "\n")
+    directory = given(to_send(Path(), Path("scripts/train.py")), Received(there))
+    assert directory is not None
+    assert files(directory) == ["data.bin", "parts.py", "scripts/train.py"]
