@@ -13,7 +13,7 @@ machine's cores, memory and kernel. A step's gradients cost next to nothing, so 
     small, small-tls
                     asp with a model of 64 k parameters
     control, control-tls
-                    how long the second machine's worker waits for its next batch while the others are done: a
+                    how long the second machine's worker waits for its next batch while nobody else is at work: a
                     question from worker to agent to head, and the answer all the way back
     control-one     the same where all workers are on the head
 

@@ -25,6 +25,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 TENSORS = 25
 TICK = os.sysconf("SC_CLK_TCK")
+SETTLES = 0.01
+"""Seconds before a batch is asked for, so that nobody is at work on the step before any more."""
 
 
 class Model(nn.Module):
@@ -90,6 +92,8 @@ def main() -> None:
     while len(returned) < args.warmup + args.steps or (args.seconds and time.monotonic() < ends):
         if len(returned) == args.warmup:
             cpu = cpu_seconds()
+        if batches is not None:
+            time.sleep(SETTLES)
         asked = time.monotonic()
         if batches is not None:
             (x,) = next(batches)
