@@ -280,14 +280,18 @@ def test_a_head_without_a_token_draws_one_and_says_how_to_bring_it(
     assert found is not None
     assert file is not None
     assert Path(file[1]).stat().st_mode & 0o777 == 0o600
-    assert Path(file[1]).read_text().strip() not in told
+    token = Path(file[1]).read_text().strip()
+    assert token not in told
     nobody = ended(launch.start_joining(found[1], "--name", "b"))
     assert nobody.code == 2
     assert "there is no token, which all machines share" in nobody.err
     monkeypatch.setenv("PACELINE_TOKEN_FILE", file[1])
     joiner = launch.start_joining(found[1], "--name", "b", "-n", "1")
-    assert ended(process).code == 0
+    run = ended(process).completed()
     assert ended(joiner).code == 0
+    written = [path for path in run.folder.rglob("*") if path.is_file() and path != Path(file[1])]
+    assert "config.toml" in {path.name for path in written}
+    assert not [path for path in written if token.removeprefix("paceline_").encode() in path.read_bytes()]
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -298,8 +302,9 @@ def test_a_network_is_trusted_on_both_sides_or_on_none(trusted: bool, launch: La
     assert refused.code == 2
     assert "given on one side only" in refused.err
     joiner = launch.start_joining(head.address, "--name", "b", "-n", "1", *flags)
-    head.ended().completed()
-    assert ended(joiner).code == 0
+    for side in (head.ended().completed(), ended(joiner)):
+        assert side.code == 0
+        assert ("what hosts say to each other is not encrypted" in side.err) == trusted
 
 
 def test_a_host_with_another_token_is_refused_and_the_head_waits_on(

@@ -8,7 +8,16 @@ import sys
 from typing import Any
 
 from paceline.cli.main import FAILED, INTERRUPTED, USAGE, Parser
-from paceline.cli.run import LONGEST, add_isa, add_trusted_network, name_of_host, seconds, shortened, whole
+from paceline.cli.run import (
+    LONGEST,
+    NOT_ENCRYPTED,
+    add_isa,
+    add_trusted_network,
+    name_of_host,
+    seconds,
+    shortened,
+    whole,
+)
 from paceline.cluster.scenario import MOST_WORKERS
 from paceline.errors import ConfigError
 from paceline.fabric.token import Token
@@ -62,7 +71,7 @@ def call(options: argparse.Namespace) -> int:
         tied.end_with_input()
     keys = keys_of(options.trusted_network, token)
     if options.trusted_network:
-        say("--trusted-network: what hosts say to each other is not encrypted")
+        say(NOT_ENCRYPTED)
     await_listener(address, options.wait, say, REACH if options.stdin else BEGIN)
 
     end = join(address, name, options.workers, keys, say)

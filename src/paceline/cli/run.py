@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from paceline.runtime.meeting import Listen
 
 MOST_THREADS = 1024
+NOT_ENCRYPTED = "--trusted-network: what hosts say to each other is not encrypted"
+"""What each side says where that is given."""
 LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years
 TIMEOUTS = 1.0, 86_400.0
 """Seconds that a host's timeout may have. Below that, a process that waits for a core would be lost."""
@@ -277,6 +279,8 @@ def call(options: argparse.Namespace) -> int:
         for line in changes(config, script) if script == script_of(config) else ():
             print(f"paceline: {line}", file=sys.stderr)
     listening = _listening(options, choice, scenario, on) if _joined_by_others(options) else None
+    if options.trusted_network:
+        print(f"paceline: {NOT_ENCRYPTED}", file=sys.stderr)
     if warning := crowd(scenario, workers):
         print(f"paceline: {warning}", file=sys.stderr)
     folder = options.resume or checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
