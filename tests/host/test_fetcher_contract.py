@@ -5,8 +5,10 @@ Each kind is held to it. What breaks between hosts breaks in the tests of `Wire`
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -17,12 +19,14 @@ from paceline.cluster.scenario import Network, Scenario
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.core.items import Item, Update, Version
 from paceline.fabric.memory import Span
-from paceline.host.bulk import Dialler, Port
+from paceline.host.attached import empty_file
+from paceline.host.bulk import Bulk, BulkNews, Pipe, Port
 from paceline.host.carrier import Carrier
 from paceline.host.door import Door
 from paceline.host.fetch import Fetcher, Local
 from paceline.host.fetches import Peer, Where
 from paceline.host.loop import Loop
+from paceline.host.movers import InLoop, InProcess, Mover, forked_mover
 from paceline.host.paced import Paced
 from paceline.host.shelf import Owner
 from paceline.host.tcp import listen
@@ -94,10 +98,10 @@ OTHER = Peer("node-1", 1)
 class Elsewhere:
     """All updates and versions are on another host, whose bytes the test brings."""
 
-    def __init__(self, fetching: Fetching) -> None:
-        self.places: dict[Item, bytearray] = {}
+    def __init__(self, fetching: Fetching, pipe: Callable[[Peer, BulkNews], Pipe] = Bulk) -> None:
+        self.places: dict[Item, memoryview] = {}
         self.lost: list[tuple[int, str]] = []
-        self.carrier = Carrier("node-0", 3, lambda: fetching.at)
+        self.carrier = Carrier("node-0", 3, lambda: fetching.at, pipe)
         self.bulk = self.carrier.meet(*OTHER)
         self.carrier.begins(0, self)
         self.carrier.connected(OTHER)
@@ -131,8 +135,10 @@ class Elsewhere:
 
     def lay(self, item: Item) -> Span:
         assert item not in self.places
-        self.places[item] = bytearray(SIZE)
-        return Span(memoryview(self.places[item]))
+        file, span = empty_file(SIZE)
+        os.close(file)
+        self.places[item] = span.memory
+        return span
 
     def free(self, item: Item, whole: bool) -> None:
         assert whole == (self.places.pop(item) == b"x" * SIZE)
@@ -178,19 +184,19 @@ class There:
 class Encrypted(Elsewhere):
     """The bytes come over TLS, on loopback."""
 
-    def __init__(self, fetching: Fetching) -> None:
-        super().__init__(fetching)
-        self.carrier.disconnected(OTHER)
+    def __init__(self, fetching: Fetching, makes: Callable[[Loop, list[str]], Mover]) -> None:
         self.loop = Loop()
         self.lines: list[str] = []
+        self.mover = makes(self.loop, self.lines)
+        super().__init__(fetching, self.mover.pipe)
+        self.carrier.disconnected(OTHER)
         there: Any = There()
         self.other = Carrier(OTHER.host, 3, lambda: fetching.at)
         self.other.begins(0, there)
         self.door = Door(listen(), self.loop, tls_keys(), self.lines.append)
         self.port = Port(self.door, self.loop, hello(*OTHER), self.lines.append)
         self.port.expect(self.other.meet("node-0", 1))
-        to = self.bulk, self.door.address, tls_keys()
-        self.dialler = Dialler(*to, self.loop, hello("node-0", 1), self.lines.append)
+        self.mover.dial(self.bulk, self.door.address, hello("node-0", 1), 15.0)
 
     def brings(self) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -201,20 +207,30 @@ class Encrypted(Elsewhere):
     def close(self) -> None:
         self.door.close()
         self.port.close()
-        self.dialler.close()
         self.carrier.close()
+        self.mover.close()
         self.other.close()
         self.loop.close()
         assert not self.lines
 
 
 def encrypted(fetching: Fetching) -> Fetcher:
-    elsewhere = Encrypted(fetching)
+    elsewhere = Encrypted(fetching, lambda loop, lines: InLoop(loop, tls_keys(), lines.append))
     fetching.brings, fetching.close = elsewhere.brings, elsewhere.close
     return elsewhere.wire
 
 
-@pytest.fixture(params=[local, paced, wire, encrypted])
+def moved_by_a_process(fetching: Fetching) -> Fetcher:
+    stack = ExitStack()
+    forked = stack.enter_context(forked_mover(tls_keys(), lambda: None))
+    elsewhere = stack.enter_context(
+        closing(Encrypted(fetching, lambda loop, lines: InProcess(forked, loop, lines.append)))
+    )
+    fetching.brings, fetching.close = elsewhere.brings, stack.close
+    return elsewhere.wire
+
+
+@pytest.fixture(params=[local, paced, wire, encrypted, moved_by_a_process])
 def fetching(request: pytest.FixtureRequest) -> Iterator[Fetching]:
     fetching = Fetching(request.param)
     yield fetching

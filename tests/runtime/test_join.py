@@ -254,6 +254,33 @@ def test_ctrl_c_ends_a_head_that_waits_and_the_hosts_that_have_come(launch: Laun
     assert ended(other).code == 130
 
 
+@pytest.mark.parametrize("where", ["joiner", "head"])
+def test_a_host_ends_with_the_process_that_moves_its_data(where: str, launch: Launch) -> None:
+    head = begun(launch, script(each_step=AT_STEP), "-p", "asp", "--on-loss", "continue", "--trusted-network")
+    other = launch.start_joining(head.address, "--name", "b", "-n", "1", "--trusted-network")
+    for worker in range(2):
+        await_file(launch.tmp_path / f"at-{worker}")
+    os.kill(mover_of(other.pid if where == "joiner" else head.process.pid), signal.SIGKILL)
+    (launch.tmp_path / "go-on").touch()
+    joiner, run = ended(other), head.ended()
+    why = "the process that moves data between hosts died"
+    if where == "joiner":
+        assert f"this host takes no part any more: {why}" in joiner.err
+        assert f"host b is lost: {why}" in run.err
+        run.completed()
+    else:
+        assert run.code == joiner.code == 3
+        assert f"the run has ended: failed: {why}" in joiner.err
+        assert run.summary["error"] == why
+
+
+def mover_of(host: int) -> int:
+    """The process that moves data for that host."""
+    children = Path(f"/proc/{host}/task/{host}/children").read_text().split()
+    (mover,) = [child for child in children if Path(f"/proc/{child}/comm").read_text() == "paceline-data\n"]
+    return int(mover)
+
+
 def test_a_run_with_joiners_goes_on_with_others(launch: Launch) -> None:
     head = begun(launch, script(), "-p", "asp", "--max-steps", "20")
     assert ended(joined(launch, head, "b", 2)).code == 0

@@ -16,9 +16,8 @@ from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.fabric.endpoint import Coding
 from paceline.fabric.memory import Span
-from paceline.host import carrier as carriers
 from paceline.host import messages
-from paceline.host.between import FromHead, StartWorker, ToHead
+from paceline.host.between import FromHead, Introduce, StartWorker, ToHead
 from paceline.host.branch import BEGINNING
 from paceline.host.bulk import BulkNews
 from paceline.host.carrier import Carrier
@@ -387,6 +386,23 @@ class Pipe:
         self._between.brings(lambda: self.other.news.refused(self.other.peer, request, why))
 
 
+class Pipes:
+    """Stands in for the mover of the other host."""
+
+    def __init__(self, between: Between, head: Carrier) -> None:
+        self._between = between
+        self._head = head
+
+    def at_end(self, call: Callable[[str], object]) -> None:
+        pass
+
+    def pipe(self, peer: Peer, news: BulkNews) -> Pipe:
+        return Pipe(peer, news, self._between)
+
+    def dial(self, pipe: Pipe, *_: object) -> None:
+        self._head.meet(OTHER, 1).connect(pipe)
+
+
 OTHER = "node-1"
 """The host of the workers that are not on the head's."""
 
@@ -404,7 +420,7 @@ def elsewhere(
     places = plan(spec, unapplied, workers + 1)
     made: Elsewhere
     heads_end, agents_end = HeadsEnd(between, lambda: made.agent), AgentsEnd(between, lambda: several)
-    carrier = Carrier("node-0", places.places, loop.now)
+    carrier = Carrier("node-0", places.places, loop.now, lambda peer, news: Pipe(peer, news, between))
     head = LocalHost(
         places,
         spec,
@@ -428,13 +444,11 @@ def elsewhere(
     settings = replace(SETTINGS, choice=choose(protocol, registry()), workers=2 * (workers + 1), hosts=2)
     with (
         patch.object(agents, "HostLink", lambda *_: agents_end),
-        patch.object(carriers, "Bulk", lambda peer, news: Pipe(peer, news, between)),
         patch.object(agents, "plan", lambda *_: places),
     ):
-        agent = Agent(OTHER, workers, ("", 0), KEYS, *_any(lambda *_: crew, loop))
-        pipe: Any = carrier.meet(OTHER, 1)
-        with patch.object(agents, "Dialler", lambda bulk, *_: pipe.connect(bulk)):
-            agent._prepare(settings, [])
+        agent = Agent(OTHER, workers, ("", 0), KEYS, *_any(lambda *_: crew, None, loop, Pipes(between, carrier)))
+        agent._asked = Introduce("train.py", b"", 15.0, None)
+        agent._prepare(settings, [])
     made = Elsewhere(several, crew, loop, news, forker=forker)
     made.head, made.agent, made.between, made.tell = head, agent, between, heads_end.tell
     made.at_head = here

@@ -127,6 +127,27 @@ class BulkNews(Protocol):
         """So many more bytes are there."""
 
 
+class Pipe(Protocol):
+    """What this host exchanges with one incarnation of another host. See `Bulk`, whose part a process may do."""
+
+    ended: bool
+
+    @property
+    def connected(self) -> bool: ...
+
+    def end(self) -> None: ...
+
+    def ask(self, request: int, named: Named, begin: int, end: int) -> None: ...
+
+    def cancel(self, request: int) -> None: ...
+
+    def send(self, request: int, span: Span) -> None: ...
+
+    def stop(self, request: int) -> None: ...
+
+    def refuse(self, request: int, why: str) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class _Sending:
     """What is sent of one request."""
@@ -161,11 +182,16 @@ class Bulk:
         if self._connection is not None:
             self._connection.close()
 
+    def break_off(self, why: str) -> None:
+        """The other host has said what it may not: close the connection, and say so. It may dial again."""
+        if self._connection is not None:
+            self._connection.break_off(why)
+
     # --- what is asked: nothing, where there is no connection ---------------------------------------
 
     def ask(self, request: int, named: Named, begin: int, end: int) -> None:
         """Ask for these bytes. Requests are numbered, and no number is used again."""
-        self._say(Fetch(request, named.segment, self.peer.incarnation, _fields(named.item), begin, end))
+        self._say(Fetch(request, named.segment, self.peer.incarnation, fields_of(named.item), begin, end))
 
     def cancel(self, request: int) -> None:
         """Nobody wants the rest of the request."""
@@ -211,7 +237,7 @@ class Bulk:
         """The other host has said this. Raises MessageUnreadable."""
         match frame:
             case Fetch(number, segment, incarnation, fields, begin, end):
-                named = Named(segment, _item(fields))
+                named = Named(segment, item_of(fields))
                 if incarnation == self._own:
                     self._news.asked(self.peer, number, named, begin, end)
                 else:
@@ -312,6 +338,13 @@ class _Connection:
         if self._bulk is not None:
             self._bulk.detach(self)
 
+    def break_off(self, why: str) -> None:
+        """Close the connection, as the other side has said what it may not."""
+        bulk = self._bulk
+        what = "connection refused" if bulk is None else f"data connection to host {bulk.peer.host} closed"
+        self.close(f"{what}: {one_line(why)}")
+        self._lost(self)
+
     def _gone(self, why: str) -> None:
         self.close()
         self._lost(self)
@@ -328,10 +361,7 @@ class _Connection:
                     return
                 room -= came
         except MessageUnreadable as error:
-            bulk = self._bulk
-            what = "connection refused" if bulk is None else f"data connection to host {bulk.peer.host} closed"
-            self.close(f"{what}: {one_line(str(error))}")
-            self._lost(self)
+            self.break_off(str(error))
 
     def _payload(self, most: int) -> int:
         assert self._bulk is not None
@@ -528,11 +558,13 @@ class Dialler:
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
 
-def _fields(item: Item) -> Fields:
+def fields_of(item: Item) -> Fields:
+    """Return the item's name as it is said to another process."""
     return cast(Fields, tuple(item))
 
 
-def _item(fields: Fields) -> Item:
+def item_of(fields: Fields) -> Item:
+    """Return the item of that name. Raises MessageUnreadable."""
     kind = _KINDS.get(str(fields[-1])) if fields else None
     if kind is None:
         raise MessageUnreadable("it names no item")

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline.core.items import Item
 from paceline.fabric.memory import Span
-from paceline.host.bulk import Bulk
+from paceline.host.bulk import Bulk, BulkNews, Pipe
 from paceline.host.fetches import (
     Arrived,
     Ask,
@@ -89,8 +89,14 @@ class Carrier:
     _items: Items
     """This host's, from the first segment on. Nothing is fetched before, and who asks for something waits."""
 
-    def __init__(self, host: str, room: int, now: Callable[[], float]) -> None:
-        """`host` is this one. `room`: how many items may be on their way here at once."""
+    def __init__(
+        self, host: str, room: int, now: Callable[[], float], pipe: Callable[[Peer, BulkNews], Pipe] = Bulk
+    ) -> None:
+        """`host` is this one. `room`: how many items may be on their way here at once.
+
+        `pipe`: see `Mover`.
+        """
+        self._pipe = pipe
         self._host = host
         self._now = now
         self._segment = -1
@@ -98,7 +104,7 @@ class Carrier:
         self._serves = Serves(lambda item: self._items.look(item), self._segment)
         self._incarnations: dict[str, int] = {}
         """By host: the last one that takes part, or did."""
-        self._bulks: dict[Peer, Bulk] = {}
+        self._pipes: dict[Peer, Pipe] = {}
         self._places: dict[Named, Span] = {}
         """The bytes of what is on its way."""
         self._waiting: dict[Owner, _Waiting] = {}
@@ -106,20 +112,20 @@ class Carrier:
         """What is to be done, in order. Who is told something may ask for more, which comes after the rest."""
         self._obeys = False
 
-    def meet(self, host: str, incarnation: int) -> Bulk:
-        """That incarnation takes part. Return this end of the connection with it."""
+    def meet(self, host: str, incarnation: int) -> Any:
+        """That incarnation takes part. Return this end of what is exchanged with it: a pipe."""
         self._incarnations[host] = incarnation
-        bulk = self._bulks[Peer(host, incarnation)] = Bulk(Peer(host, incarnation), self)
-        return bulk
+        pipe = self._pipes[Peer(host, incarnation)] = self._pipe(Peer(host, incarnation), self)
+        return pipe
 
     def reaches(self, host: str) -> bool:
         """Whether there is a connection with that host now."""
-        return self._bulks[Peer(host, self._incarnations[host])].connected
+        return self._pipes[Peer(host, self._incarnations[host])].connected
 
     def ended(self, host: str, why: str) -> None:
         """The host takes no part any more. Whoever waits for an item of it is told why."""
         peer = Peer(host, self._incarnations[host])
-        self._bulks[peer].end()
+        self._pipes[peer].end()
         self._obey(self._fetches.ended(peer, why))
 
     def begins(self, segment: int, items: Items) -> None:
@@ -130,8 +136,8 @@ class Carrier:
     def close(self) -> None:
         """The run is over: nothing is carried any more, and nobody is told."""
         self._waiting.clear()
-        for bulk in self._bulks.values():
-            bulk.end()
+        for pipe in self._pipes.values():
+            pipe.end()
 
     # --- what is fetched ----------------------------------------------------------------------------
 
@@ -230,9 +236,9 @@ class Carrier:
                 del self._places[named]
                 self._items.free(named.item, whole)
             case Ask(peer, request, named, begin, end):
-                self._bulks[peer].ask(request, named, begin, end)
+                self._pipes[peer].ask(request, named, begin, end)
             case Cancel(peer, request):
-                self._bulks[peer].cancel(request)
+                self._pipes[peer].cancel(request)
             case Arrived(named, owner):
                 if (one := self._waiting.pop(owner, None)) is not None:
                     one.arrived()
@@ -247,9 +253,9 @@ class Carrier:
             case Send():
                 self._send(order)
             case Stop(peer, request):
-                self._bulks[peer].stop(request)
+                self._pipes[peer].stop(request)
             case Say(peer, request, why):
-                self._bulks[peer].refuse(request, why)
+                self._pipes[peer].refuse(request, why)
 
     def _tell(self, named: Named, source: str) -> None:
         """The item is whole, and that host's bytes were the last ones."""
@@ -261,7 +267,7 @@ class Carrier:
         peer, request, item = order.peer, order.request, order.named.item
         there = self._items.view(item)
         if order.end <= there.nbytes:
-            self._bulks[peer].send(request, there.part(order.begin, order.end))
+            self._pipes[peer].send(request, there.part(order.begin, order.end))
             return
         self._obey(self._serves.sent(peer, request))
-        self._bulks[peer].refuse(request, f"{item} has {there.nbytes:,} bytes here, and {order.end:,} were asked for")
+        self._pipes[peer].refuse(request, f"{item} has {there.nbytes:,} bytes here, and {order.end:,} were asked for")

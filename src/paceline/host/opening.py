@@ -179,6 +179,7 @@ def listens(greeted: Greeted, keys: Keys, serves: Callable[[str], bool]) -> Side
     """The rest of the listener's side. `serves`: whether it is there for that purpose."""
     end, purpose, speaks_tls, theirs = greeted
     try:
+        yield Wait(end, "room")
         if keys.certificates is not None and not speaks_tls:
             yield from _say(end, Kind.WANTS_TLS)
             raise NotOpened(f"it does not speak TLS: {ONE_SIDE}")

@@ -50,7 +50,7 @@ class Outbox:
             self._overflowed()
             return True
         if not self._waiting:
-            self._loop.await_room(self._channel, self._go_on)
+            self._loop.await_room(self._channel, self.go_on)
         self._waiting.append((message, tuple(os.dup(descriptor) for descriptor in descriptors)))
         return True
 
@@ -62,7 +62,8 @@ class Outbox:
             self._loop.await_room(self._channel, None)
         self._waiting.clear()
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Send what waits, as long as there is room."""
         try:
             while self._waiting and self._channel.try_to_send(*self._waiting[0]):
                 _close(self._waiting.popleft()[1])

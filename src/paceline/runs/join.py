@@ -53,4 +53,4 @@ def join(address: Address, name: str, workers: int, keys: Keys, say: Callable[[s
     allow_files(workers, True)
     interrupts = Interrupts()
     import_torch(b"")
-    return agent(name, workers, address, keys, interrupts=interrupts, say=say)
+    return agent(name, workers, address, keys, forks_mover=True, interrupts=interrupts, say=say)

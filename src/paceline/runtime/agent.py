@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +29,11 @@ from paceline.errors import ConfigError, unforeseen
 from paceline.fabric.control import Hello, HostEnd
 from paceline.host import between, messages
 from paceline.host.branch import Branch
-from paceline.host.bulk import Dialler
 from paceline.host.carrier import Carrier
 from paceline.host.control_link import HostLink
 from paceline.host.loop import Alarm, Loop
 from paceline.host.machine import machine
+from paceline.host.movers import InLoop, InProcess, Mover, forked_mover
 from paceline.host.opening import Keys
 from paceline.host.outward import Outward
 from paceline.host.plan import plan
@@ -70,16 +71,29 @@ def agent(
     *,
     interrupts: Interrupts | None = None,
     say: Say = lambda line: None,
+    forks_mover: bool = False,
 ) -> between.Close:
     """Take part as this host, with so many workers, until the run is over for it. Return how that came.
 
-    `address`: where the head listens. `interrupts`: signals that have the host leave.
+    `address`: where the head listens. `interrupts`: signals that have the host leave. `forks_mover`: whether a process
+    of its own moves the bytes of items.
     """
     let_go = _nothing if interrupts is None else interrupts.let_go
-    with scratch(name, _show) as folder, received(folder) as from_head, forked_zygote(let_go) as zygote:
+
+    def mover_lets_go() -> None:
+        let_go()
+        zygote.let_go()
+
+    with (
+        scratch(name, _show) as folder,
+        received(folder) as from_head,
+        forked_zygote(let_go) as zygote,
+        forked_mover(keys, mover_lets_go) if forks_mover else nullcontext() as forked,
+    ):
         strangers = children()
         adopt_orphans()
         folders, loop = notes(), Loop()
+        mover: Mover = InLoop(loop, keys, _show) if forked is None else InProcess(forked, loop, _show)
 
         def company(settings: Settings, output: Outward) -> Workers:
             zygote.settle(packed(replace(settings, folder=folder)))
@@ -89,8 +103,8 @@ def agent(
 
         def take_part(patience: float) -> _Agent:
             """Be one incarnation of the host, and return it once it is over."""
-            told = company, from_head, loop
-            here = _Agent(name, workers, address, keys, *told, patience=patience, say=say)
+            given = company, from_head, loop, mover
+            here = _Agent(name, workers, address, keys, *given, patience=patience, say=say)
             try:
                 if interrupts is not None:
                     loop.watch(interrupts, partial(here.leave, "it was interrupted", "interrupted"))
@@ -136,7 +150,6 @@ class _Agent:
     """From here on: what there is once the head has told the run."""
     _branch: Branch
     _carrier: Carrier
-    _dialler: Dialler
 
     def __init__(
         self,
@@ -147,6 +160,7 @@ class _Agent:
         company: Company,
         received: Received,
         loop: Loop,
+        mover: Mover,
         *,
         patience: float = LET_IN,
         say: Say = lambda line: None,
@@ -164,7 +178,8 @@ class _Agent:
         """Where workers begin, if the head has sent a folder."""
         self.takes_part = False
         """Whether the head has told this incarnation the run."""
-        self._loop = loop
+        self._loop, self._mover = loop, mover
+        mover.at_end(self.leave)
         self._begun = 0.0
         """When the run began, by the loop's clock."""
         self._let_in = False
@@ -198,8 +213,8 @@ class _Agent:
         self._alarm.turn_off()
         self._link.close()
         if self.takes_part:
-            self._dialler.close()
             self._carrier.close()
+            self._mover.close()
             self._branch.close()
 
     # --- the link -----------------------------------------------------------------------------------
@@ -320,11 +335,10 @@ class _Agent:
         head = settings.scenario.hosts(settings.workers)[0]
         spec = settings.choice.spec
         places = plan(spec, settings.choice.unapplied, settings.workers)
-        self._carrier = Carrier(self._name, places.places, self._loop.now)
-        bulk = self._carrier.meet(head, HEAD)
+        self._carrier = Carrier(self._name, places.places, self._loop.now, self._mover.pipe)
+        pipe = self._carrier.meet(head, HEAD)
         hello = Hello(self._name, secrets.token_bytes(16), self._incarnation, 0)
-        to = bulk, self._address, self._keys
-        self._dialler = Dialler(*to, self._loop, hello, self.show, settings.host_timeout)
+        self._mover.dial(pipe, self._address, hello, settings.host_timeout)
         script = Path(self._asked.script)
         self._workers = self._company(replace(settings, script=script, directory=self._directory), self._output)
         linked = settings.scenario.links_hosts

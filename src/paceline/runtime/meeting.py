@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +15,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.fabric.token import IN_FOLDER, Token, find, write
 from paceline.host.between import Here
 from paceline.host.loop import Loop
+from paceline.host.movers import Forked, forked_mover
 from paceline.host.opening import Keys
 from paceline.host.tcp import Address, listen, shown, told
 from paceline.runtime.sent import Sent
@@ -50,6 +51,8 @@ class Meeting:
     listener: socket.socket
     """Where agents dial."""
     keys: Keys
+    mover: Forked | None = None
+    """The process that moves bytes of items. None: the loop does."""
     token: Path | None = None
     """The file with the token, where this run has drawn one: other machines don't have it yet."""
     settle: Settle
@@ -83,8 +86,11 @@ class Listen:
 
 
 @contextmanager
-def meeting(settings: Settings, listening: Listen) -> Iterator[Meeting]:
-    """Listen where machines are to join. Raises ConfigError if that address isn't to be had."""
+def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -> Iterator[Meeting]:
+    """Listen where machines are to join. Raises ConfigError if that address isn't to be had.
+
+    Call this while the process has no thread. `let_go`: see `forked_mover`.
+    """
 
     def settle(came: Mapping[str, Here]) -> Settings:
         tables = [HostTable(name=listening.name, workers=range(settings.workers))]
@@ -99,21 +105,23 @@ def meeting(settings: Settings, listening: Listen) -> Iterator[Meeting]:
     if token is None:
         token, drawn = Token.drawn(), settings.folder / IN_FOLDER
         write(token, drawn)
-    listener = listener_at(listening.address)
-    try:
-        with nullcontext({}) if launch is None else launch(listener.getsockname()[:2], token) as agents:
-            yield Meeting(
-                head=listening.name,
-                listener=listener,
-                keys=Keys.plain(token) if listening.trusted else Keys.encrypted(token),
-                token=drawn,
-                settle=settle,
-                threads=listening.threads,
-                agents=agents,
-                sent=listening.sent,
-            )
-    finally:
-        listener.close()
+    keys = Keys.plain(token) if listening.trusted else Keys.encrypted(token)
+    with (
+        forked_mover(keys, let_go) as mover,
+        closing(listener_at(listening.address)) as listener,
+        nullcontext({}) if launch is None else launch(listener.getsockname()[:2], token) as agents,
+    ):
+        yield Meeting(
+            head=listening.name,
+            listener=listener,
+            keys=keys,
+            mover=mover,
+            token=drawn,
+            settle=settle,
+            threads=listening.threads,
+            agents=agents,
+            sent=listening.sent,
+        )
 
 
 def listener_at(address: Address) -> socket.socket:

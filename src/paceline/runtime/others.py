@@ -17,7 +17,6 @@ from paceline.errors import NotGathered
 from paceline.fabric.control import HeadEnd, Hello
 from paceline.fabric.token import FILE_VARIABLE, IN_FOLDER
 from paceline.host import between, messages
-from paceline.host.bulk import Port
 from paceline.host.carrier import Carrier
 from paceline.host.contract import News
 from paceline.host.control_link import HeadLink
@@ -25,6 +24,7 @@ from paceline.host.door import Door
 from paceline.host.host import LocalHost
 from paceline.host.loop import Alarm, Loop
 from paceline.host.machine import Machine, difference, machine
+from paceline.host.movers import InLoop, InProcess, Mover
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
@@ -81,7 +81,14 @@ class Others:
         hello = Hello(head, secrets.token_bytes(16), HEAD, 0)
         for host, one in meeting.agents.items():
             one.watch(loop, partial(self._agent_ended, host))
-        self._port = Port(self._door, loop, hello, output.say, timeout)
+        self._mover: Mover = InLoop(loop, meeting.keys, self._say)
+        if meeting.mover is not None:
+            self._mover = InProcess(meeting.mover, loop, self._say)
+        self._mover.listen(self._door, hello, timeout)
+        self._mover.at_end(self._fails)
+        self._failure = ""
+        """Why no bytes are moved between hosts any more."""
+        self._news: News | None = None
 
     @property
     def workers(self) -> list[int]:
@@ -105,6 +112,9 @@ class Others:
         hosts = SeveralHosts(head, self.others, self.carrier, news, now)
         self._delivered, self.lost, self._back = hosts.delivered, hosts.lost, hosts.back
         self.carrier.begins(0, hosts)
+        self._news = news
+        if self._failure:
+            news.lost(self._failure)
         return hosts
 
     def gather(self, to_end: Callable[[], bool]) -> Settings | None:
@@ -124,6 +134,8 @@ class Others:
             patience = meeting.patience
             if to_end():
                 return None
+            if self._failure:
+                raise NotGathered(self._failure)
             for host, one in meeting.agents.items():
                 if host in self._agents_ended:
                     raise one.failure(self._say)
@@ -141,7 +153,7 @@ class Others:
         dealt = [settings.workers_of(host) for host in range(1, settings.hosts)]
         self.others = [Other(self._names[there[0]], there, self._teller(self._names[there[0]])) for there in dealt]
         room = plan(settings.choice.spec, settings.choice.unapplied, settings.workers).places
-        self.carrier = Carrier(meeting.head, room, self._loop.now)
+        self.carrier = Carrier(meeting.head, room, self._loop.now, self._mover.pipe)
         self._hosts.begins(self._link.now())
         self._begun = True
         for other in self.others:
@@ -175,9 +187,9 @@ class Others:
             self._link.send(host, incarnation, self._close)
         self._door.close()
         self._link.close()
-        self._port.close()
         if self._begun:
             self.carrier.close()
+        self._mover.close()
 
     # --- the link -----------------------------------------------------------------------------------
 
@@ -245,6 +257,11 @@ class Others:
 
     # --- inside -------------------------------------------------------------------------------------
 
+    def _fails(self, why: str) -> None:
+        self._failure = why
+        if self._news is not None:
+            self._news.lost(why)
+
     def _needs(self, host: str) -> bool:
         return self.needed([worker for worker, there in self._names.items() if there == host])
 
@@ -258,7 +275,7 @@ class Others:
     def _prepare(self, host: str, workers: Sequence[int]) -> None:
         """Tell the host the run, and have it begin these workers."""
         incarnation = self._prepared[host] = self._incarnations[host]
-        self._port.expect(self.carrier.meet(host, incarnation))
+        self._mover.expect(self.carrier.meet(host, incarnation))
         # the host has no folder of the run
         settings = replace(self._settings, threads=self._threads(host), folder=Path())
         self._link.send(host, incarnation, between.Prepare(packed(settings), list(workers)))

@@ -136,7 +136,7 @@ def _meeting(settings: Settings, listening: Listen | None, let_go: Callable[[], 
     elif listening is not None:
         from paceline.runtime.meeting import meeting
 
-        with meeting(settings, listening) as machines:
+        with meeting(settings, listening, let_go) as machines:
             yield machines
     else:
         from paceline.runtime.emulated import emulated

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.host import messages
+from paceline.host.movers import InLoop
 from paceline.host.opening import Keys
 from paceline.host.turns import Turns
 from paceline.host.workers import Process, Workers
@@ -208,8 +209,9 @@ class Agent:
 
     def _take_part(self, patience: float) -> None:
         assert self._meets is not None
-        given = self.name, self._brings, *self._meets, self._company, Received(Path("nowhere")), self.loop
-        self.agent = WorldAgent(*given, say=self._say, patience=patience)
+        mover = InLoop(self.loop, self._meets[1], self._say)
+        told = self._company, Received(Path("nowhere")), self.loop, mover
+        self.agent = WorldAgent(self.name, self._brings, *self._meets, *told, say=self._say, patience=patience)
 
     def _company(self, *_: object) -> Workers:
         self.workers = self._no_workers()

@@ -1,0 +1,357 @@
+"""Who moves the bytes of items for a host: its own loop, or a process of its own.
+
+A process costs memory, and some messages for each item. In return, orders and beats don't wait while bytes are
+encrypted and copied. Hosts that are emulated on one machine share its cores anyway, so their loops do it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol
+
+from paceline.errors import MessageUnreadable, PeerLost
+from paceline.fabric.control import Hello
+from paceline.fabric.memory import Region, Span
+from paceline.fabric.unix import Channel, End, pair
+from paceline.host import carrier_process as told
+from paceline.host.bulk import PURPOSE, Bulk, BulkNews, Dialler, Pipe, Port, fields_of, item_of
+from paceline.host.door import Door
+from paceline.host.fetches import Named, Peer
+from paceline.host.loop import Loop
+from paceline.host.messages import Message
+from paceline.host.opening import Greeted, Keys
+from paceline.host.outbox import Outbox
+from paceline.host.processes import end_in_time, fork_child
+from paceline.host.tcp import Address
+
+PATIENCE = 5.0
+"""Seconds that the process has to stop what it does. It takes a few milliseconds."""
+DIED = "the process that moves data between hosts died"
+
+
+class Mover(Protocol):
+    """Moves bytes over connections with other hosts."""
+
+    def at_end(self, call: Callable[[str], object]) -> None:
+        """Call with why no bytes are moved any more, if that happens, or has happened. An earlier call is forgotten."""
+
+    def pipe(self, peer: Peer, news: BulkNews) -> Pipe:
+        """Return this host's end of what it exchanges with that one. `dial` or `expect` gives it connections."""
+
+    def listen(self, door: Door, hello: Hello, timeout: float) -> None:
+        """Have hosts that dial there for data connected with the pipes that `expect` names. `hello`: this host's."""
+
+    def expect(self, pipe: Any) -> None:
+        """That host may dial."""
+
+    def dial(self, pipe: Any, address: Address, hello: Hello, timeout: float) -> None:
+        """Stay connected with that host, which listens there. `hello`: this host's."""
+
+    def close(self) -> None:
+        """This incarnation of the host is over. All pipes have ended."""
+
+
+class InLoop:
+    """The host's loop moves the bytes."""
+
+    def __init__(self, loop: Loop, keys: Keys, show: Callable[[str], object]) -> None:
+        self._loop, self._keys, self._show = loop, keys, show
+        self._port: Port | None = None
+        self._diallers: list[Dialler] = []
+
+    def at_end(self, call: Callable[[str], object]) -> None:
+        """See `Mover`. A loop does not end before its host."""
+
+    def pipe(self, peer: Peer, news: BulkNews) -> Bulk:
+        """See `Mover`."""
+        return Bulk(peer, news)
+
+    def listen(self, door: Door, hello: Hello, timeout: float) -> None:
+        """See `Mover`."""
+        self._port = Port(door, self._loop, hello, self._show, timeout)
+
+    def expect(self, pipe: Bulk) -> None:
+        """See `Mover`."""
+        assert self._port is not None
+        self._port.expect(pipe)
+
+    def dial(self, pipe: Bulk, address: Address, hello: Hello, timeout: float) -> None:
+        """See `Mover`."""
+        self._diallers.append(Dialler(pipe, address, self._keys, self._loop, hello, self._show, timeout))
+
+    def close(self) -> None:
+        """See `Mover`."""
+        if self._port is not None:
+            self._port.close()
+        for dialler in self._diallers:
+            dialler.close()
+        self._diallers.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A process that is to move bytes, and this end of the channel to it."""
+
+    process: int
+    end: End
+
+
+@contextmanager
+def forked_mover(keys: Keys, let_go: Callable[[], None]) -> Iterator[Forked]:
+    """Fork the process, while this one has no thread. It ends with this one, or before. See `let_go` of a zygote."""
+    ours, theirs = pair()
+
+    def body() -> int:
+        let_go()
+        ours.close()
+        return told.serve(theirs, keys)
+
+    with ours:
+        try:
+            process = fork_child(body)
+        finally:
+            theirs.close()
+        try:
+            yield Forked(process, ours)
+        finally:
+            ours.close()
+            end_in_time(process)
+
+
+class InProcess:
+    """A process moves the bytes. This is the host's end of it."""
+
+    def __init__(self, forked: Forked, loop: Loop, show: Callable[[str], object]) -> None:
+        self._has_ended = False
+        self._at_end: Callable[[str], object] = lambda why: None
+        self._process = forked.process
+        self._show = show
+        self._loop = loop
+        self._channel = Channel(forked.end, told.FromProcess, "the process that moves data")
+        self._outbox = Outbox(self._channel, loop, self._kill)
+        self._late: deque[Message] = deque()
+        """What was said before something was done that was waited for."""
+        self._numbers = count()
+        self._pipes: dict[int, _Far] = {}
+        self._by_connection: dict[int, _Far] = {}
+        self._files: set[int] = set()
+        """Descriptors of files that the process knows."""
+        loop.watch(self._channel, self._heard)
+        loop.await_end(forked.process, self._ended)
+
+    # --- see `Mover` --------------------------------------------------------------------------------
+
+    def at_end(self, call: Callable[[str], object]) -> None:
+        """See `Mover`."""
+        self._at_end = call
+        if self._has_ended:
+            call(DIED)
+
+    def pipe(self, peer: Peer, news: BulkNews) -> _Far:
+        """See `Mover`."""
+        number = next(self._numbers)
+        pipe = self._pipes[number] = _Far(number, peer, news, self)
+        return pipe
+
+    def listen(self, door: Door, hello: Hello, timeout: float) -> None:
+        """See `Mover`."""
+        self.say(told.Listen(hello, timeout))
+        door.hands_over(PURPOSE, self._hand_over)
+
+    def expect(self, pipe: _Far) -> None:
+        """See `Mover`."""
+        self.say(told.Expect(pipe.number, *pipe.peer))
+
+    def dial(self, pipe: _Far, address: Address, hello: Hello, timeout: float) -> None:
+        """See `Mover`."""
+        self.say(told.Dial(pipe.number, *pipe.peer, address, hello, timeout))
+
+    def close(self) -> None:
+        """See `Mover`."""
+        self.say(told.Forget())
+        self._pipes.clear()
+        self._by_connection.clear()
+        self._files.clear()
+
+    # --- for pipes ----------------------------------------------------------------------------------
+
+    def say(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Tell the process, now or when it can hear that. A process that has ended is found so by its end."""
+        self._outbox.send(message, descriptors)
+
+    def settle(self, message: Message) -> None:
+        """Tell the process, and wait until it has done that. What it says before is heard after.
+
+        Memory may be another item's then. That is rare, and takes milliseconds. A process that takes longer is ended.
+        """
+        if not self._loop.watches(self._channel):  # it has ended
+            return
+        self.say(message)
+        deadline = time.monotonic() + PATIENCE
+        try:
+            while True:
+                self._outbox.go_on()
+                if self._channel.ready(0.01):
+                    said, _ = self._channel.receive()
+                    if isinstance(said, told.Done):
+                        break
+                    self._late.append(said)
+                elif time.monotonic() > deadline:
+                    self._kill()
+        except (PeerLost, MessageUnreadable):
+            return
+        if self._late:
+            self._loop.after(0.0, self._hear_late)
+
+    def place(self, span: Span) -> tuple[told.Place, tuple[int, ...]]:
+        """Return how the process is told of these bytes, and what comes along with that."""
+        assert span.file is not None, "the process can't have these bytes"
+        file, stays = span.file.descriptor, isinstance(span.file, Region)
+        comes_along = () if file in self._files else (file,)
+        if stays:
+            self._files.add(file)
+        return told.Place(file, stays, span.start, span.nbytes), comes_along
+
+    def gone(self, connection: int) -> None:
+        """That connection is not used any more."""
+        self._by_connection.pop(connection, None)
+
+    # --- what the process says ----------------------------------------------------------------------
+
+    def _heard(self) -> None:
+        self._hear_late()
+        try:
+            message, _ = self._channel.receive()
+        except (PeerLost, MessageUnreadable):  # its end is about to show
+            self._unwatch()
+            self._kill()
+        else:
+            self._hear(message)
+
+    def _hear_late(self) -> None:
+        while self._late:
+            self._hear(self._late.popleft())
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case told.Connected(pipe=number, connection=connection):
+                if (pipe := self._pipes.get(number)) is not None and not pipe.ended:
+                    self._by_connection[connection] = pipe
+                    pipe.comes(connection)
+            case told.Disconnected(connection=connection):
+                if (pipe := self._by_connection.pop(connection, None)) is not None:
+                    pipe.goes()
+            case told.Said(line=line):
+                self._show(line)
+            case told.Asked() | told.Cancelled() | told.Sent() | told.Refused() | told.Came():
+                if (pipe := self._by_connection.get(message.connection)) is not None:
+                    try:
+                        pipe.hears(message)
+                    except MessageUnreadable as error:
+                        self.say(told.Break(message.connection, str(error)))
+
+    def _hand_over(self, greeted: Greeted) -> None:
+        took = told.Took(greeted.purpose, greeted.speaks_tls, greeted.theirs)
+        self.say(took, (greeted.end.fileno(),))
+        greeted.end.close()
+
+    def _kill(self) -> None:
+        """It does not do what it is told: its end is told then."""
+        os.kill(self._process, signal.SIGKILL)
+
+    def _ended(self) -> None:
+        self._unwatch()
+        self._has_ended = True
+        self._at_end(DIED)
+
+    def _unwatch(self) -> None:
+        if self._loop.watches(self._channel):
+            self._outbox.forget()
+            self._loop.unwatch(self._channel)
+
+
+class _Far:
+    """The host's end of a pipe whose bytes the process moves. See `Bulk`."""
+
+    def __init__(self, number: int, peer: Peer, news: BulkNews, mover: InProcess) -> None:
+        self.number = number
+        self.peer = peer
+        self.ended = False
+        self._news = news
+        self._mover = mover
+        self._connection: int | None = None
+
+    @property
+    def connected(self) -> bool:
+        """See `Bulk`."""
+        return self._connection is not None
+
+    def end(self) -> None:
+        """See `Bulk`."""
+        if self.ended:
+            return
+        self.ended = True
+        self._mover.settle(told.End(self.number))
+        if self._connection is not None:
+            self._mover.gone(self._connection)
+            self.goes()
+
+    def ask(self, request: int, named: Named, begin: int, end: int) -> None:
+        """See `Bulk`."""
+        there = self._news.memory(self.peer, request)
+        if self._connection is not None and there is not None:
+            place, files = self._mover.place(there)
+            asks = told.Ask(self._connection, request, named.segment, fields_of(named.item), begin, end, place)
+            self._mover.say(asks, files)
+
+    def cancel(self, request: int) -> None:
+        """See `Bulk`."""
+        if self._connection is not None:
+            self._mover.settle(told.Cancel(self._connection, request))
+
+    def send(self, request: int, span: Span) -> None:
+        """See `Bulk`."""
+        if self._connection is not None:
+            place, files = self._mover.place(span)
+            self._mover.say(told.Send(self._connection, request, place), files)
+
+    def stop(self, request: int) -> None:
+        """See `Bulk`."""
+        if self._connection is not None:
+            self._mover.say(told.Stop(self._connection, request))
+
+    def refuse(self, request: int, why: str) -> None:
+        """See `Bulk`."""
+        if self._connection is not None:
+            self._mover.say(told.Refuse(self._connection, request, why))
+
+    def comes(self, connection: int) -> None:
+        """There is a connection."""
+        self._connection = connection
+        self._news.connected(self.peer)
+
+    def goes(self) -> None:
+        """It has gone."""
+        self._connection = None
+        self._news.disconnected(self.peer)
+
+    def hears(self, message: Message) -> None:
+        """The process says this of the connection. Raises MessageUnreadable."""
+        match message:
+            case told.Asked(request=request, segment=segment, item=item, begin=begin, end=end):
+                self._news.asked(self.peer, request, Named(segment, item_of(item)), begin, end)
+            case told.Cancelled(request=request):
+                self._news.cancelled(self.peer, request)
+            case told.Sent(request=request):
+                self._news.sent(self.peer, request)
+            case told.Refused(request=request, why=why):
+                self._news.refused(self.peer, request, why)
+            case told.Came(request=request, count=count):
+                self._news.came(self.peer, request, count)
