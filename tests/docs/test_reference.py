@@ -58,6 +58,7 @@ def counted() -> Iterator[str]:
     tally.evaluated(1, {"accuracy": 0.9})
     tally.consensus(1, 0.5, 0.1)
     tally.fetched(Fetch(host="node-1", source="node-0", kind="other", bytes=8, began=0.1, ended=0.2))
+    tally.moved({"node-0": 0.1, "node-1": 0.2})
     choice, targets = choose("all-reduce", registry()), [Target.parse("accuracy>=0.9")]
     summary = tally.summary(protocol=choice, workers=2, threads=1, seed=0, outcome="completed", targets=targets)
     return (path for path in paths(summary) if path != "evaluations[].accuracy")

@@ -79,6 +79,16 @@ def test_a_host_s_share_is_that_of_its_workers_and_of_what_it_exchanged() -> Non
     assert [other[key] for key in exchanged] == [80, 48, 1.5]
 
 
+def test_what_moving_bytes_took_adds_up_and_is_left_out_where_nobody_knows() -> None:
+    tally = told(TrainingBegan(members=((0, "node-0", 0), (1, "node-1", 0)), version=0, at=0.0))
+    tally.fetched(fetch("node-1", "node-0", 40, 0.0, 1.0))
+    tally.moved({"node-1": 0.5, "elsewhere": 9.0})
+    tally.moved({"node-1": 0.25})
+    head, other = summed_up(tally)["per_host"]
+    assert other["moving_cpu_seconds"] == 0.75
+    assert "moving_cpu_seconds" not in head
+
+
 def test_a_run_on_one_host_says_nothing_of_hosts() -> None:
     assert "per_host" not in summed_up(told(began(0, 1)))
 

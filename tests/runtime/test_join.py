@@ -114,6 +114,7 @@ def test_a_run_with_a_host_that_joins_is_checked_and_replayed_to_the_same_bits(p
     assert run.summary["samples"] == 2 * 96
     ((facts,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
     assert [host for _, host, _ in json.loads(facts)["members"]] == ["head", "b", "b"]
+    assert all(one["moving_cpu_seconds"] >= 0.0 for one in run.summary["per_host"])
     config = tomllib.loads((run.folder / "config.toml").read_text())
     assert {name: host["threads"] for name, host in config["environment"]["hosts"].items()} == {"head": 1, "b": 1}
     assert (found := checked(run.folder)).ok, found.wrong

@@ -366,9 +366,15 @@ class Fetched(Message):
         )
 
 
+class Moved(Message):
+    """Moving bytes of items has taken this host so much time of processors, in this incarnation."""
+
+    cpu_seconds: float
+
+
 OfStep = Taken | AwaitsVersion | AwaitsPlace | Computes
 """What a host says of a worker that takes part."""
 OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
-ToHead = OfWorker | SendPart | Here | Leaves | Begun | Has | Fetched | Printed | Said
+ToHead = OfWorker | SendPart | Here | Leaves | Begun | Has | Fetched | Moved | Printed | Said

@@ -28,7 +28,7 @@ from paceline.host.loop import Loop
 from paceline.host.messages import Message
 from paceline.host.opening import Greeted, Keys
 from paceline.host.outbox import Outbox
-from paceline.host.processes import end_in_time, fork_child
+from paceline.host.processes import cpu_seconds, end_in_time, fork_child
 from paceline.host.tcp import Address
 
 PATIENCE = 5.0
@@ -53,6 +53,9 @@ class Mover(Protocol):
 
     def dial(self, pipe: Any, address: Address, hello: Hello, timeout: float) -> None:
         """Stay connected with that host, which listens there. `hello`: this host's."""
+
+    def cpu_seconds(self) -> float | None:
+        """Return the time of processors that moving took. None: nobody knows, as the loop does other things, too."""
 
     def close(self) -> None:
         """This incarnation of the host is over. All pipes have ended."""
@@ -85,6 +88,9 @@ class InLoop:
     def dial(self, pipe: Bulk, address: Address, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
         self._diallers.append(Dialler(pipe, address, self._keys, self._loop, hello, self._show, timeout))
+
+    def cpu_seconds(self) -> None:
+        """See `Mover`."""
 
     def close(self) -> None:
         """See `Mover`."""
@@ -172,6 +178,10 @@ class InProcess:
     def dial(self, pipe: _Far, address: Address, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
         self.say(told.Dial(pipe.number, *pipe.peer, address, hello, timeout))
+
+    def cpu_seconds(self) -> float | None:
+        """See `Mover`."""
+        return None if self._has_ended else cpu_seconds(self._process)
 
     def close(self) -> None:
         """See `Mover`."""

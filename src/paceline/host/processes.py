@@ -375,6 +375,12 @@ def children() -> frozenset[int]:
     return frozenset(map(int, found))
 
 
+def cpu_seconds(process: int) -> float:
+    """Return the time of processors that this child has taken. The kernel counts in hundredths."""
+    user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def exit_phrase(status: int) -> str:
     """`exit code 1` or `killed by SIGKILL`, from what waitpid returned."""
     code = os.waitstatus_to_exitcode(status)

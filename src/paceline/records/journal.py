@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
 from paceline.records.ledger import Ledger
-from paceline.records.summary import Tally
+from paceline.records.summary import MOVED, Tally
 from paceline.records.times import Fetch, StepTimes
 
 
@@ -43,6 +43,12 @@ class Journal:
         """A host has fetched an item from another one."""
         self.ledger.fetched(fetch)
         self.tally.fetched(fetch)
+
+    def moved(self, cpu_seconds: Mapping[str, float]) -> None:
+        """By host: moving bytes between hosts has taken so much time of processors since the run began, or went on."""
+        self.tally.moved(cpu_seconds)
+        if cpu_seconds:
+            self.ledger.note(MOVED, self.tally.moved_seconds)
 
     def recorded(self, version: int, at: float, samples: int | None, sha256: str, file: str) -> None:
         """A recorded version: made `at` seconds, of so many samples in all, in that file of the run's folder."""

@@ -24,7 +24,7 @@ from paceline.errors import ConfigError, ProtocolViolation
 from paceline.records.comparison import COMPARISON
 from paceline.records.ledger import connect, read_facts, roll_back
 from paceline.records.segments import Segment, choice_of, segment_at, segments_of, undone_before
-from paceline.records.summary import Summary, Tally, read
+from paceline.records.summary import MOVED, Summary, Tally, read
 from paceline.records.times import Fetch, StepTimes
 
 LEDGER, SUMMARY = "ledger.sqlite", "summary.json"
@@ -121,6 +121,8 @@ def measure(ledger: sqlite3.Connection, tally: Tally, at: Callable[[str], None] 
     at("fetches")
     for fetch in read_fetches(ledger):
         tally.fetched(fetch)
+    at("run")
+    tally.moved(moved(ledger))
     at("versions")
     for row in ledger.execute("SELECT version, at, samples FROM versions ORDER BY rowid"):
         tally.recorded(*row)
@@ -142,6 +144,14 @@ def read_fetches(ledger: sqlite3.Connection) -> Iterator[Fetch]:
     columns = ("host", "source", "kind", "worker", "number", "bytes", "began", "ended")
     for row in ledger.execute(f"SELECT {', '.join(columns)} FROM fetches ORDER BY rowid"):
         yield Fetch(**dict(zip(columns, row, strict=True)))
+
+
+def moved(ledger: sqlite3.Connection) -> dict[str, float]:
+    """By host: the time of processors that moving bytes has taken, as the run has noted it."""
+    row = ledger.execute("SELECT value FROM run WHERE key = ?", (MOVED,)).fetchone()
+    found = {} if row is None else json.loads(row[0])
+    known = found.items() if isinstance(found, dict) else ()
+    return {host: seconds for host, seconds in known if isinstance(seconds, int | float)}
 
 
 def tally_of(path: Path) -> Tally:

@@ -120,9 +120,16 @@ class Share:
         return self.stayed + (0.0 if self.since is None else now - self.since)
 
 
+MOVED = "moving_cpu_seconds"
+"""What a run notes of all hosts under this key."""
+
+
 @dataclass(slots=True)
 class Exchange:
     """What one host has exchanged with others."""
+
+    cpu_seconds: float | None = None
+    """The time of processors that this took. None: it isn't known."""
 
     bytes_in: int = 0
     bytes_out: int = 0
@@ -244,6 +251,18 @@ class Tally:
         there.bytes_in += fetch.bytes
         there.fetching.add(fetch.began, fetch.ended)
         self.exchanges.setdefault(fetch.source, Exchange()).bytes_out += fetch.bytes
+
+    def moved(self, cpu_seconds: Mapping[str, float]) -> None:
+        """By host: moving bytes between hosts has taken so much more time of processors."""
+        for host, seconds in cpu_seconds.items():
+            if (exchange := self.exchanges.get(host)) is not None:
+                exchange.cpu_seconds = (exchange.cpu_seconds or 0.0) + seconds
+
+    @property
+    def moved_seconds(self) -> dict[str, float]:
+        """By host: the time of processors that moving bytes has taken in all, if that is known."""
+        known = {host: exchange.cpu_seconds for host, exchange in self.exchanges.items()}
+        return {host: seconds for host, seconds in known.items() if seconds is not None}
 
     def recorded(self, version: int, at: float, samples: int | None) -> None:
         """A recorded version: made `at` seconds since the run's start, of so many samples in all."""
@@ -443,6 +462,7 @@ class Tally:
             "bytes_in": exchange.bytes_in,
             "bytes_out": exchange.bytes_out,
             "fetching_seconds": exchange.fetching.seconds,
+            **({} if exchange.cpu_seconds is None else {"moving_cpu_seconds": exchange.cpu_seconds}),
         }
 
     def _moment(self, version: int) -> dict[str, Any]:

@@ -54,6 +54,8 @@ HEAD = 1
 """The head's own incarnation: a run has no other head."""
 PAUSE = 1.0
 """Seconds before a host comes again."""
+TELLS = 1.0
+"""Seconds after which the head is told again what moving bytes has taken."""
 LET_IN = 60.0
 """Seconds that the head has to let the host in."""
 
@@ -179,6 +181,10 @@ class _Agent:
         self.takes_part = False
         """Whether the head has told this incarnation the run."""
         self._loop, self._mover = loop, mover
+        self._moved_before = mover.cpu_seconds() or 0.0
+        """Seconds that moving bytes had taken before this incarnation."""
+        self._told_at = float("-inf")
+        """When the head was last told how much it has taken since."""
         mover.at_end(self.leave)
         self._begun = 0.0
         """When the run began, by the loop's clock."""
@@ -414,6 +420,9 @@ class _Agent:
     def fetched(self, fetch: Fetch) -> None:
         """See `BranchNews`."""
         self._link.send(between.Fetched.of(fetch))
+        if self._loop.now() >= self._told_at + TELLS and (seconds := self._mover.cpu_seconds()) is not None:
+            self._told_at = self._loop.now()
+            self._link.send(between.Moved(seconds - self._moved_before))
 
     def _now(self) -> float:
         return self._loop.now() - self._begun

@@ -86,6 +86,8 @@ class Others:
             self._mover = InProcess(meeting.mover, loop, self._say)
         self._mover.listen(self._door, hello, timeout)
         self._mover.at_end(self._fails)
+        self._moved: dict[tuple[str, int], float] = {}
+        """By host and incarnation: seconds of processors that moving bytes has taken there."""
         self._failure = ""
         """Why no bytes are moved between hosts any more."""
         self._news: News | None = None
@@ -100,6 +102,15 @@ class Others:
         """By host, the head included: its machine, and the threads of each worker there."""
         others = {host: (here.machine, self._threads(host)) for host, here in self._came.items()}
         return {self._meeting.head: (machine(), self._settings.threads), **others}
+
+    @property
+    def cpu_seconds(self) -> dict[str, float]:
+        """By host, the head included: the time of processors that moving bytes has taken there, if that is known."""
+        own = self._mover.cpu_seconds()
+        found = {} if own is None else {self._meeting.head: own}
+        for (host, _), seconds in self._moved.items():
+            found[host] = found.get(host, 0.0) + seconds
+        return found
 
     def traffic(self) -> HostTraffic | None:
         """Return the model of what moves between the hosts; None if the scenario has none."""
@@ -236,6 +247,8 @@ class Others:
                     self._link.send(host, incarnation, sent.part(at))
             case between.Here():
                 self._has_come(host, incarnation, message)
+            case between.Moved(cpu_seconds=seconds):
+                self._moved[host, incarnation] = seconds
             case between.Leaves(why=why):
                 self.ended(host, incarnation, why)
             case _:

@@ -96,6 +96,8 @@ def run(
                         settings, interrupts, zygote, journal, direct, loop=loop, output=output, others=others
                     )
                     ending = coordinator.rooms.ending
+                    if others is not None:
+                        journal.moved(others.cpu_seconds)
                     journal.ended(ending.outcome, ending.error)
                     if others is not None:
                         others.ended_with(ending, coordinator.parser_ended)
