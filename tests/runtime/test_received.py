@@ -64,12 +64,13 @@ def files(folder: Path) -> list[str]:
         (".", ".", "scripts/train.py", "parts.py"),
         ("scripts", "..", "train.py", "../parts.py"),
         (".", "scripts", "scripts/train.py", "scripts/train.py"),
-        ("/", "WORK", "WORK/scripts/train.py", "parts.py"),
+        ("../apart", "WORK", "WORK/scripts/train.py", "parts.py"),
     ],
 )
 def test_paths_from_the_working_directory_lead_to_what_was_sent(
     here: str, send: str, script: str, reads: str, folder: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (folder.parent / "apart").mkdir()
     monkeypatch.chdir(folder / here)
     send, script = (text.replace("WORK", str(folder)) for text in (send, script))
     sent = to_send(Path(send), Path(script))
@@ -128,7 +129,7 @@ def test_a_folder_that_is_too_large_is_not_asked_for(there: Path) -> None:
 
 def test_what_can_t_be_unpacked_is_refused_and_nothing_is_left(folder: Path, there: Path) -> None:
     sent = to_send(Path(), Path("scripts/train.py"))
-    packed = bytes(PART)
+    packed = b"\x01" * PART
     announced = msgspec.structs.replace(sent.folder, size=PART, sha256=hashlib.sha256(packed).digest())
     with pytest.raises(ConfigError, match="can't be unpacked"):
         given(replace(sent, folder=announced, packed=packed), Received(there))
