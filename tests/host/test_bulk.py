@@ -420,6 +420,20 @@ def test_fetches_under_way_go_on_after_a_reconnect(two: Two) -> None:
     assert not two.lines
 
 
+def test_a_connection_that_has_sent_as_much_as_a_key_is_good_for_is_renewed(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "MOST_SENT", 2 * PART)
+    first = two.a.bulk._connection
+    two.a.has[Version(1)] = contents(LARGE)
+    got = two.b.fetch(Version(1), LARGE)
+    two.until(lambda: got.done)
+    assert got.memory == contents(LARGE)
+    assert got.done == 1
+    assert two.a.bulk._connection is not first
+    assert not two.lines
+
+
 def test_after_a_reconnect_only_the_rest_is_asked_for(apart: Two) -> None:
     got = apart.a.fetch(Version(1), 10)
     first = raw(apart, written(hello("b", 3)) + written(Part(1, 7)) + contents(10)[:4])

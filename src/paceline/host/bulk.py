@@ -47,6 +47,9 @@ PURPOSE = "data"
 """What connections are opened for."""
 PART = 1 << 20
 """Bytes that are sent without a look at what else there is. A fetch is cancelled between two parts."""
+MOST_SENT = 128 << 30
+"""Bytes that are sent over one connection before a new one takes its place. A key of AES-GCM is good for 24 million
+records (RFC 8446, 5.5), which hold 388 GB, and OpenSSL does not draw another one by itself."""
 MOST_WAITING = 16 << 20
 """Bytes that may wait for one connection: one part, and small frames beside it."""
 
@@ -272,6 +275,9 @@ class Bulk:
         for request in over:
             self._news.sent(self.peer, request)
         if self._sending and self._connection is not None:
+            if self._connection.sent >= MOST_SENT:
+                self._connection.renew()
+                return False
             one = self._sending[0]
             part, one.left = one.left[:PART], one.left[PART:]
             if not one.left:
@@ -279,6 +285,7 @@ class Bulk:
                 self._over.append(one.request)
             self._say(Part(one.request, part.nbytes))
             self._connection.stream.write(part)
+            self._connection.sent += part.nbytes
         return bool(self._sending or self._over)
 
     # --- inside -------------------------------------------------------------------------------------
@@ -307,6 +314,8 @@ class _Connection:
     ) -> None:
         """`greeted` takes the first frame, and calls `open` or `close`. `lost` is not called after `close`."""
         self.since = loop.now()
+        self.sent = 0
+        """Bytes of parts."""
         self._greeted = greeted
         self._lost = lost
         self._show = show
@@ -337,6 +346,10 @@ class _Connection:
             self._show(line)
         if self._bulk is not None:
             self._bulk.detach(self)
+
+    def renew(self) -> None:
+        """Close the connection, so that whoever has dialled dials again. What was asked for is asked for once more."""
+        self._gone("")
 
     def break_off(self, why: str) -> None:
         """Close the connection, as the other side has said what it may not."""
