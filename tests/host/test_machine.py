@@ -23,6 +23,7 @@ HEAD = Machine(
     model="AMD EPYC",
     platform="Linux",
     cores=8,
+    boot="86baf8e6",
 )
 
 

@@ -266,6 +266,32 @@ def test_where_nobody_was_awaited_waiting_is_for_a_core_if_there_were_too_few(
     assert advice in said if advice else "cores" not in said
 
 
+@pytest.mark.parametrize(
+    ("boots", "cores", "advice"),
+    [
+        (("one", "one"), (2, 2), ["There were 4 workers on 2 cores, so that some"]),
+        (("one", "one"), (4, 4), []),
+        (("one", "another"), (2, 2), []),
+        (("one", "another"), (2, 1), ["There were 2 workers on 1 core of node-1, so that some"]),
+    ],
+)
+def test_workers_are_counted_against_the_cores_of_their_own_machine(
+    tmp_path: Path, explained: Explain, boots: tuple[str, str], cores: tuple[int, int], advice: list[str]
+) -> None:
+    hosts = {
+        f"node-{host}": {"boot": boot, "cores": its, "threads": 1}
+        for host, (boot, its) in enumerate(zip(boots, cores, strict=True))
+    }
+    noted = json.dumps({"cores": cores[0], "hosts": hosts})
+    folder = on_two_hosts(
+        tmp_path / "run",
+        "UPDATE run SET value = 'false' WHERE key = 'simulated'",
+        f"INSERT INTO run VALUES ('environment', '{noted}')",
+        "UPDATE step_times SET wait = wait + compute / 2, compute = compute / 2",
+    )
+    assert re.findall(r"There were .* some", explained(folder)) == advice
+
+
 # --- one step, one worker ---------------------------------------------------------------------------
 
 

@@ -35,6 +35,7 @@ MACHINE = Machine(
     model="Xeon",
     platform="Linux",
     cores=2,
+    boot="86baf8e6",
 )
 LINK = Link(
     head=Side("alpha", MACHINE, cipher=1.6e9),

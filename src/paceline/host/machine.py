@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,8 @@ from paceline.version import __version__
 
 OF_THE_HEAD = ("python", "torch", "numpy", "cpu_capability", "platform", "cores")
 """What a run of one host notes, too."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""Drawn by Linux as it starts."""
 BITS = ("torch", "cpu_capability", "vendor", "threads")
 """What a worker's bits depend on, and may differ between hosts that train together."""
 
@@ -36,6 +39,8 @@ class Machine(msgspec.Struct, frozen=True, array_like=True):
     platform: str
     cores: int
     """Those that the run may use."""
+    boot: str
+    """Of the system on it. Hosts with the same one are on one machine, and share its cores."""
 
 
 def machine() -> Machine:
@@ -54,6 +59,7 @@ def machine() -> Machine:
         model=model,
         platform=platform.platform(),
         cores=len(os.sched_getaffinity(0)),
+        boot=BOOT.read_text().strip(),
     )
 
 

@@ -25,7 +25,7 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.listed import listed, workers_named
+from paceline.core.listed import count, listed, workers_named
 from paceline.core.orders import Release, Why
 from paceline.errors import ConfigError
 from paceline.records import waits
@@ -303,11 +303,9 @@ def _verdict(past: Past) -> list[str]:
     unordered = phases["waiting"] - past.waited.seconds
     if unordered < WORTH_SAYING * total:
         return lines + _what_helps(past, phases, total)
-    another = "Another " if past.waited.culprits else ""
-    lines.append(
-        f"{another}{_percent(unordered, total)} of the time went to waiting for the store, messages or a core."
-    )
-    crowded = _crowded(past, unordered, total)
+    another, share = "Another " if past.waited.culprits else "", _percent(unordered, total)
+    lines.append(f"{another}{share} of the time went to waiting for the store, messages or a core.")
+    crowded = _crowded(past, share)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(past, phases, total)
     return [*lines, *crowded, *helps]
 
@@ -619,18 +617,35 @@ def _prediction(past: Past, names: Sequence[str]) -> str:
     )
 
 
-def _crowded(past: Past, unordered: float, total: float) -> list[str]:
-    """What helps where more threads compute than there are cores; nothing if the cores are not known."""
+def _crowded(past: Past, share: str) -> list[str]:
+    """What helps on machines with fewer cores than threads that compute; nothing if the cores are not known."""
     run = past.run
-    cores, threads = run.config.get("environment", {}).get("cores"), run.config.get("threads") or 1
-    if cores is None or run.simulated or run.workers * threads <= cores:
+    environment = run.config.get("environment", {})
+    if run.simulated or "cores" not in environment:
+        return []
+    hosts = environment.get("hosts")
+    if hosts is None:
+        return _waited_for_cores(run.workers, run.config.get("threads") or 1, environment["cores"], "", share)
+    machines = list(dict.fromkeys(noted["boot"] for noted in hosts.values()))
+    lines = []
+    for boot in machines:
+        there = [host for host, noted in hosts.items() if noted["boot"] == boot]
+        workers = sum(past.hosts[worker] in there for worker in past.spent)
+        threads, cores = (max(hosts[host][what] for host in there) for what in ("threads", "cores"))
+        of = f" of {listed(there)}" if len(machines) > 1 else ""
+        lines += _waited_for_cores(workers, threads, cores, of, share)
+    return lines
+
+
+def _waited_for_cores(workers: int, threads: int, cores: int, of: str, share: str) -> list[str]:
+    """What helps on a machine with so many cores, if more threads compute there. `of`: whose cores they are."""
+    if workers * threads <= cores:
         return []
     each = "" if threads == 1 else f" with {threads} threads each"
     fewer = "fewer workers (-n)" if threads == 1 else "--threads 1, or fewer workers (-n)"
-    on = "1 core" if cores == 1 else f"{cores} cores"
     return [
-        f"There were {run.workers} workers{each} on {on}, so that some waited for one: {fewer} would make less of the "
-        f"{_percent(unordered, total)}."
+        f"There were {count(workers, 'worker')}{each} on {count(cores, 'core')}{of}, so that some waited for one: "
+        f"{fewer} would make less of the {share}."
     ]
 
 
