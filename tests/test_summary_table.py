@@ -67,3 +67,16 @@ def test_a_run_that_was_resumed_with_fewer_workers_has_as_many_as_it_was_resumed
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert " · 1 worker · " in shown([50, 20, 20], 32.0, capsys, workers=1)
+
+
+def test_those_that_died_before_a_run_was_resumed_with_fewer_workers_are_not_missed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seconds = {f"{part}_seconds": 1.0 for part in ("compute", "wait", "transfer", "other")}
+    left = ["finished", "finished", "died", "died"]
+    rows = [
+        {"worker": worker, "steps": 50, "max_lead": 0, "left": {"reason": why, "detail": None}, **seconds}
+        for worker, why in enumerate(left)
+    ]
+    assert "bsp · 2 workers ·" in shown([50, 50], 32.0, capsys, per_worker=rows, segments=2)
+    assert "bsp · 2 of 3 workers" in shown([50, 50, 50], 32.0, capsys, per_worker=rows, segments=2)

@@ -121,10 +121,11 @@ def percentile(histogram: Mapping[str, int], share: float) -> int | None:
 
 def _strength(summary: Summary) -> str:
     """How many workers trained to the end, of how many: `4 workers`, `3 of 4 workers`."""
-    workers, rows = summary["workers"], summary["per_worker"]
+    workers = summary["workers"]
+    rows = [row for row in summary["per_worker"] if row["worker"] < workers]  # a resumed run may have had more before
     dead = sum(row["left"] is not None and row["left"]["reason"] == "died" for row in rows)
-    # Those that ended before training began have no row. A resumed run may have had more workers before.
-    lost = dead + (max(0, workers - len(rows)) if rows else 0)
+    # Those that ended before training began have no row.
+    lost = dead + (workers - len(rows) if rows else 0)
     noun = "worker" if workers == 1 else "workers"
     return f"{workers - lost} of {workers} {noun}" if lost else f"{workers} {noun}"
 
