@@ -152,6 +152,10 @@ def test_another_host_may_come_in_place_of_one_that_has_left() -> None:
     assert found.came("c", 1.0) == [Refuse("c", "this run has its 2 hosts besides the head")]
 
 
+def test_a_run_of_two_hosts_has_one_besides_the_head() -> None:
+    assert begun("b").came("c", 1.0) == [Refuse("c", "this run has its 1 host besides the head")]
+
+
 @pytest.mark.parametrize("silent", ["disconnected", "unheard"])
 def test_a_new_process_on_a_host_that_has_fallen_silent_ends_the_one_before(silent: str) -> None:
     found = begun("b", "c")

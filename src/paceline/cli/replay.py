@@ -69,7 +69,7 @@ def call(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_plain(options, folder, notes, summary, compared), indent=2))
     elif compared is None:
-        print(f"{summary['outcome']}: {summary['error']}")
+        print(summary["outcome"] if summary["error"] is None else f"{summary['outcome']}: {summary['error']}")
     else:
         for line in replayed.notes:
             print(f"paceline: {line}")
