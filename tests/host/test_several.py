@@ -13,6 +13,7 @@ import pytest
 
 from paceline.core.items import Blob, Version
 from paceline.core.orders import StartPull
+from paceline.errors import MessageUnreadable
 from paceline.host import between, messages
 from paceline.host.contract import NotHere
 from paceline.host.several import Other, SeveralHosts
@@ -27,6 +28,7 @@ class Several:
         self.told: list[messages.Message] = []
         self.at = 0.0
         self.head.goes_on.return_value = None
+        self.head.newest = 7
         self.heard: list[tuple[int, messages.Message, list[bytes]]] = []
         """What the head's host has heard: of whom, and the bytes of what came along."""
         self.head.hear = self._hear
@@ -101,6 +103,7 @@ def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock() -> None:
 
 def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it() -> None:
     several = Several()
+    several.hosts.begin([0, 1, 2, 3])
     fetched, brought = between.Fetched("node-0", "version", None, 3, 40, 0.5), several.news.brought
     for at, said in ((1.0, fetched), (1.5, between.Taken(2, 3)), (2.0, between.Taken(3, 3)), (4.0, fetched)):
         several.at = at
@@ -113,6 +116,8 @@ def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it
 
 def test_only_the_last_fetches_are_remembered() -> None:
     several = Several()
+    several.head.newest = 99
+    several.hosts.begin([0, 1, 2, 3])
     for version in range(100):
         several.hosts.delivered("node-1", between.Fetched("node-0", "version", None, version, 40, 0.5))
     for version in range(100):
@@ -150,6 +155,7 @@ def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again
 def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
     """Its host may say so while it is told that the worker has left."""
     several = Several()
+    several.hosts.begin([0, 1, 2, 3])
     several.hosts.delivered("node-1", between.Taken(2, 0))
     several.hosts.left(2, died=False)
     several.hosts.delivered("node-1", between.Taken(2, 1))
@@ -263,6 +269,60 @@ def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:
     assert several.told == [between.EndWorker(2, "it is gone")]
     several.say(between.Gone(2, 9))
     several.news.gone.assert_called_once_with(2, 9)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (between.Heard(2, None), "a worker has said nothing"),
+        (between.Gone(3, 127), "no process ends with status 127"),
+        (between.Taken(2, 8), "version 8 is not there to be taken"),
+        (between.Taken(2, -1), "version -1 is not there to be taken"),
+    ],
+)
+def test_what_a_host_may_not_say_is_refused_before_anybody_hears_of_it(said: messages.Message, why: str) -> None:
+    several = Several()
+    several.hosts.begin([0, 1, 2, 3])
+    with pytest.raises(MessageUnreadable, match=why):
+        several.say(said)
+    assert several.heard == several.news.mock_calls == []
+
+
+def test_a_worker_that_has_ended_says_no_more() -> None:
+    several = Several()
+    several.say(between.Gone(2, 0))
+    for said in (between.Heard(2, DECLINED), between.Gone(2, 0)):
+        with pytest.raises(MessageUnreadable, match="worker 2 has ended, and says more"):
+            several.say(said)
+    several.news.gone.assert_called_once_with(2, 0)
+    several.hosts.returns(2)
+    several.say(between.Heard(2, DECLINED))
+    assert several.heard == [(2, DECLINED, [])]
+
+
+def test_no_version_is_taken_where_training_has_not_begun() -> None:
+    with pytest.raises(MessageUnreadable, match="version 0 is not there to be taken"):
+        Several().say(between.Taken(2, 0))
+
+
+def test_a_worker_is_ended_whose_message_that_comes_along_can_not_be_read() -> None:
+    several = Several()
+    several.say(between.Heard(2, None, between.Attached("one", 4)))
+    several.comes("one")(b"\xc1\xc1\xc1\xc1")
+    (told,) = several.told
+    assert isinstance(told, between.EndWorker)
+    assert told.why is not None
+    assert told.why.startswith("what it has said can't be read: ")
+    assert several.heard == []
+
+
+def test_a_worker_is_ended_if_there_is_no_room_for_what_comes_along() -> None:
+    several = Several()
+    several.say(between.Heard(2, None, between.Attached("one", 1 << 62)))
+    (told,) = several.told
+    assert isinstance(told, between.EndWorker)
+    assert told.why is not None
+    assert told.why.startswith("what comes along with its message has no room here: ")
 
 
 def test_what_a_host_had_not_handed_over_when_it_was_lost_is_never_heard() -> None:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import time
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from paceline.fabric.token import Token, write
+from paceline.fabric.control import HostEnd
+from paceline.fabric.token import Token, read, write
+from paceline.host import between, messages
+from paceline.host.control_link import HostLink
+from paceline.host.loop import Loop
+from paceline.host.machine import machine
+from paceline.host.opening import Keys
 from paceline.protocols import registry
 from support.events import await_stop, said
 from support.launch import Launch
@@ -634,3 +642,71 @@ def test_what_each_machine_has_is_recorded_and_a_replay_names_those_that_were_ot
     assert checked(run.folder).ok
     told = replayed(run.folder).out.splitlines()[0]
     assert told.startswith("paceline: workers 1, 2 ran with vendor Cyrix (here ")
+
+
+class Hostile:
+    """A host that has the token. To each kind of message it says that, and nothing else."""
+
+    def __init__(self, head: Head, says: Mapping[type[object], Sequence[messages.Message]]) -> None:
+        host, _, port = head.address.rpartition(":")
+        self.loop, self.says, self.over = Loop(), says, ""
+        end = HostEnd("evil", secrets.token_bytes(16), between.FromHead)
+        keys = Keys.encrypted(read(Path(os.environ["PACELINE_TOKEN_FILE"])))
+        self.link = HostLink(end, (host, int(port)), keys, self.loop, self)
+
+    def connected(self, incarnation: int) -> None: ...
+    def acknowledged(self, sent: float) -> None: ...
+    def disconnected(self, why: str) -> None: ...
+    def show(self, line: str) -> None: ...
+
+    def delivered(self, message: object) -> None:
+        for one in self.says.get(type(message), ()):
+            self.link.send(one)
+
+    def ended(self, why: str) -> None:
+        self.over = why
+
+    def why_over(self) -> str:
+        """Return why nothing more can be exchanged, once that is so."""
+        deadline = time.monotonic() + 60
+        while not self.over:
+            assert time.monotonic() < deadline
+            self.loop.wait(0.1)
+        self.link.close()
+        self.loop.close()
+        return self.over
+
+
+def test_a_host_that_says_what_can_not_be_takes_no_part_and_the_head_waits_on(launch: Launch) -> None:
+    head = begun(launch, script(), "-p", "asp")
+    for one, why in (
+        (between.Begun(), "a Begun, before the run has begun for it"),
+        (between.Gone(0, 0), "a Gone, before the run has begun for it"),
+        (between.Printed(0, b"evil"), "a Printed, before the run has begun for it"),
+    ):
+        assert Hostile(head, {between.Introduce: [one]}).why_over().endswith(f"it has said what can't be: {why}")
+        assert f"evil takes no part: it has said what can't be: {why}" in said(head.process, "host evil .*\n")
+    assert ended(joined(launch, head, "b")).code == 0
+    head.ended().completed()
+
+
+@pytest.mark.parametrize("lie", [between.Gone(0, 0), between.Printed(0, b"evil"), between.AwaitsPlace(99)])
+def test_a_host_that_speaks_for_the_workers_of_others_is_lost_and_they_go_on(
+    lie: between.Gone | between.Printed | between.AwaitsPlace, launch: Launch
+) -> None:
+    head = begun(launch, script(), "-p", "asp", "--on-loss", "continue")
+    why = f"it has said what can't be: worker {lie.worker} is none of its own"
+    says = {between.Introduce: [between.Here(1, machine())], between.Prepare: [lie]}
+    assert Hostile(head, says).why_over().endswith(why)
+    run = head.ended().completed()
+    assert f"host evil is lost: {why}" in run.err
+    assert "evil" not in run.log(0)
+
+
+def test_what_a_host_says_of_itself_is_one_line_that_a_terminal_can_show(launch: Launch) -> None:
+    head = begun(launch, script(), "-p", "asp")
+    says = [between.Said("red\x1b[31m\nline"), between.Leaves("so\n\x1b[2J")]
+    assert Hostile(head, {between.Introduce: says}).why_over()
+    said(head.process, r"paceline: red\\x1b\[31m\\nline\npaceline: host evil takes no part: so\\n\\x1b\[2J\n")
+    os.kill(head.process.pid, signal.SIGINT)
+    head.ended()

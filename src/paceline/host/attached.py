@@ -44,10 +44,17 @@ def long_message(body: bytes) -> Span:
 
 
 def empty_file(size: int) -> tuple[int, Span]:
-    """Return the descriptor of an anonymous file of that size, and its bytes, to be written to."""
+    """Return the descriptor of an anonymous file of that size, and its bytes, to be written to.
+
+    Raises OSError if there is no room for it.
+    """
     file = os.memfd_create("paceline-attached", os.MFD_CLOEXEC)
-    os.ftruncate(file, size)
-    return file, OpenFile(file).span(writable=True)
+    try:
+        os.ftruncate(file, size)
+        return file, OpenFile(file).span(writable=True)
+    except OSError:
+        os.close(file)
+        raise
 
 
 def bring(

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from paceline.cluster.scenario import MOST_WORKERS
 from paceline.core.orders import Order
+from paceline.fabric.numbered import Count
 from paceline.host import messages
 from paceline.host.machine import Machine
 from paceline.host.messages import Message
@@ -28,7 +30,7 @@ class Attached(msgspec.Struct, frozen=True, array_like=True):
     """What comes along with a message. Whoever hears the message fetches that before, by its name."""
 
     name: str
-    size: Annotated[int, msgspec.Meta(ge=1)]
+    size: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
     """Its bytes."""
 
 
@@ -259,7 +261,7 @@ class SendPart(Message):
 class Here(Message):
     """The host has this for the run."""
 
-    workers: Annotated[int, msgspec.Meta(ge=1)]
+    workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_WORKERS)]
     """How many it brings."""
     machine: Machine
 
@@ -283,7 +285,7 @@ class Gone(Message):
     """The worker's process has ended with this status. All that it had said is heard."""
 
     worker: int
-    status: int
+    status: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 
 
 class Printed(Message):
@@ -340,11 +342,11 @@ class Fetched(Message):
     """This host has fetched an item. The fields are those of `records.times.Fetch`."""
 
     source: str
-    kind: str
+    kind: Annotated[str, msgspec.Meta(pattern="^(version|update|other)$")]
     worker: int | None
-    number: int | None
-    bytes: int
-    seconds: float
+    number: Count | None
+    bytes: Count
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     """How long that took, by this host's clock."""
 
     @classmethod

@@ -384,4 +384,7 @@ def cpu_seconds(process: int) -> float:
 def exit_phrase(status: int) -> str:
     """`exit code 1` or `killed by SIGKILL`, from what waitpid returned."""
     code = os.waitstatus_to_exitcode(status)
-    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"exit code {code}"
+    known = -code in {one.value for one in signal.Signals}  # most real-time signals have no name
+    return f"killed by {signal.Signals(-code).name if known else f'signal {-code}'}"

@@ -12,6 +12,7 @@ from typing import cast
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.items import Beginning, Blob, Item, Update, Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
+from paceline.errors import MessageUnreadable
 from paceline.fabric.endpoint import Coding
 from paceline.fabric.memory import Span
 from paceline.host import between, messages
@@ -91,7 +92,25 @@ class SeveralHosts:
     # --- what comes from other hosts ----------------------------------------------------------------
 
     def delivered(self, name: str, message: messages.Message) -> None:
-        """That host has said this. What it says of a worker is heard in its order, with all that came along before."""
+        """That host has said this. What it says of a worker is heard in its order, with all that came along before.
+
+        Raises MessageUnreadable for what it may not say.
+        """
+        self._may_say(name, message)
+        self._deliver(name, message)
+
+    def _may_say(self, name: str, message: messages.Message) -> None:
+        match message:
+            case between.Heard(worker=worker) | between.Gone(worker=worker) if worker in self._gone:
+                raise MessageUnreadable(f"worker {worker} has ended, and says more")
+            case between.Heard(message=None, attached=None):
+                raise MessageUnreadable("a worker has said nothing")
+            case between.Gone(status=status) if not os.WIFEXITED(status) and not os.WIFSIGNALED(status):
+                raise MessageUnreadable(f"no process ends with status {status}")
+            case between.Taken(version=version) if name not in self._begun or not 0 <= version <= self._head.newest:
+                raise MessageUnreadable(f"version {version} is not there to be taken")
+
+    def _deliver(self, name: str, message: messages.Message) -> None:
         if isinstance(message, between.OfWorker) and message.worker in self._behind:
             self._behind[message.worker].append(message)
             return
@@ -384,7 +403,11 @@ class SeveralHosts:
         """Hear what the worker has said once these items are here, and what came along. Then hear what came after."""
         worker, attached, files = heard.worker, heard.attached, list[int]()
         if attached is not None:
-            file, span = empty_file(attached.size)
+            try:
+                file, span = empty_file(attached.size)
+            except OSError as error:
+                self._never_comes(worker, f"what comes along with its message has no room here: {error.strerror}")
+                return
             files.append(file)
             items.append(Blob(attached.name))
             self._beside[Blob(attached.name)] = name, span
@@ -392,7 +415,12 @@ class SeveralHosts:
 
         def there() -> None:
             if heard.message is None:
-                self._heard(worker, self._coding.decode(span.memory, ()), [])
+                try:
+                    said = self._coding.decode(span.memory, ())
+                except MessageUnreadable as error:
+                    lost(f"what it has said can't be read: {error}")
+                    return
+                self._heard(worker, said, [])
                 os.close(files[0])
             else:
                 self._heard(worker, heard.message, files)
@@ -411,7 +439,7 @@ class SeveralHosts:
     def _go_on(self, name: str, worker: int) -> None:
         """Hear what the host has said of that worker since."""
         for message in self._behind.pop(worker, ()):
-            self.delivered(name, message)
+            self._deliver(name, message)
 
     def _never_comes(self, worker: int, why: str) -> None:
         """The worker can't go on, unless it takes no part any more. Its host may have said so before it heard that."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from paceline.cluster.host_traffic import HostTraffic
 from paceline.core.hosts import Admit, EndHost, Hosts, Order, Refuse
-from paceline.core.listed import count, listed
-from paceline.errors import NotGathered
+from paceline.core.listed import count, listed, printable
+from paceline.errors import MessageUnreadable, NotGathered
 from paceline.fabric.control import HeadEnd, Hello
 from paceline.fabric.token import FILE_VARIABLE, IN_FOLDER
 from paceline.host import between, messages
@@ -237,11 +237,13 @@ class Others:
         if self._hosts.here().get(host) != incarnation:  # what it had said as it was lost means nothing
             return
         match message:
+            case _ if why := self._amiss(host, message):
+                self.ended(host, incarnation, f"it has said what can't be: {why}")
             case between.Printed(worker=worker, data=data):
                 self._output.printed(worker, data)
                 self._link.send(host, incarnation, between.Kept())
             case between.Said(line=line):
-                self._say(line)
+                self._say(printable(line))
             case between.SendPart(at=at):
                 if (sent := self._meeting.sent) is not None:
                     self._link.send(host, incarnation, sent.part(at))
@@ -250,9 +252,12 @@ class Others:
             case between.Moved(cpu_seconds=seconds):
                 self._moved[host, incarnation] = seconds
             case between.Leaves(why=why):
-                self.ended(host, incarnation, why)
+                self.ended(host, incarnation, printable(why))
             case _:
-                self._delivered(host, message)
+                try:
+                    self._delivered(host, message)
+                except MessageUnreadable as error:
+                    self.ended(host, incarnation, f"it has said what can't be: {error}")
 
     def disconnected(self, host: str, incarnation: int, why: str) -> None:
         """See `HeadNews`."""
@@ -274,6 +279,24 @@ class Others:
         self._failure = why
         if self._news is not None:
             self._news.lost(why)
+
+    def _amiss(self, host: str, message: Any) -> str:
+        """Why the host may not say this now; empty if it may."""
+        has_said = host in (self._prepared if self._begun else self._came)
+        match message:
+            case between.Said() | between.Leaves() | between.SendPart():
+                return ""
+            case between.Here():
+                return "what it has for the run, twice" if has_said else ""
+            case _ if host not in self._prepared:
+                return f"a {type(message).__name__}, before the run has begun for it"
+            case between.Printed(worker=worker) if self._names.get(worker) != host:
+                return f"worker {worker} is none of its own"
+            case between.Fetched(worker=int(worker)) if worker not in self._names:
+                return f"there is no worker {worker}"
+        if isinstance(message, between.OfWorker) and self._names.get(message.worker) != host:
+            return f"worker {message.worker} is none of its own"
+        return ""
 
     def _needs(self, host: str) -> bool:
         return self.needed([worker for worker, there in self._names.items() if there == host])
