@@ -197,7 +197,7 @@ def _bytes_per_second(rate: str) -> float:
 
 def step_table(measurements: Sequence[Measurement], rate: str) -> list[list[str]]:
     """For each number of hosts and variant: a step, against the bounds and DDP's."""
-    rows = [["hosts", "", "variant", "step, s", "min–max", "× bound, store on the head", "× bound, ring"]]
+    rows = [["hosts", "links", "variant", "step, s", "min–max", "× bound, store on the head", "× bound, ring"]]
     rows[0] += ["× DDP", "CPU, s/GB", "min–max"]
     one_way = 4 * PARAMETERS / _bytes_per_second(rate)
     for (hosts, variant), repeats in _cells(measurements, STEPPED).items():
@@ -208,7 +208,7 @@ def step_table(measurements: Sequence[Measurement], rate: str) -> list[list[str]
         rows.append(
             [
                 str(hosts),
-                "",
+                rate,
                 TITLES[variant],
                 *_middle_and_spread(steps),
                 f"{median(steps) / (2 * (hosts - 1) * one_way):.2f}" if variant.startswith("bsp") else "",
@@ -224,7 +224,9 @@ def step_table(measurements: Sequence[Measurement], rate: str) -> list[list[str]
 
 def updates_table(measurements: Sequence[Measurement], rate: str) -> list[list[str]]:
     """Updates per second of workers that don't wait for each other."""
-    rows = [["hosts", "", "variant", "updates/s, all", "of the head's worker", "of the others", "min–max", "× bound"]]
+    rows = [
+        ["hosts", "links", "variant", "updates/s, all", "of the head's worker", "of the others", "min–max", "× bound"]
+    ]
     for (hosts, variant), repeats in _cells(measurements, ("asp", "asp-tls", "small", "small-tls")).items():
         size = 4 * (SMALL if variant.startswith("small") else PARAMETERS)
         bound = _bytes_per_second(rate) / size
@@ -232,7 +234,7 @@ def updates_table(measurements: Sequence[Measurement], rate: str) -> list[list[s
         rows.append(
             [
                 str(hosts),
-                "",
+                rate,
                 TITLES[variant],
                 _middle([one.head + one.others for one in repeats]),
                 _middle([one.head for one in repeats]),
@@ -243,22 +245,23 @@ def updates_table(measurements: Sequence[Measurement], rate: str) -> list[list[s
     return rows
 
 
-def control_table(measurements: Sequence[Measurement]) -> list[list[str]]:
+def control_table(measurements: Sequence[Measurement], rate: str) -> list[list[str]]:
     """How long a worker of the second machine waits for the head's answer."""
-    rows = [["hosts", "", "connection", "median, µs", "min–max", "99th percentile, µs", "min–max"]]
+    rows = [["hosts", "links", "connection", "median, µs", "min–max", "99th percentile, µs", "min–max"]]
     for (hosts, variant), repeats in _cells(measurements, ("control-one", "control", "control-tls")).items():
         both = ([one.wait[place] * 1e6 for one in repeats] for place in (0, 1))
         cells = [cell for values in both for cell in _middle_and_spread(values)]
-        rows.append([str(hosts), "", TITLES[variant], *cells])
+        rows.append([str(hosts), rate, TITLES[variant], *cells])
     return rows
 
 
 def print_tables(measurements: Sequence[Measurement], rate: str, markdown: bool) -> None:
     """Print what there is."""
-    for rows in (step_table(measurements, rate), updates_table(measurements, rate), control_table(measurements)):
+    for table in (step_table, updates_table, control_table):
+        rows = table(measurements, rate)
         if len(rows) > 1:
             print()
-            print_table([row[:1] + row[2:] for row in rows] if markdown else rows, markdown)
+            print_table(rows, markdown)
 
 
 def _cells(measurements: Sequence[Measurement], variants: Sequence[str]) -> dict[tuple[int, str], list[Measurement]]:
