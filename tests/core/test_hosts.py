@@ -55,8 +55,8 @@ def test_hosts_whose_names_are_known_are_expected_and_no_others_are_let_in() -> 
 @pytest.mark.parametrize(
     ("host", "why"),
     [
-        ("head", "the head is named head; give this host another name"),
-        ("b", "a host named b takes part already; give this one another name"),
+        ("head", "the head is named head; give this host another with --name"),
+        ("b", "a host named b takes part already; give this one another with --name"),
         ("d", "this run has its 2 hosts besides the head"),
     ],
 )

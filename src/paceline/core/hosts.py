@@ -121,7 +121,7 @@ class Hosts:
         one = self._hosts.get(host)
         if one is not None and one.here:
             if one.lost is None and self._listened - one.heard <= 2 * GRACE * self.timeout:
-                return [Refuse(host, f"a host named {host} takes part already; give this one another name")]
+                return [Refuse(host, f"a host named {host} takes part already; give this one another with --name")]
             orders += self._ends(one, "it has come again")
         if why := self._why_not(host):
             return [*orders, Refuse(host, why)]
@@ -244,7 +244,7 @@ class Hosts:
 
     def _why_not(self, host: str) -> str | None:
         if host == self.head:
-            return f"the head is named {host}; give this host another name"
+            return f"the head is named {host}; give this host another with --name"
         if self.names and host not in self.names:
             return f"this run's hosts are {', '.join(self.names)}"
         return None if self.missing else f"this run has its {count(self.wanted, 'host')} besides the head"
