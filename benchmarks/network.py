@@ -1,6 +1,6 @@
 """What synchronisation takes over a network: Paceline, plain and encrypted, and DDP over Gloo, in turn.
 
-    python benchmarks/network.py --json network.json --markdown     # root; 5 rounds, about 35 minutes
+    python benchmarks/network.py --json network.json --markdown     # root; 5 rounds, about 40 minutes
     python benchmarks/network.py --quick
 
 Each machine is a network namespace with one worker, and a link shaped to `--rate` both ways. All of them share this
