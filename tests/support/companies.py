@@ -396,6 +396,9 @@ class Pipes:
     def at_end(self, call: Callable[[str], object]) -> None:
         pass
 
+    def cpu_seconds(self) -> None:
+        pass
+
     def pipe(self, peer: Peer, news: BulkNews) -> Pipe:
         return Pipe(peer, news, self._between)
 
