@@ -131,7 +131,7 @@ WRONG = [
     (["run"], "the following arguments are required: SCRIPT; see paceline run --help"),
     (["run", "-p", "ssp,bound=3", "train.py"], 'unknown protocol "ssp,bound=3" (did you mean "ssp:bound=3"?); known'),
     (["run", "-p", "bsp,aps", "train.py"], "(each -p names one; commands that take several take -p bsp -p asp)"),
-    (["rnu", "train.py"], 'unknown command "rnu" (did you mean "run"?); known: run, compare,'),
+    (["rnu", "train.py"], 'unknown command "rnu" (did you mean "run"?); known: run, join,'),
     (["run", "--worker", "4", "train.py"], 'unrecognized arguments: --worker (did you mean "--workers"?); see'),
     (
         ["simulate", "-p", "bsp", "--scenario", "c.toml"],
