@@ -57,7 +57,7 @@ def test_hosts_whose_names_are_known_are_expected_and_no_others_are_let_in() -> 
     [
         ("head", "the head is named head; give this host another with --name"),
         ("b", "a host named b takes part already; give this one another with --name"),
-        ("d", "this run has its 2 hosts besides the head"),
+        ("d", "this run has all of its 3 hosts"),
     ],
 )
 def test_a_host_too_many_is_refused_in_one_line(host: str, why: str) -> None:
@@ -149,11 +149,11 @@ def test_another_host_may_come_in_place_of_one_that_has_left() -> None:
     assert found.leaves("c", 1, "drained") == [EndHost("c", 1, True, "drained")]
     assert found.came("d", 1.0) == [Admit("d", 1)]
     assert found.number("d") == 3
-    assert found.came("c", 1.0) == [Refuse("c", "this run has its 2 hosts besides the head")]
+    assert found.came("c", 1.0) == [Refuse("c", "this run has all of its 3 hosts")]
 
 
 def test_a_run_of_two_hosts_has_one_besides_the_head() -> None:
-    assert begun("b").came("c", 1.0) == [Refuse("c", "this run has its 1 host besides the head")]
+    assert begun("b").came("c", 1.0) == [Refuse("c", "this run has all of its 2 hosts")]
 
 
 @pytest.mark.parametrize("silent", ["disconnected", "unheard"])

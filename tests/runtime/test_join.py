@@ -586,7 +586,7 @@ def test_a_host_of_a_name_that_is_taken_and_one_too_many_are_refused(launch: Lau
     await_file(launch.tmp_path / "at-0")
     refused = ended(joined(launch, head, "d"))
     assert refused.code == 2
-    assert "this run has its 2 hosts besides the head" in refused.err
+    assert "this run has all of its 3 hosts" in refused.err
     (launch.tmp_path / "go-on").touch()
     head.ended().completed()
     assert [ended(other).code for other in others] == [0, 0]

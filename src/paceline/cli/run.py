@@ -36,6 +36,7 @@ from paceline.runs.resume import LIMITS, check_isa, check_more, check_protocol, 
 from paceline.runs.run import (
     CODES,
     STARTS,
+    HowMany,
     check_fits,
     check_hosts,
     chosen,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from paceline.runtime.meeting import Listen
 
 MOST_THREADS = 1024
+MOST_HOSTS = 64
 NOT_ENCRYPTED = "--trusted-network: what hosts say to each other is not encrypted"
 """What each side says where that is given."""
 LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years
@@ -123,12 +125,15 @@ def add_to(commands: Any) -> None:
         "hosts to emulate on this machine, each with -n workers and a process that speaks for it "
         "(default: the scenario's, or 1)"
     )
-    add("--emulate-hosts", type=whole("--emulate-hosts", 1, 64), metavar="H", help=many)
+    add("--emulate-hosts", type=whole("--emulate-hosts", 1, MOST_HOSTS), metavar="H", help=many)
     silent = "seconds after which a host that is silent is lost (default: 15)"
     there = "listen there for other machines, which join this run with paceline join, and wait for them"
     add("--listen", metavar="ADDR:PORT", help=there)
-    together = "hosts of the run where machines join, this one included; -n is the workers of this one"
-    add("--hosts", type=whole("--hosts", 2, 64), metavar="H", help=together)
+    together = (
+        "hosts of the run where machines join, this one included; -n is the workers of this one. "
+        "2:8 begins with two, and takes more as they come"
+    )
+    add("--hosts", type=how_many, metavar="H[:MOST]", help=together)
     on = "also start workers on these machines by ssh, each a [USER@]HOST[:PORT][=WORKERS]"
     add("--on", metavar="ssh:HOST,…", help=on)
     add("--ssh", metavar="COMMAND", help="the ssh that --on calls, with options if you like (default: ssh)")
@@ -251,6 +256,7 @@ def call(options: argparse.Namespace) -> int:
     if options.ssh is not None and options.on is None:
         raise ConfigError(f"--ssh is {options.ssh}, and there are no machines to log in to; name them with --on")
     on = None if options.on is None else _on(options)
+    many = options.hosts if on is None else HowMany(1 + len(on.machines), 1 + len(on.machines))
     if not _joined_by_others(options):
         _check_alone(options)
         scenario, workers, hosts = settled(scenario, options.workers, options.emulate_hosts)
@@ -258,7 +264,7 @@ def call(options: argparse.Namespace) -> int:
         if hosts > 1:
             check_hosts(choice, scenario)
     else:
-        many, flag = (options.hosts, "--listen") if on is None else (1 + len(on.machines), "--on")
+        flag = "--listen" if on is None else "--on"
         scenario, workers, hosts = joined(choice, scenario, options.workers, many, options.emulate_hosts, flag)
     if not options.restart:
         scenario.checked_to_die_once()
@@ -278,7 +284,7 @@ def call(options: argparse.Namespace) -> int:
         config = recorded(options.config)
         for line in changes(config, script) if script == script_of(config) else ():
             print(f"paceline: {line}", file=sys.stderr)
-    listening = _listening(options, choice, scenario, on) if _joined_by_others(options) else None
+    listening = _listening(options, choice, scenario, on, many, workers) if _joined_by_others(options) else None
     if options.trusted_network:
         print(f"paceline: {NOT_ENCRYPTED}", file=sys.stderr)
     if warning := crowd(scenario, workers):
@@ -383,20 +389,31 @@ def _on(options: argparse.Namespace) -> On:
     return on
 
 
-def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Scenario, on: On | None) -> Listen:
-    """What the flags say of machines that join. Raises ConfigError, in one line, for what is wrong."""
+def _listening(
+    options: argparse.Namespace,
+    choice: Choice | None,
+    scenario: Scenario,
+    on: On | None,
+    many: HowMany,
+    workers: int,
+) -> Listen:
+    """What the flags say of machines that join. Raises ConfigError, in one line, for what is wrong.
+
+    `workers` are those of this host.
+    """
     from paceline.runs.addresses import parsed, resolved
     from paceline.runtime.meeting import Listen
     from paceline.runtime.sent import to_send
 
-    def with_hosts(tables: tuple[HostTable, ...]) -> Scenario:
+    def with_hosts(tables: tuple[HostTable, ...], room: int | None) -> Scenario:
         workers = tables[-1].workers.stop
         settled = replace(scenario, nodes=len(tables), host_tables=tables).checked_for(workers)
         check_fits(choice, settled, workers, vars(options))
         if options.resume is not None and choice is not None:
-            config = recorded(options.resume / CONFIG, RESUME)
-            check_protocol(options.resume, choice_of(config, registry()), choice, int(config["workers"]), workers)
-        return settled
+            before = recorded(options.resume / CONFIG, RESUME)
+            now = room or workers
+            check_protocol(options.resume, choice_of(before, registry()), choice, int(before["workers"]), now)
+        return settled if room is None else replace(settled, workers=None)  # more may come
 
     if options.listen is not None:
         address = resolved(parsed(options.listen, "--listen", least=0), "--listen")
@@ -415,6 +432,8 @@ def _listening(options: argparse.Namespace, choice: Choice | None, scenario: Sce
         trusted=options.trusted_network,
         threads=options.threads,
         scenario=with_hosts,
+        least=many.least,
+        room=many.most * workers if many.most > many.least else None,
         launch=launch,
         sent=None if options.send is None else to_send(options.send, options.script),
     )
@@ -445,6 +464,17 @@ def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int | 
         done = f"{count(state.steps, 'step')} and {count(state.samples, 'sample')}"
         print(f"paceline: going on after {done}, from {snapshot.folder}", file=sys.stderr)
     return snapshot
+
+
+def how_many(text: str) -> HowMany:
+    """Read --hosts: how many there are, or how many training begins with and how many there may be."""
+    least, colon, most = text.partition(":")
+    if not colon:
+        return HowMany(*[whole("--hosts", 2, MOST_HOSTS)(text)] * 2)
+    first, last = whole("--hosts", 1, MOST_HOSTS)(least), whole("--hosts", 2, MOST_HOSTS)(most)
+    if first > last:
+        raise ConfigError(f"--hosts is {text}: it begins with more hosts than there may be; write the lower one first")
+    return HowMany(first, last)
 
 
 def whole(flag: str, least: int, most: int = MOST_WHOLE) -> Callable[[str], int]:

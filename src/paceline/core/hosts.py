@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.core.listed import count
-
 Stage = Literal["expected", "gathered", "member", "left"]
 """`expected`: has not come, and is waited for; `gathered`: has come, and takes no part yet; `member`: takes part;
 `left`: has taken part, and may come again."""
@@ -97,7 +95,7 @@ class Hosts:
 
     head: str
     wanted: int
-    """How many hosts take part besides the head."""
+    """How many hosts take part besides the head, at most."""
     names: tuple[str, ...] = ()
     """Who they are, if that is known."""
     timeout: float = 15.0
@@ -247,7 +245,7 @@ class Hosts:
             return f"the head is named {host}; give this host another with --name"
         if self.names and host not in self.names:
             return f"this run's hosts are {', '.join(self.names)}"
-        return None if self.missing else f"this run has its {count(self.wanted, 'host')} besides the head"
+        return None if self.missing else f"this run has all of its {self.wanted + 1} hosts"
 
     def _ends(self, one: _Host, why: str) -> list[Order]:
         was_member = one.stage == "member"

@@ -17,6 +17,10 @@ class WorkersEverywhere:
         self._here = here
         self._by_worker = {worker: other for other in others for worker in other.workers}
 
+    def adds(self, other: Other) -> None:
+        """That host takes part from now on."""
+        self._by_worker |= dict.fromkeys(other.workers, other)
+
     @property
     def numbers(self) -> list[int]:
         """See `Workers`."""

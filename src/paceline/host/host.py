@@ -401,6 +401,10 @@ class LocalHost:
         """Whether a model of links says what comes from other hosts, and when."""
         return self._linked is not None
 
+    def expects(self, workers: Sequence[int]) -> None:
+        """These workers of another host are about to begin, while others train."""
+        self._seats.update((worker, Seat(worker, elsewhere=True)) for worker in workers)
+
     def lends_beginning(self, host: str) -> None:
         """That host fetches what training begins with. Keep it until then, even if a script changes it for all."""
         self._lent.add(host)

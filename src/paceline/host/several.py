@@ -161,6 +161,12 @@ class SeveralHosts:
                 self._gone.add(worker)
                 self._news.gone(worker, signal.SIGKILL)
 
+    def adds(self, other: Other) -> None:
+        """That host takes part from now on. Its workers are about to begin."""
+        self._by_worker |= dict.fromkeys(other.workers, other)
+        self._head.expects(other.workers)
+        self.back(other.name)
+
     def back(self, name: str) -> None:
         """That host has come again, as a new incarnation. None of its workers is there yet."""
         other = next(one for one in self._by_worker.values() if one.name == name)

@@ -237,6 +237,10 @@ _BEGAN = """
         workers = excluded.workers, protocol = excluded.protocol, environment = excluded.environment
 """
 """Note that a segment has begun. If it goes on from a snapshot, it has a row already."""
+_MACHINES = """
+    UPDATE segments SET environment = (SELECT value FROM run WHERE key = 'environment')
+    WHERE segment = (SELECT max(segment) FROM segments)
+"""
 _LAST = ", ".join(f"(SELECT coalesce(max(rowid), 0) FROM {table})" for table in MARKED)
 _MARK = f"INSERT OR REPLACE INTO marks SELECT ?, {_LAST}"
 
@@ -425,6 +429,10 @@ class Ledger:
         """Note all of these, or none if the run is killed meanwhile."""
         self._queue.put(("notes", [(key, _json(value)) for key, value in values.items()]))
 
+    def machines_noted(self) -> None:
+        """What was noted of the machines since the newest segment began is true of that, as a host has come."""
+        self._queue.put(("machines",))
+
     def ended(self, outcome: str, error: str | None, at: float) -> None:
         """The run has come to its end at `at` seconds. Note that, and the number of its facts, under the key `end`."""
         self.note("end", {"outcome": outcome, "error": error, "at": at, "facts": self._facts})
@@ -487,6 +495,8 @@ class Ledger:
                         found += [*_inserts(rows), (_BEGAN, [(number, fact.at, fact.version)])]
                 case ("mark", number):
                     found += [*_inserts(rows), (_MARK, [(number,)])]
+                case ("machines",):
+                    found += [*_inserts(rows), (_MACHINES, [()])]
                 case ("notes", notes):
                     rows["run"] += notes
                 case (table, *cells):

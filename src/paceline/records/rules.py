@@ -182,6 +182,7 @@ class Rules:
             if step != expected:
                 raise Broken(GOES_ON, f"worker {worker} with step {expected}", f"step {step}")
             self.gone.discard(worker)
+        self.used = {worker: self.ready.get(worker, first - 1) for worker, first in self.came.items()}
         self.replicas = {worker: None for worker, _, _ in fact.members}
         self.reasons, self.finished = set(), set()
         self.may_be_undone.update((worker, step) for worker, steps in self.stepping.items() for step in steps)

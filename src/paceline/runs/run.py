@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from paceline.cluster.scenario import Scenario
@@ -55,8 +55,26 @@ def settled(scenario: Scenario, workers: int | None, hosts: int | None = None) -
     return scenario.checked_for(workers).checked_for_real_run(), workers, hosts
 
 
+@dataclass(frozen=True, slots=True)
+class HowMany:
+    """How many hosts there are where machines join, the head's included."""
+
+    least: int
+    """Training begins once so many have come."""
+    most: int
+    """More may come while it goes on, up to so many in all."""
+
+    def __str__(self) -> str:
+        return f"{self.least}" if self.most == self.least else f"{self.least}:{self.most}"
+
+
 def joined(
-    choice: Choice | None, scenario: Scenario, workers: int | None, hosts: int | None, emulated: int | None, flag: str
+    choice: Choice | None,
+    scenario: Scenario,
+    workers: int | None,
+    hosts: HowMany | None,
+    emulated: int | None,
+    flag: str,
 ) -> tuple[Scenario, int, int]:
     """The same where machines join, as `flag` says: the workers are those of this host. Raises ConfigError, too."""
     if emulated is not None:
@@ -67,7 +85,7 @@ def joined(
         hosts_of = "[[host]] tables" if scenario.host_tables else f"{count(scenario.nodes, 'node')}"
         raise ConfigError(f"{scenario.name}: it has {hosts_of}, and with {flag} the machines that join are the hosts")
     _check_several(choice, scenario, flag)
-    return replace(scenario.checked_for_real_run(), workers=None), workers or 2, hosts
+    return replace(scenario.checked_for_real_run(), workers=None), workers or 2, hosts.most
 
 
 def _check_agrees(scenario: Scenario, workers: int | None, hosts: int | None) -> None:

@@ -43,7 +43,7 @@ class Coordinator:
     """
 
     def __init__(self, rooms: Rooms, on_begin: Callable[[messages.Offered], None]) -> None:
-        """`on_begin` is called when the script's part of the configuration is known."""
+        """`on_begin` is called when the script's part of the configuration is known, and as hosts come later."""
         self.rooms = rooms
         self.phase: Gathering | Training | Closing = Gathering(rooms)
         self.parser_ended: int | None = None
@@ -78,6 +78,7 @@ class Coordinator:
                 rooms.clock.present = None
                 rooms.leaving.go_on()
             rooms.returns.go_on()
+            self._take_in()
             if self.ended():
                 break
             if not rooms.happened:
@@ -132,6 +133,16 @@ class Coordinator:
         if why := rooms.membership.why_none_finished:
             rooms.ending.failed(why)
         return True
+
+    def _take_in(self) -> None:
+        """While workers train, have hosts take part that have come since."""
+        others, rooms = self.rooms.others, self.rooms
+        if others is None or not isinstance(self.phase, Training) or rooms.ending.stopping:
+            return
+        for host in others.take_in():
+            rooms.adds(host)
+            self._on_begin(self.phase.offer)
+            rooms.journal.ledger.machines_noted()
 
     @property
     def _training(self) -> Training | None:

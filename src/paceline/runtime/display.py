@@ -31,18 +31,22 @@ class Display:
         loop: Loop,
         clock: Clock,
         *,
+        hosts: Mapping[int, str],
         pushing: Callable[[int], bool],
     ) -> None:
-        """`logged` has what each worker's script logged last. `pushing(worker)`: whether an update is on its way."""
+        """`logged` has what each worker's script logged last. `hosts`: by worker, if there are several.
+
+        `pushing(worker)`: whether an update is on its way.
+        """
         self._settings = settings
         self._members = members
         self._tally = tally
         self._output = output
         self._loop = loop
         self._clock = clock
-        self._watch = Watch(settings, members, tally, logged, evaluations)
+        self._watch = Watch(settings, members, tally, logged, evaluations, hosts)
         self._watch.pushing = pushing
-        self._waits = WaitReports(settings.report_waits, settings.hosts_of_workers)
+        self._waits = WaitReports(settings.report_waits, hosts)
         self._board = Board(settings.folder) if settings.tensorboard else None
         self._shower: Shower | None = None
         self._epochs: int | None = None

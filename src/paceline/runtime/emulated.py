@@ -65,6 +65,7 @@ def emulated(settings: Settings, let_go: Callable[[], None]) -> Iterator[Meeting
             listener=listener,
             keys=Keys.plain(token),
             settle=lambda came: settings,
+            least=settings.hosts,
             threads=settings.threads,
             agents=agents,
             patience=GATHERING,

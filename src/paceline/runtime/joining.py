@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from paceline.cluster.scenario import Kill
@@ -127,7 +127,11 @@ class Returns:
         self._membership.returns(member.worker)
         member.begins_anew()
         self._host.returns(member.worker)
-        self._workers.start([member.worker])
+        self.start([member.worker])
+
+    def start(self, workers: Sequence[int]) -> None:
+        """Begin processes as these workers, whose scripts begin beside others. Raises NoProcess."""
+        self._workers.start(workers)
         if self._settings.start == "staggered":
             for one in self._membership.to_begin():
                 self._membership.begins(one.worker)
@@ -176,13 +180,17 @@ class Joining:
         terms: Terms,
         clock: Clock,
         *,
+        hosts: Mapping[int, str],
         happened: Callable[[Fact], None],
         say: Callable[[str], None],
         give_up: Callable[[Member, str], None],
         stopping: Callable[[], bool],
     ) -> None:
-        """`happened` takes the fact that a worker has joined. `stopping()`: whether workers were told to stop."""
+        """`hosts`: see `Rooms`. `happened` takes the fact that a worker has joined. `stopping()`: whether workers were
+        told to stop.
+        """
         self._settings = settings
+        self._hosts = hosts
         self._membership = membership
         self._host = host
         self._data = data
@@ -211,7 +219,8 @@ class Joining:
         if why := difference(first, offer):
             self._give_up(member, f"it differs from the others: {why}")
             return
-        if why := unequal_hosts({0: first, member.worker: offer}, self._settings.hosts_of_workers):
+        hosts = self._hosts if self._settings.hosts > 1 else {}
+        if why := unequal_hosts({0: first, member.worker: offer}, hosts):
             self._give_up(member, why)
             return
         member.scalars = offer.scalars
@@ -237,10 +246,10 @@ class Joining:
         self._membership.trains(worker)
         self._data.leases.join(worker)
         self._ledger.leased(worker, None, None)
-        host = self._settings.scenario.hosts(self._settings.workers)[worker]
         step = self._next_steps.get(worker, 0)
-        self._say(f"worker {worker} is back, and goes on with step {step}")
-        self._happened(WorkerJoined(worker=worker, host=host, step=step, at=self._clock.at()))
+        here = f"is back, and goes on with step {step}" if member.incarnation else f"takes part from step {step} on"
+        self._say(f"worker {worker} {here}")
+        self._happened(WorkerJoined(worker=worker, host=self._hosts[worker], step=step, at=self._clock.at()))
 
     def released(self, order: Release) -> None:
         """The order is about to be carried out. A joiner that was given no replica begins with the recorded mean."""
@@ -253,6 +262,10 @@ class Joining:
             raise RunFailed(f"worker {worker} has nothing to begin with: no other is left, and no mean is recorded")
         self._applied.begins_anew(worker)
         self._host.begin_anew(worker, newest or None, self._recordings.file(newest))
+
+    def resumed(self, next_steps: Mapping[int, int]) -> None:
+        """The run goes on. A worker that joins goes on as well, if it had made steps before."""
+        self._next_steps |= next_steps
 
     def handed_over(self, worker: int, source: int | None) -> None:
         """The worker gets what that one's script keeps: which of the others live to pack it, no fact says."""

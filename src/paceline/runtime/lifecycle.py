@@ -137,17 +137,17 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     for line in remarks(offer, settings):
         rooms.output.say(line)
     on_begin(offer)
-    if absent := rooms.membership.absent():
+    if absent := [worker for worker in range(settings.workers) if worker not in workers]:
         rooms.journal.ledger.note("absent", absent)
     rooms.versions.begin(offer, workers)
     rooms.snapshots.keeps = offer.keeps or settings.choice.spec.holder != "window"
-    hosts, amount = settings.scenario.hosts(settings.workers), work(offer, settings)
+    amount = work(offer, settings)
     if state is not None:
         rooms.resume(state, read_before(settings.folder))
     rooms.clock.begin(0.0 if state is None else state.at)
     steps: Mapping[int, int] = {} if state is None else state.next_steps
     began = TrainingBegan(
-        members=tuple((worker, hosts[worker], steps.get(worker, 0)) for worker in workers),
+        members=tuple((worker, rooms.hosts[worker], steps.get(worker, 0)) for worker in workers),
         version=0 if state is None or settings.choice.spec.holder == "replica" else state.version,
         at=rooms.clock.at() if state is None else state.at,
         work=amount,

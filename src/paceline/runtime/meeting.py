@@ -56,6 +56,10 @@ class Meeting:
     token: Path | None = None
     """The file with the token, where this run has drawn one: other machines don't have it yet."""
     settle: Settle
+    least: int
+    """Hosts that training begins with, the head's included. More may come while it goes on, up to `Settings.hosts`."""
+    room: int | None = None
+    """Workers of all hosts, at most, where hosts may come while others train. None: all come before."""
     threads: int | None
     """Of each worker; None: as its own host's cores allow."""
     agents: Mapping[str, Agent] = field(default_factory=dict)
@@ -77,8 +81,12 @@ class Listen:
     """Whether the network is trusted, so that nothing is encrypted."""
     threads: int | None
     """See `Meeting`."""
-    scenario: Callable[[tuple[HostTable, ...]], Scenario]
-    """The scenario with these hosts. Raises ConfigError if the run can't have them."""
+    scenario: Callable[[tuple[HostTable, ...], int | None], Scenario]
+    """The scenario with these hosts, and room for so many workers. Raises ConfigError if the run can't have them."""
+    least: int
+    """See `Meeting`."""
+    room: int | None
+    """See `Meeting`."""
     launch: Launch | None = None
     """Has the hosts come. None: somebody else does."""
     sent: Sent | None = None
@@ -93,12 +101,11 @@ def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -
     """
 
     def settle(came: Mapping[str, Here]) -> Settings:
-        tables = [HostTable(name=listening.name, workers=range(settings.workers))]
+        tables: tuple[HostTable, ...] = (HostTable(name=listening.name, workers=range(settings.workers)),)
         for name, here in sorted(came.items()):
-            first = tables[-1].workers.stop
-            tables.append(HostTable(name=name, workers=range(first, first + here.workers)))
-        scenario = listening.scenario(tuple(tables))
-        return replace(settings, scenario=scenario, workers=tables[-1].workers.stop)
+            tables = with_host(tables, name, here)
+        scenario = listening.scenario(tables, listening.room)
+        return replace(settings, scenario=scenario, workers=listening.room or tables[-1].workers.stop)
 
     launch, drawn = listening.launch, None
     token = find(os.environ, settings.folder) if launch is None else Token.drawn()
@@ -118,10 +125,18 @@ def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -
             mover=mover,
             token=drawn,
             settle=settle,
+            least=listening.least,
+            room=listening.room,
             threads=listening.threads,
             agents=agents,
             sent=listening.sent,
         )
+
+
+def with_host(tables: tuple[HostTable, ...], name: str, here: Here) -> tuple[HostTable, ...]:
+    """Return these hosts and another one, whose workers have the next numbers."""
+    first = tables[-1].workers.stop
+    return (*tables, HostTable(name=name, workers=range(first, first + here.workers)))
 
 
 def listener_at(address: Address) -> socket.socket:

@@ -32,7 +32,7 @@ from paceline.host.tcp import shown
 from paceline.runtime.agent import HEAD
 from paceline.runtime.ending import Ending
 from paceline.runtime.joining import There
-from paceline.runtime.meeting import Meeting
+from paceline.runtime.meeting import Meeting, with_host
 from paceline.runtime.packed import packed
 from paceline.runtime.settings import Settings
 
@@ -47,24 +47,31 @@ class Others:
     """Moves items between this host and the others, once all have come."""
 
     def __init__(self, settings: Settings, meeting: Meeting, loop: Loop, output: Output) -> None:
-        self._settings = settings
+        self.settings = settings
+        """The run's. Once it has begun, their scenario has the hosts that have come."""
         self._meeting = meeting
         self.others: list[Other] = []
-        """The hosts, once all have come."""
+        """The hosts that take part, or have, once the run has begun."""
         self._came: dict[str, between.Here] = {}
-        """By host: what it has for the run, before that begins."""
+        """By host: what it has for the run."""
+        self._waiting: list[str] = []
+        """Hosts that have come since the run has begun, and take part once its workers train."""
         self._prepared: dict[str, int] = {}
         """By host that takes part: its incarnation."""
-        self._names: dict[int, str] = {}
-        """By worker: its host."""
+        self.names: dict[int, str] = {}
+        """By worker: its host. It is added to as hosts come."""
         self.lost: Callable[[str, str], None] = lambda host, why: None
         """Told of a host that takes no part any more, and why."""
         self._back: Callable[[str], None] = lambda host: None
         """Told of a host that takes part again."""
+        self.added: list[Callable[[Other], None]] = []
+        """Told of a host that takes part for the first time, as others train."""
         self._delivered: Callable[[str, messages.Message], None] = _unheard
         self._incarnations: dict[str, int] = {}
         self._loop = loop
         self._output, self._say = output, output.say
+        self._head_workers = settings.workers
+        """Those of the head's host, where machines join."""
         head, timeout = meeting.head, settings.host_timeout
         self._hosts = Hosts(head, wanted=settings.hosts - 1, names=tuple(meeting.agents), timeout=timeout)
         self._door = Door(meeting.listener, loop, meeting.keys, output.say)
@@ -100,8 +107,9 @@ class Others:
     @property
     def machines(self) -> dict[str, tuple[Machine, int]]:
         """By host, the head included: its machine, and the threads of each worker there."""
-        others = {host: (here.machine, self._threads(host)) for host, here in self._came.items()}
-        return {self._meeting.head: (machine(), self._settings.threads), **others}
+        there = {host: here for host, here in self._came.items() if host in self.names.values()}
+        others = {host: (here.machine, self._threads(host)) for host, here in there.items()}
+        return {self._meeting.head: (machine(), self.settings.threads), **others}
 
     @property
     def cpu_seconds(self) -> dict[str, float]:
@@ -114,14 +122,16 @@ class Others:
 
     def traffic(self) -> HostTraffic | None:
         """Return the model of what moves between the hosts; None if the scenario has none."""
-        settings = self._settings
+        settings = self.settings
         begins = 0 if settings.resumed is None else settings.resumed.state.version
         return HostTraffic.of(settings.scenario, settings.workers, begins)
 
     def together(self, head: LocalHost, news: News, now: Callable[[], float]) -> SeveralHosts:
         """Return these hosts and the head's, as one."""
         hosts = SeveralHosts(head, self.others, self.carrier, news, now)
-        self._delivered, self.lost, self._back = hosts.delivered, hosts.lost, hosts.back
+        self._delivered, self.lost = hosts.delivered, hosts.lost
+        self._back = hosts.back
+        self.added.append(hosts.adds)
         self.carrier.begins(0, hosts)
         self._news = news
         if self._failure:
@@ -129,7 +139,7 @@ class Others:
         return hosts
 
     def gather(self, to_end: Callable[[], bool]) -> Settings | None:
-        """Wait until all hosts have come, and tell them the run. Return its settings; None: the run is `to_end`.
+        """Wait until enough hosts have come, and tell them the run. Return its settings; None: the run is `to_end`.
 
         Raises NotGathered if they don't come, and ConfigError if they can't make the run.
         """
@@ -152,28 +162,49 @@ class Others:
                     raise one.failure(self._say)
             if patience is not None and waited >= patience:
                 raise NotGathered(f"{self._awaited()} did not come within {patience:.0f} s")
-            report_at = self._settings.report_waits
+            report_at = self.settings.report_waits
             if waited >= report_at and not reported:
                 reported = True
                 self._say(f"the start has waited for {waited:.0f} s for {self._awaited()} to come")
                 continue
             ends = [time for time in (patience, None if reported else report_at) if time is not None]
             self._loop.wait(min(ends) - waited if ends else None)
-        settings = self._settings = meeting.settle(self._came)
-        self._names = settings.hosts_of_workers
-        dealt = [settings.workers_of(host) for host in range(1, settings.hosts)]
-        self.others = [Other(self._names[there[0]], there, self._teller(self._names[there[0]])) for there in dealt]
+        settings = self.settings = meeting.settle(self._came)
+        self.names |= settings.hosts_of_workers
+        dealt = settings.scenario.dealt(settings.workers)[1:]
+        self.others = [Other(self.names[there[0]], there, self._teller(self.names[there[0]])) for there in dealt]
         room = plan(settings.choice.spec, settings.choice.unapplied, settings.workers).places
         self.carrier = Carrier(meeting.head, room, self._loop.now, self._mover.pipe)
         self._hosts.begins(self._link.now())
         self._begun = True
         for other in self.others:
             self._prepare(other.name, other.workers)
+        if more := self._places:
+            self._say(f"the run begins with {count(1 + len(self.others), 'host')}, and {more} more may come")
         return settings
+
+    def take_in(self) -> list[Other]:
+        """Have the hosts take part that have come since the run has begun. Its workers train. Return these hosts."""
+        taken = []
+        while self._waiting:
+            host = self._waiting.pop(0)
+            tables = with_host(self.settings.scenario.host_tables, host, self._came[host])
+            scenario = replace(self.settings.scenario, nodes=len(tables), host_tables=tables)
+            self.settings = replace(self.settings, scenario=scenario)
+            workers = tables[-1].workers
+            self.names |= dict.fromkeys(workers, host)
+            other = Other(host, workers, self._teller(host))
+            self.others.append(other)
+            self._prepare(host, [])
+            self._hosts.joins(host, self._incarnations[host])
+            for added in self.added:
+                added(other)
+            taken.append(other)
+        return taken
 
     def there(self, worker: int) -> There:
         """Whether the worker's host is there. `away`: it may come again; `gone`: it won't."""
-        host = self._names[worker]
+        host = self.names[worker]
         if host == self._hosts.head or host in self._prepared:
             return "here"
         return "gone" if host in self._agents_ended else "away"
@@ -208,10 +239,7 @@ class Others:
         """See `HeadNews`."""
         for order in self._hosts.came(host, self._link.now()):
             match order:
-                case Admit(incarnation=incarnation) if self._begun and not self._needs(host):
-                    why = f"this run goes on without host {host}: none of its workers is to begin again"
-                    if host not in self._names.values():
-                        why = f"this run has begun with {_named([one.name for one in self.others])} besides the head"
+                case Admit(incarnation=incarnation) if why := self._too_late(host):
                     self._hosts.leaves(host, incarnation, why)
                     self._link.refuse(connection, why)
                 case Admit(incarnation=incarnation):
@@ -282,7 +310,7 @@ class Others:
 
     def _amiss(self, host: str, message: Any) -> str:
         """Why the host may not say this now; empty if it may."""
-        has_said = host in (self._prepared if self._begun else self._came)
+        has_said = host in self._waiting or host in (self._prepared if self._begun else self._came)
         match message:
             case between.Said() | between.Leaves() | between.SendPart():
                 return ""
@@ -290,20 +318,38 @@ class Others:
                 return "what it has for the run, twice" if has_said else ""
             case _ if host not in self._prepared:
                 return f"a {type(message).__name__}, before the run has begun for it"
-            case between.Printed(worker=worker) if self._names.get(worker) != host:
+            case between.Printed(worker=worker) if self.names.get(worker) != host:
                 return f"worker {worker} is none of its own"
-            case between.Fetched(worker=int(worker)) if worker not in self._names:
+            case between.Fetched(worker=int(worker)) if worker not in self.names:
                 return f"there is no worker {worker}"
-        if isinstance(message, between.OfWorker) and self._names.get(message.worker) != host:
+        if isinstance(message, between.OfWorker) and self.names.get(message.worker) != host:
             return f"worker {message.worker} is none of its own"
         return ""
 
-    def _needs(self, host: str) -> bool:
-        return self.needed([worker for worker, there in self._names.items() if there == host])
+    def _too_late(self, host: str) -> str:
+        """Why this host can't take part any more; empty if it can."""
+        if not self._begun:
+            return ""
+        if workers := self._workers_of(host):
+            needed = self.needed(workers)
+            return "" if needed else f"this run goes on without host {host}: none of its workers is to begin again"
+        if self._places or host in self._waiting:
+            return ""
+        if self._meeting.room is not None:
+            return f"this run has all of its {self.settings.hosts} hosts"
+        return f"this run has begun with {_named([one.name for one in self.others])} besides the head"
+
+    @property
+    def _places(self) -> int:
+        """How many more hosts may come, once the run has begun."""
+        return self.settings.hosts - 1 - len(self.others) - len(self._waiting)
+
+    def _workers_of(self, host: str) -> list[int]:
+        return [worker for worker, there in self.names.items() if there == host]
 
     @property
     def _introduce(self) -> between.Introduce:
-        settings, sent = self._settings, self._meeting.sent
+        settings, sent = self.settings, self._meeting.sent
         sha256 = hashlib.sha256(settings.source).digest()
         script, folder = (str(settings.script), None) if sent is None else (sent.script, sent.folder)
         return between.Introduce(script, sha256, settings.host_timeout, folder)
@@ -313,7 +359,7 @@ class Others:
         incarnation = self._prepared[host] = self._incarnations[host]
         self._mover.expect(self.carrier.meet(host, incarnation))
         # the host has no folder of the run
-        settings = replace(self._settings, threads=self._threads(host), folder=Path())
+        settings = replace(self.settings, threads=self._threads(host), folder=Path())
         self._link.send(host, incarnation, between.Prepare(packed(settings), list(workers)))
 
     def _has_come(self, host: str, incarnation: int, here: between.Here) -> None:
@@ -325,21 +371,32 @@ class Others:
         self._came[host] = here
         if one := self._meeting.agents.get(host):
             one.came(self._say)
-        if self._begun:
+        if self._workers_of(host):
             self._prepare(host, [])
             self._hosts.joins(host, incarnation)
             self._say(f"host {host} is back")
             self._back(host)
+        elif self._begun:
+            self._waiting.append(host)
+            self._say(f"host {host} has come, with {count(here.workers, 'worker')}")
         elif self._meeting.patience is None:  # machines take their time
             still = f"; {self._awaited()} to come" if self._awaits() else ""
             self._say(f"host {host} has come, with {count(here.workers, 'worker')}{still}")
 
     def _misfit(self, host: str, here: between.Here) -> str:
-        """Why this host can't come in place of its incarnation before; empty if it can."""
-        workers = [worker for worker, there in self._names.items() if there == host]
-        if not self._begun or here.workers == len(workers):
+        """Why this host can't come with so many workers; empty if it can."""
+        if workers := self._workers_of(host):
+            same = here.workers == len(workers)
+            return "" if same else f"host {host} takes part with {count(len(workers), 'worker')}, not {here.workers}"
+        if self._begun and not self._places:  # another one has come since this one was let in
+            return f"this run has all of its {self.settings.hosts} hosts"
+        if self._meeting.room is None:
             return ""
-        return f"host {host} takes part with {count(len(workers), 'worker')}, not {here.workers}"
+        left = self._meeting.room - self._head_workers
+        left -= sum(other.workers for name, other in self._came.items() if name != host)
+        if here.workers <= left:
+            return ""
+        return f"host {host} brings {count(here.workers, 'worker')}, and there is room for {left}; join with fewer (-n)"
 
     def _threads(self, host: str) -> int:
         """Of each of that host's workers."""
@@ -347,21 +404,21 @@ class Others:
         return self._meeting.threads or max(1, here.machine.cores // here.workers)
 
     def _awaits(self) -> bool:
-        return len(self._came) < self._hosts.wanted
+        return len(self._came) < self._meeting.least - 1
 
     def _awaited(self) -> str:
         """The hosts that have not come, by name where those are known."""
         absent = [host for host in self._meeting.agents if host not in self._came]
-        return _named(absent) if absent else count(self._hosts.wanted - len(self._came), "more host")
+        return _named(absent) if absent else count(self._meeting.least - 1 - len(self._came), "more host")
 
     def _to_paste(self) -> str:
         """What to type on a machine that is to join."""
         host, port = self._door.address
         there = ("HEAD" if host in ANY else host), port  # HEAD is whatever the other machine calls this one
         token = "" if self._meeting.token is None else f"{FILE_VARIABLE}={IN_FOLDER} "
-        flags = "" if self._settings.isa == "native" else f" --isa {self._settings.isa}"
+        flags = "" if self.settings.isa == "native" else f" --isa {self.settings.isa}"
         flags += " --trusted-network" if self._meeting.keys.certificates is None else ""
-        return f"{token}paceline join {shown(there)} -n {self._settings.workers}{flags}"
+        return f"{token}paceline join {shown(there)} -n {self.settings.workers}{flags}"
 
     def _teller(self, host: str) -> Callable[[messages.Message], None]:
         return lambda message: self._link.send(host, self._prepared.get(host, 0), message)
@@ -391,8 +448,9 @@ class Others:
         match order:
             case EndHost(host=host, incarnation=incarnation, why=why):
                 self._link.end(host, incarnation, why)
-                if not self._begun:
+                if not self._workers_of(host):
                     self._came.pop(host, None)
+                self._waiting = [one for one in self._waiting if one != host]
                 if self._prepared.pop(host, None) is None:
                     if host not in self._meeting.agents:  # else `failure` says why
                         self._say(f"host {host} takes no part: {why}")

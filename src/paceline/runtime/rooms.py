@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from paceline.cluster.group_links import GroupLinks
@@ -42,6 +43,7 @@ from paceline.runtime.versions import Means, StoredVersions
 
 if TYPE_CHECKING:
     from paceline.host.everywhere import WorkersEverywhere
+    from paceline.host.several import Other
     from paceline.runtime.others import Others
 
 
@@ -61,11 +63,15 @@ class Rooms:
         """`workers` are those of this host. `others`: the other hosts, if there are any."""
         say, ledger = output.say, journal.ledger
         self.settings = settings
+        self.others = others
         self.workers: Workers | WorkersEverywhere = workers
+        self.hosts: Mapping[int, str] = dict(enumerate(settings.scenario.hosts(settings.workers)))
+        """By worker: its host, or node. In a run on several hosts it is added to as hosts come."""
         if others is not None:
             from paceline.host.everywhere import WorkersEverywhere  # which a run on one host does without
 
-            self.workers = WorkersEverywhere(workers, others.others)
+            self.workers, self.hosts = (everywhere := WorkersEverywhere(workers, others.others)), others.names
+            others.added.append(everywhere.adds)
         self.journal = journal
         self.output = output
         self.loop = loop
@@ -146,6 +152,7 @@ class Rooms:
             ledger,
             terms,
             self.clock,
+            hosts=self.hosts,
             happened=self.happened.append,
             say=say,
             give_up=self.give_up,
@@ -161,6 +168,7 @@ class Rooms:
             output,
             loop,
             self.clock,
+            hosts=self.hosts if settings.hosts > 1 else {},
             pushing=lambda worker: bool(self.host.updates(worker).coming),
         )
         self.scores = Scores(
@@ -180,6 +188,11 @@ class Rooms:
         """Tell the worker."""
         self.workers.send(member.worker, message)
 
+    def adds(self, other: Other) -> None:
+        """That host takes part from now on: its workers begin."""
+        self.members.update((worker, Member(worker=worker, now=self.loop.now)) for worker in other.workers)
+        self.returns.start(other.workers)
+
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now: whatever depends on the order of the facts takes note of it."""
         self.host.tell(fact)
@@ -193,6 +206,7 @@ class Rooms:
     def resume(self, state: State, before: Before) -> None:
         """The run goes on from there, with what it had before."""
         self.applied.resumed(state.steps, state.samples)
+        self.joining.resumed(state.next_steps)
         self.recordings.resumed(state.version, state.at, state.samples, before.recorded)
         self.scores.resumed()
         if before.epoch_samples is not None:
@@ -256,7 +270,7 @@ class Rooms:
         if spec.versions == "means":
             averages_gradients = spec.averages == "gradients"
             return Means(self.host, self.applied, averages_gradients, self.recordings, self.journal, self.clock.at)
-        return StoredVersions(self.host, self.applied, list(self.members), self.recordings)
+        return StoredVersions(self.host, self.applied, range(self.settings.workers), self.recordings)
 
     def _stop(self, member: Member, at_once: bool, interrupted: bool) -> None:
         self.leaving.leave(member, "stopped")

@@ -266,16 +266,16 @@ def _coordinate(
             except NoProcess as error:
                 failure = f"{workers_named(together)} can't be started: {error}"
 
-        machines = {} if others is None else others.machines  # before any of them can be lost
-        _write_config(settings, None, journal, machines)  # while the workers get ready
+        def describe(offer: messages.Offered | None) -> None:
+            there, machines = (settings, {}) if others is None else (others.settings, others.machines)
+            _write_config(there, offer, journal, machines)
 
-        def on_begin(offer: messages.Offered) -> None:
-            _write_config(settings, offer, journal, machines)
+        describe(None)  # while the workers get ready
 
         course = Course(moment=0.0 if settings.resumed is None else settings.resumed.state.at)
         terms = of_a_run(settings, loop.now) if direct is None else course.terms()
         rooms = Rooms(settings, workers, journal, output, loop, terms, others)
-        coordinator, ending, limits = Coordinator(rooms, on_begin), rooms.ending, rooms.limits
+        coordinator, ending, limits = Coordinator(rooms, describe), rooms.ending, rooms.limits
         loop.watch(interrupts, lambda: limits.interrupt(interrupts.take(), interrupts.keyboard))
         limits.interrupt(interrupts.take(), keyboard=False)  # signals that came while the workers were forked
         if failure:

@@ -18,6 +18,7 @@ from paceline.runtime.settings import Settings
 WINDOW = 5.0
 """Seconds over which a speed is a mean."""
 MADE = re.compile(r"waiting: version \d+ is being made$")
+NO_HOSTS: Mapping[int, str] = {}
 NAMED = 16
 """Numbers and ranges of workers in one list: more would fill the screen."""
 
@@ -147,8 +148,11 @@ class Watch:
         tally: Tally,
         logged: Mapping[int, Mapping[str, float]],
         evaluations: Evaluations | None = None,
+        hosts: Mapping[int, str] = NO_HOSTS,
     ) -> None:
-        """`logged` has the last values that each worker's script logged, by name."""
+        """`logged` has the last values that each worker's script logged, by name. `hosts`: by worker, if there are
+        several.
+        """
         self.work: int | None = None
         """Samples in the whole run, or steps where none are counted; None if nobody knows."""
         self.epochs: int | None = None
@@ -160,7 +164,7 @@ class Watch:
         self.pushing: Callable[[int], bool] = lambda worker: False
         """Whether an update of that worker has still to arrive."""
         self._settings = settings
-        self._hosts = settings.hosts_of_workers
+        self._hosts = hosts
         self._members = members
         self._tally = tally
         self._logged = logged

@@ -314,7 +314,10 @@ def is_main() -> bool:
 
 
 def workers() -> int:
-    """Return how many workers the run began with. In a script that runs alone it is 1."""
+    """Return how many workers there are at most. In a script that runs alone it is 1.
+
+    It is how many the run began with, unless hosts may come later. It stays the same, whoever comes or goes.
+    """
     run = _Process.link or _Process.baseline
     return run.workers if run else 1
 

@@ -134,6 +134,7 @@ class World:
             listener=listener,
             keys=keys,
             settle=lambda came: settings,
+            least=settings.hosts,
             threads=settings.threads,
             agents={name: Forked(name, agent.process) for name, agent in self.agents.items()},
             patience=GATHERING,
