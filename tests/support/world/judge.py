@@ -58,7 +58,13 @@ class Judge:
 
     def said(self, host: str, line: str) -> None:
         """That host has shown this line."""
-        for wrong in (" is ended: ", "can't be read", "does not take what"):
+        for wrong in (
+            " is ended: ",
+            "can't be read",
+            "does not take what",
+            "does not fit in",
+            "has said what can't be",
+        ):
             assert wrong not in line, line
         if host == "node-0" and line.startswith("host ") and " is lost: " in line:
             self._ended(line.split()[1])
