@@ -332,6 +332,18 @@ def test_a_head_without_a_token_draws_one_and_says_how_to_bring_it(
     assert not [path for path in written if token.removeprefix("paceline_").encode() in path.read_bytes()]
 
 
+def test_the_line_to_paste_names_the_file_with_the_token(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = launch.tmp_path / "a token"
+    file.write_bytes((launch.tmp_path / "token").read_bytes())
+    file.chmod(0o600)
+    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(file))
+    process = launch.start(script(), "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "1")
+    told = said(process, "paceline join .*\n")
+    os.kill(process.pid, signal.SIGINT)
+    assert ended(process).code == 130
+    assert f"PACELINE_TOKEN_FILE='{file}' paceline join " in told
+
+
 @pytest.mark.parametrize("trusted", [True, False])
 def test_a_network_is_trusted_on_both_sides_or_on_none(trusted: bool, launch: Launch) -> None:
     flags = ["--trusted-network"] if trusted else []

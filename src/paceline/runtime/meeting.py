@@ -12,7 +12,7 @@ from typing import Protocol
 
 from paceline.cluster.scenario import HostTable, Scenario
 from paceline.errors import ConfigError, PacelineError
-from paceline.fabric.token import IN_FOLDER, Token, find, write
+from paceline.fabric.token import FILE_VARIABLE, IN_FOLDER, Token, find, write
 from paceline.host.between import Here
 from paceline.host.loop import Loop
 from paceline.host.movers import Forked, forked_mover
@@ -54,7 +54,9 @@ class Meeting:
     mover: Forked | None = None
     """The process that moves bytes of items. None: the loop does."""
     token: Path | None = None
-    """The file with the token, where this run has drawn one: other machines don't have it yet."""
+    """The file with the token in the run's folder, if it is there: other machines may not have it yet."""
+    token_file: str | None = None
+    """The file with the token as joiners are to name it; None: it is in no file."""
     settle: Settle
     least: int
     """Hosts that training begins with, the head's included. More may come while it goes on, up to `Settings.hosts`."""
@@ -107,11 +109,13 @@ def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -
         scenario = listening.scenario(tables, listening.room)
         return replace(settings, scenario=scenario, workers=listening.room or tables[-1].workers.stop)
 
-    launch, drawn = listening.launch, None
-    token = find(os.environ, settings.folder) if launch is None else Token.drawn()
+    launch, here, there = listening.launch, None, os.environ.get(FILE_VARIABLE)
+    token = find(os.environ) if launch is None else Token.drawn()
     if token is None:
-        token, drawn = Token.drawn(), settings.folder / IN_FOLDER
-        write(token, drawn)
+        here, there = settings.folder / IN_FOLDER, IN_FOLDER
+        if (token := find({}, settings.folder)) is None:
+            token = Token.drawn()
+            write(token, here)
     keys = Keys.plain(token) if listening.trusted else Keys.encrypted(token)
     with (
         forked_mover(keys, let_go) as mover,
@@ -123,7 +127,8 @@ def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -
             listener=listener,
             keys=keys,
             mover=mover,
-            token=drawn,
+            token=here,
+            token_file=there,
             settle=settle,
             least=listening.least,
             room=listening.room,

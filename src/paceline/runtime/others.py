@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from paceline.core.hosts import Admit, EndHost, Hosts, Order, Refuse
 from paceline.core.listed import count, listed, printable
 from paceline.errors import MessageUnreadable, NotGathered
 from paceline.fabric.control import HeadEnd, Hello
-from paceline.fabric.token import FILE_VARIABLE, IN_FOLDER
+from paceline.fabric.token import FILE_VARIABLE
 from paceline.host import between, messages
 from paceline.host.carrier import Carrier
 from paceline.host.contract import News
@@ -415,7 +416,8 @@ class Others:
         """What to type on a machine that is to join."""
         host, port = self._door.address
         there = ("HEAD" if host in ANY else host), port  # HEAD is whatever the other machine calls this one
-        token = "" if self._meeting.token is None else f"{FILE_VARIABLE}={IN_FOLDER} "
+        file = self._meeting.token_file
+        token = "" if file is None else f"{FILE_VARIABLE}={shlex.quote(file)} "
         flags = "" if self.settings.isa == "native" else f" --isa {self.settings.isa}"
         flags += " --trusted-network" if self._meeting.keys.certificates is None else ""
         return f"{token}paceline join {shown(there)} -n {self.settings.workers}{flags}"
