@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +278,45 @@ def resident(process: int) -> int:
     """Bytes of memory that the process alone has."""
     with open(f"/proc/{process}/smaps_rollup") as file:
         return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Private_Dirty"))
+
+
+def test_the_loop_does_not_wait_for_what_was_received_as_something_else_was_settled_in_the_same_turn(
+    plain: Two,
+) -> None:
+    plain.connect()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def settles() -> None:
+            """Comes in the turn in which the process has said something, and before that is heard."""
+            plain.loop.unwatch(ours)
+            plain.a.pipe.cancel(1)
+
+        plain.loop.watch(ours, settles)
+        plain.loop.wait(0.0)  # events come in the order in which they happen, once those before are seen
+        theirs.send(b"1")
+        plain.b.fetch(Version(1), 10)  # what `a` does not have yet, so it has nothing to answer
+        assert plain.a.mover._channel.ready(PATIENCE)
+        with in_time(PATIENCE):
+            plain.loop.wait()
+    plain.a.has(Version(1), bytes(10))
+    plain.until(lambda: plain.b.done)
+
+
+@contextmanager
+def in_time(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the midst of what takes longer, as a loop that waits for ever tells of nothing."""
+
+    def raises(number: int, frame: object) -> None:
+        raise TimeoutError(f"not over after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, raises)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_the_death_of_the_process_is_told_once_in_one_line_and_to_who_comes_later(plain: Two) -> None:

@@ -237,6 +237,8 @@ class InProcess:
 
     def _heard(self) -> None:
         self._hear_late()
+        if not self._channel.ready():  # `settle` has received it, in this turn of the loop
+            return
         try:
             message, _ = self._channel.receive()
         except (PeerLost, MessageUnreadable):  # its end is about to show
