@@ -338,3 +338,16 @@ def test_an_alarm_that_is_turned_off_rings_no_more() -> None:
     loop.wait()
     assert not rings
     loop.close()
+
+
+def test_a_host_that_speaks_on_hears_the_heads_last_words(cluster: Cluster) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    for value in range(3):
+        host.send(Told(value))
+    cluster.head.link.send("b", 1, Order(7))
+    cluster.head.link.close()
+    for value in range(3):
+        host.send(Told(value))
+    cluster.until(lambda: at_host.values)
+    assert at_host.values == [7]
