@@ -289,12 +289,12 @@ def fail():
 """
 
 
-ENDLESS = """
+ITS_OWN_LOOP = """
 import torch
 import paceline
 model = torch.nn.Linear(4, 1)
 model, optimizer = paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-while True:
+for _ in range(1_000):  # of which nobody else knows
     optimizer.zero_grad()
     model(torch.randn(8, 4)).square().mean().backward()
     optimizer.step()
@@ -303,7 +303,7 @@ while True:
 
 def test_a_run_whose_work_only_its_limit_of_steps_said_is_made_again(tmp_path: Path) -> None:
     flags = ("-n", "2", "-p", "sync-switch:switch_at=0.5", "--max-steps", "8", "--threads", "1")
-    recorded = run(ENDLESS, *flags, tmp_path=tmp_path)
+    recorded = run(ITS_OWN_LOOP, *flags, tmp_path=tmp_path)
     assert recorded.summary["outcome"] == "completed"
     again = replayed(recorded)
     assert again.code == 0, again.out + again.err
