@@ -49,6 +49,14 @@ def test_a_run_without_faults_completes_under_every_protocol(protocol: str) -> N
     tried(replace(drawn(0), protocol=protocol, script=loads, faults=(), lost=(), max_steps=None, max_seconds=None))
 
 
+def test_a_host_that_is_cut_off_at_any_moment_of_the_start_ends_by_the_runs_timeout() -> None:
+    """It is told that as it comes, and may hear nothing more."""
+    history = replace(drawn(0), hosts=2, each=1, protocol="asp", timeout=2.0, on_loss="stop", restart=0, faults=())
+    history = replace(history, lost=(("node-1", "cut off"),), max_steps=None, max_seconds=None)
+    for moment in range(20):
+        tried(replace(history, end=0.4 + 0.02 * moment))
+
+
 def test_a_seed_draws_the_same_history_whatever_python_s_hashes_are() -> None:
     said = [_trace_under(hash_seed) for hash_seed in ("0", "1")]
     assert said[0] == said[1]

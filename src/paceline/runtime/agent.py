@@ -303,6 +303,7 @@ class _Agent:
     def _introduce(self, asked: between.Introduce) -> None:
         """Say what this host has, if it has the script. It may get that from the head before."""
         self._fence.timeout = asked.host_timeout
+        self._judge_later()
         self._link.goes_by(asked.host_timeout)
         self._asked = asked
         if (folder := asked.folder) is None:
