@@ -552,6 +552,16 @@ def test_flags_that_make_no_run_are_refused_before_it(flags: list[str], line: st
     assert not run.folder.exists()
 
 
+@pytest.mark.parametrize("flags", [["--listen", "127.0.0.1:0", "--hosts", "2"], ["--emulate-hosts", "2"]])
+def test_a_script_that_is_too_long_to_be_told_is_refused_before_anybody_is_waited_for(
+    flags: list[str], launch: Launch
+) -> None:
+    run = launch.run(script() + "#" * (17 << 20), *flags)
+    assert run.code == 2
+    assert re.fullmatch(r"paceline: \S+\.py has 17,82\d,\d+ bytes, and .* may have 12,582,912; keep .*\n", run.err)
+    assert not run.folder.exists()
+
+
 def test_a_port_in_use_is_refused(launch: Launch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

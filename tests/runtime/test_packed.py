@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
+import pytest
+
 from paceline.cluster.scenario import HostTable, Kill, Network, Scenario, Slowdown
 from paceline.core.choice import choose
+from paceline.errors import ConfigError
+from paceline.fabric.numbered import Line
+from paceline.host.between import FromHead, Prepare
 from paceline.protocols import registry
 from paceline.records.snapshots import Snapshot
 from paceline.records.summary import Target
-from paceline.runtime.packed import OF_THE_HEAD, packed, unpacked
+from paceline.runtime.packed import MOST_SOURCE, OF_THE_HEAD, check_source, packed, unpacked
 from paceline.runtime.settings import Settings
 from support.rooms import SETTINGS
 
@@ -82,3 +87,11 @@ def test_no_field_is_forgotten() -> None:
 def test_what_a_run_goes_on_from_stays_with_the_head() -> None:
     resumed: Snapshot = object()  # type: ignore[assignment]
     assert unpacked(packed(replace(UNUSUAL, resumed=resumed))) == UNUSUAL
+
+
+def test_the_longest_script_fits_into_one_message_with_the_longest_arguments_and_no_longer_one_is_told() -> None:
+    longest = replace(UNUSUAL, source=b"#" * MOST_SOURCE, arguments=("x" * (128 << 10),) * 16)
+    check_source(longest)
+    assert len(Line(FromHead).send(Prepare(packed(longest), [0]))) > MOST_SOURCE
+    with pytest.raises(ConfigError, match=r"^there/train\.py has 12,582,913 bytes, and .* may have 12,582,912; keep"):
+        check_source(replace(longest, source=longest.source + b"#"))

@@ -11,6 +11,8 @@ import msgspec
 
 from paceline.cluster.scenario_file import from_plain, to_plain
 from paceline.core.choice import Choice
+from paceline.errors import ConfigError
+from paceline.fabric.numbered import LONGEST
 from paceline.protocols import registry
 from paceline.records.segments import choice_of
 from paceline.records.summary import Target
@@ -18,6 +20,9 @@ from paceline.runtime.settings import Settings
 
 OF_THE_HEAD = ("resumed",)
 """Fields that only the head needs. Elsewhere they have their defaults."""
+MOST_SOURCE = LONGEST - (4 << 20)
+"""Bytes of the longest script that other hosts are told, in one message with all other settings. The longest of these
+are the arguments, for which Linux has some 2 MiB, and the scenario."""
 _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "script": (str, Path),
     "arguments": (list, tuple),
@@ -35,6 +40,15 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
 }
 """Fields that are no plain values: how they are written, and read."""
+
+
+def check_source(settings: Settings) -> None:
+    """Raise ConfigError, in one line, if the script is too long for other hosts to be told it."""
+    if (size := len(settings.source)) > MOST_SOURCE:
+        raise ConfigError(
+            f"{settings.script} has {size:,} bytes, and a script that several hosts run may have {MOST_SOURCE:,}; "
+            "keep data in another file, which the script reads"
+        )
 
 
 def packed(settings: Settings) -> bytes:

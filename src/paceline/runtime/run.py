@@ -49,7 +49,7 @@ from paceline.runtime.folders import notes
 from paceline.runtime.forking import allow_files, check_memory, fork_workers, forked_zygote, output_of
 from paceline.runtime.imports import import_torch
 from paceline.runtime.interrupts import Interrupts
-from paceline.runtime.packed import packed
+from paceline.runtime.packed import check_source, packed
 from paceline.runtime.rooms import Rooms
 from paceline.runtime.settings import Settings
 from paceline.runtime.terms import of_a_run
@@ -75,6 +75,8 @@ def run(
     """
     check_memory(settings.workers)
     allow_files(settings.workers, settings.hosts > 1)
+    if settings.hosts > 1:
+        check_source(settings)
     import_torch(settings.source)
     if interrupts.take():
         raise KeyboardInterrupt
