@@ -145,9 +145,16 @@ def test_a_proof_is_for_one_purpose(lobby: Lobby) -> None:
 
 
 def test_what_nobody_serves_is_refused(lobby: Lobby) -> None:
-    one = lobby.dial("measure")
+    one = lobby.dial("tea")
     lobby.until(lambda: one.failed)
-    assert lobby.lines == ["connection refused: nothing is served here for 'measure'"]
+    assert one.failed == [("nothing is served there for 'tea'", True)]
+    assert lobby.lines == ["connection refused: nothing is served here for 'tea'"]
+
+
+def test_what_nobody_serves_is_told_nobody_who_has_another_token(lobby: Lobby) -> None:
+    one = lobby.dial("tea", OTHER_KEYS)
+    lobby.until(lambda: one.failed)
+    assert one.failed == [("it has another token", True)]
 
 
 def test_keys_never_show_themselves() -> None:

@@ -33,13 +33,15 @@ class Doctors:
         self._folder = folder
         self._processes: list[Process] = []
 
-    def start(self, *flags: str, token: str = "a", first: str = "", silence: float = 30.0) -> Process:
-        """`paceline doctor FLAGS` with that token, of which there may be several."""
+    def start(
+        self, *flags: str, token: str = "a", first: str = "", silence: float = 30.0, command: str = "doctor"
+    ) -> Process:
+        """`paceline COMMAND FLAGS` with that token, of which there may be several."""
         file = self._folder / f"token-{token}"
         if not file.exists():
             assert main(["token", "--out", str(file)]) == 0
         variables = {"PACELINE_TOKEN_FILE": str(file)}
-        process = Process(["doctor", *flags], variables, SHORT.format(silence=silence) + first)
+        process = Process([command, *flags], variables, SHORT.format(silence=silence) + first)
         self._processes.append(process)
         return process
 
@@ -211,6 +213,32 @@ def test_without_a_token_nothing_is_measured(
         "paceline: there is no token, which all machines share: name the file that has it, as in "
         "PACELINE_TOKEN_FILE=token paceline …; if there is none yet, `paceline token --out token` draws one\n"
     )
+
+
+def test_a_run_that_listens_there_is_named_and_waits_on(doctors: Doctors, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    folder = str(tmp_path / "run")
+    run = doctors.start(
+        "--listen", "127.0.0.1:0", "--hosts", "2", "--out", folder, str(tmp_path / "train.py"), command="run"
+    )
+    waiting = re.search(r"paceline join (\S+) -n", run.stderr.readline())
+    assert waiting is not None
+    assert refused(doctors.start("--join", waiting[1])) == (
+        f"paceline: no connection with {waiting[1]}: a run listens there, which measures no link; begin with paceline "
+        "doctor --listen there, at another port\n"
+    )
+    assert "it is paceline doctor, and a run listens here" in run.stderr.readline()
+    assert run.poll() is None
+
+
+def test_a_host_that_would_join_where_a_link_is_measured_is_told_so_and_the_head_waits_on(doctors: Doctors) -> None:
+    head, address = doctors.head("--json")
+    assert refused(doctors.start(at(address), "--name", "b", command="join")) == (
+        "paceline: no connection to the head: paceline doctor listens there, which only measures a link; begin the run "
+        "there with paceline run --listen\n"
+    )
+    assert "it is paceline join, and paceline doctor listens here" in head.stderr.readline()
+    assert result(doctors.start("--join", at(address), "--json")) == result(head)
 
 
 def test_one_side_that_trusts_the_network_is_refused(doctors: Doctors) -> None:

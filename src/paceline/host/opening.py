@@ -64,6 +64,8 @@ class Kind(IntEnum):
     """To a dialler that speaks none."""
     SPEAKS_NO_TLS = 8
     """To a dialler that does."""
+    NOT_SERVED = 9
+    """In place of a welcome: something else listens there."""
 
 
 class Certificates(Protocol):
@@ -150,7 +152,9 @@ def dials(end: Any, keys: Keys, purpose: str) -> Side[Opened]:
             end = keys.certificates.wrap(end, listens=False)
             yield from _shake_hands(end)
         yield from _say(end, Kind.ANSWER, purpose, _proof(keys, "dialler", purpose, ours, theirs))
-        _, _, proof = yield from _hear(end, Kind.WELCOME)
+        kind, _, proof = yield from _hear(end, Kind.WELCOME, Kind.NOT_SERVED)
+        if kind == Kind.NOT_SERVED:
+            raise NotOpened(_not_served(purpose).there)
         _prove(proof, _proof(keys, "listener", purpose, ours, theirs))
         return Opened(end, purpose)
     except BaseException:
@@ -200,7 +204,8 @@ def listens(greeted: Greeted, keys: Keys, serves: Callable[[str], bool]) -> Side
             yield from _say(end, Kind.OTHER_TOKEN)
             raise
         if not serves(purpose):
-            raise NotOpened(f"nothing is served here for {purpose!r}")
+            yield from _say(end, Kind.NOT_SERVED)
+            raise NotOpened(_not_served(purpose).here)
         yield from _say(end, Kind.WELCOME, purpose, _proof(keys, "listener", purpose, theirs, ours))
         return Opened(end, purpose)
     except BaseException:
@@ -398,6 +403,33 @@ _REASONS = {
     "TLSV1_ALERT_PROTOCOL_VERSION": "it speaks an older TLS than 1.3",
 }
 """By OpenSSL's name for what is wrong: what that means here."""
+
+
+class _NotServed(NamedTuple):
+    """What it means that a listener does not serve a purpose."""
+
+    there: str
+    """Said to the dialler."""
+    here: str
+    """Said where it listens."""
+
+
+_OTHER_COMMANDS = {
+    "control": _NotServed(
+        "paceline doctor listens there, which only measures a link; begin the run there with paceline run --listen",
+        "it is paceline join, and paceline doctor listens here, which only measures a link",
+    ),
+    "measure": _NotServed(
+        "a run listens there, which measures no link; begin with paceline doctor --listen there, at another port",
+        "it is paceline doctor, and a run listens here, which measures no link",
+    ),
+}
+"""By purpose: the two commands that listen are told apart by what they serve."""
+
+
+def _not_served(purpose: str) -> _NotServed:
+    nothing = _NotServed(f"nothing is served there for {purpose!r}", f"nothing is served here for {purpose!r}")
+    return _OTHER_COMMANDS.get(purpose, nothing)
 
 
 def _send_at_once(end: Any) -> None:
