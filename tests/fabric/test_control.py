@@ -364,10 +364,10 @@ def test_a_message_for_an_incarnation_that_has_ended_goes_to_no_other() -> None:
 def test_a_host_that_is_refused_is_told_why_and_dials_no_more() -> None:
     two = Two()
     two.host.tick(0.0)
-    two.head.connected(1, 0.0)
+    two.head.connected(1, 0.0, "10.0.0.2:4711")
     two.head.received(1, data_of(two.host.connected(1, 0.0)), 0.0)
     outcome = two.head.refuse(1, "a host b is here already")
-    assert outcome[-1] == Close(1, "connection refused: a host b is here already")
+    assert outcome[-1] == Close(1, "connection from 10.0.0.2:4711 refused: a host b is here already")
     found = two.host.received(1, data_of(outcome), 0.0)
     assert found == [Close(1, ""), Ended("b", 0, "a host b is here already")]
 
@@ -398,7 +398,7 @@ def test_who_says_no_hello_is_refused_in_one_line_and_disturbs_nobody(bad: str) 
     outcome = two.head.received(9, data, 0.0)
     (close,) = [one for one in outcome if isinstance(one, Close)]
     assert close.connection == 9
-    assert close.why.startswith("connection refused: ")
+    assert close.why.startswith("connection from a stranger refused: ")
     assert close.why.isprintable()
     assert re.search(why, close.why), close.why
     assert {one.connection for one in outcome if isinstance(one, Write)} <= {9}
@@ -424,7 +424,7 @@ def test_a_connection_without_a_hello_is_closed_after_some_seconds() -> None:
     head.connected(1, 2.0)
     assert head.due() == 2.0 + HANDSHAKE
     assert head.tick(2.0 + HANDSHAKE - 0.1) == []
-    assert head.tick(2.0 + HANDSHAKE) == [Close(1, "connection refused: it has said nothing for 5 s")]
+    assert head.tick(2.0 + HANDSHAKE) == [Close(1, "connection from a stranger refused: it has said nothing for 5 s")]
     assert head.due() is None
 
 

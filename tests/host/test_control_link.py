@@ -201,7 +201,7 @@ def test_who_opens_a_connection_and_says_nothing_is_closed_with_one_line(
     monkeypatch.setattr(control, "HANDSHAKE", 0.05)
     silent = opened(cluster)
     cluster.until(lambda: has_ended(silent))
-    assert cluster.head.lines == ["connection refused: it has said nothing for 0 s"]
+    assert cluster.head.lines == ["connection from 127.0.0.1 refused: it has said nothing for 0 s"]
     silent.close()
 
 

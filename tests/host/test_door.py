@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from paceline.fabric.token import Token
 from paceline.host import door, tcp
-from paceline.host.door import MOST_STRANGERS
+from paceline.host.door import MOST_STRANGERS, Door
 from paceline.host.loop import Loop
 from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Keys, Kind, NotOpened, Opening, dials
 from support.clusters import KEYS
@@ -85,7 +86,7 @@ def test_another_token_is_refused_on_both_sides_and_another_try_would_not_help(l
     one = lobby.dial(keys=OTHER_KEYS)
     lobby.until(lambda: one.failed and lobby.lines)
     assert one.failed == [("it has another token", True)]
-    assert lobby.lines == ["connection refused: it has another token"]
+    assert lobby.lines == ["connection from 127.0.0.1 refused: it has another token"]
     assert not lobby.came
 
 
@@ -110,7 +111,7 @@ def test_an_opening_that_was_overheard_opens_nothing(lobby: Lobby) -> None:
     again = lobby.stranger(frame(Kind.GREETING) + said + b"hello")
     lobby.until(lambda: has_ended(again))
     assert len(lobby.came) == 1
-    assert lobby.lines == ["connection refused: it has another token"]
+    assert lobby.lines == ["connection from 127.0.0.1 refused: it has another token"]
 
 
 def test_what_the_listener_has_shown_can_not_be_thrown_back(lobby: Lobby) -> None:
@@ -148,7 +149,7 @@ def test_what_nobody_serves_is_refused(lobby: Lobby) -> None:
     one = lobby.dial("tea")
     lobby.until(lambda: one.failed)
     assert one.failed == [("nothing is served there for 'tea'", True)]
-    assert lobby.lines == ["connection refused: nothing is served here for 'tea'"]
+    assert lobby.lines == ["connection from 127.0.0.1 refused: nothing is served here for 'tea'"]
 
 
 def test_what_nobody_serves_is_told_nobody_who_has_another_token(lobby: Lobby) -> None:
@@ -164,6 +165,24 @@ def test_keys_never_show_themselves() -> None:
 
 
 # --- strangers
+
+
+def test_a_line_about_a_stranger_names_where_it_comes_from() -> None:
+    lines: list[str] = []
+    loop = Loop()
+    open_door = Door(tcp.listen(), loop, KEYS, lines.append)
+    with socket.create_connection(open_door.address, source_address=("127.0.0.2", 0)) as stranger:
+        stranger.send(b"GET / HTTP/1.1\r\n\r\n")
+        deadline = time.monotonic() + PATIENCE
+        while not lines:
+            assert time.monotonic() < deadline
+            loop.wait(0.02)
+        assert lines == [
+            f"connection from {tcp.shown(stranger.getsockname())} refused: it does not speak as Paceline does"
+        ]
+    open_door.close()
+    loop.close()
+
 
 OTHER_VERSION = f"it speaks version 9 of what hosts say to each other, and this one speaks {PROTOCOL}; install the same"
 GARBAGE = {
@@ -186,7 +205,7 @@ def test_garbage_is_refused_in_one_line_and_disturbs_nobody(lobby: Lobby, said: 
     bad, good = lobby.stranger(data), lobby.dial()
     lobby.until(lambda: has_ended(bad) and good.end)
     (line,) = lobby.lines
-    assert line.startswith(f"connection refused: {why}")
+    assert line.startswith(f"connection from 127.0.0.1 refused: {why}")
     assert line.isprintable()
     assert len(lobby.came) == 1
     good.end.close()
@@ -220,7 +239,7 @@ def test_a_silent_stranger_is_closed_with_one_line(lobby: Lobby, monkeypatch: py
     monkeypatch.setattr(door, "HANDSHAKE", 0.05)
     silent, slow = lobby.stranger(), lobby.stranger(frame(Kind.GREETING))
     lobby.until(lambda: has_ended(silent) and has_ended(slow))
-    assert lobby.lines == ["connection refused: it has said nothing for 0 s"] * 2
+    assert lobby.lines == ["connection from 127.0.0.1 refused: it has said nothing for 0 s"] * 2
     assert not lobby.door._strangers
 
 

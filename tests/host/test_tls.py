@@ -138,7 +138,7 @@ def test_what_was_overheard_opens_nothing_when_it_is_said_again(lobby: Lobby) ->
     lobby.until(lambda: has_ended(again))
     assert len(lobby.came) == 1
     (line,) = lobby.lines
-    assert line.startswith("connection refused: TLS fails: ")
+    assert line.startswith("connection from 127.0.0.1 refused: TLS fails: ")
     tap.one.end.close()
 
 
@@ -146,7 +146,7 @@ def test_two_tokens_are_refused_on_both_sides_and_another_try_would_not_help(lob
     one = lobby.dial(keys=Keys.encrypted(OTHER_TOKEN))
     lobby.until(lambda: one.failed and lobby.lines)
     assert one.failed == [("it has another token", True)]
-    assert lobby.lines == ["connection refused: it has another token"]
+    assert lobby.lines == ["connection from 127.0.0.1 refused: it has another token"]
     assert not lobby.came
 
 
@@ -162,7 +162,7 @@ def test_who_has_the_certificate_but_not_the_token_is_refused(lobby: Lobby) -> N
 def test_who_shows_no_certificate_is_refused(lobby: Lobby) -> None:
     end, failed = shakes_hands(lobby, anybody())
     lobby.until(lambda: lobby.lines)
-    assert lobby.lines == ["connection refused: it shows no certificate"]
+    assert lobby.lines == ["connection from 127.0.0.1 refused: it shows no certificate"]
     with pytest.raises(ssl.SSLError):
         end.recv(1)
     assert (lobby.came, failed) == ([], [])
@@ -185,7 +185,7 @@ def test_who_shows_a_certificate_of_another_authority_is_refused(
     context.verify_mode = ssl.CERT_NONE
     shakes_hands(lobby, context)
     lobby.until(lambda: lobby.lines)
-    assert lobby.lines == ["connection refused: it has another token"]
+    assert lobby.lines == ["connection from 127.0.0.1 refused: it has another token"]
     assert not lobby.came
 
 
@@ -203,7 +203,7 @@ def test_a_host_s_certificate_issues_no_others(lobby: Lobby) -> None:
     context.verify_mode = ssl.CERT_NONE
     shakes_hands(lobby, context)
     lobby.until(lambda: lobby.lines)
-    assert lobby.lines == ["connection refused: it has another token"]
+    assert lobby.lines == ["connection from 127.0.0.1 refused: it has another token"]
     assert not lobby.came
 
 
@@ -213,7 +213,7 @@ def test_an_older_tls_is_refused(lobby: Lobby) -> None:
     _, failed = shakes_hands(lobby, context)
     assert failed
     lobby.until(lambda: lobby.lines)
-    assert lobby.lines == ["connection refused: it speaks an older TLS than 1.3"]
+    assert lobby.lines == ["connection from 127.0.0.1 refused: it speaks an older TLS than 1.3"]
 
 
 def test_a_listener_with_an_older_tls_is_refused() -> None:
@@ -249,7 +249,7 @@ def test_plain_bytes_are_refused_in_one_line_and_disturb_nobody(lobby: Lobby, sa
     bad, good = lobby.stranger(data), lobby.dial()
     lobby.until(lambda: has_ended(bad) and good.end)
     (line,) = lobby.lines
-    assert line.startswith(f"connection refused: {why}")
+    assert line.startswith(f"connection from 127.0.0.1 refused: {why}")
     assert line.isprintable()
     assert len(lobby.came) == 1
     good.end.close()
@@ -259,12 +259,12 @@ def test_a_trusted_network_on_one_side_only_is_said_on_both_sides(lobby: Lobby) 
     plain = lobby.dial(keys=KEYS)
     lobby.until(lambda: plain.failed and lobby.lines)
     assert plain.failed == [(f"it wants TLS: {ONE_SIDE}", True)]
-    assert lobby.lines == [f"connection refused: it does not speak TLS: {ONE_SIDE}"]
+    assert lobby.lines == [f"connection from 127.0.0.1 refused: it does not speak TLS: {ONE_SIDE}"]
     trusting = Lobby(KEYS)
     with_tls = trusting.dial(keys=tls_keys())
     trusting.until(lambda: with_tls.failed and trusting.lines)
     assert with_tls.failed == [(f"it does not speak TLS: {ONE_SIDE}", True)]
-    assert trusting.lines == [f"connection refused: it speaks TLS: {ONE_SIDE}"]
+    assert trusting.lines == [f"connection from 127.0.0.1 refused: it speaks TLS: {ONE_SIDE}"]
     trusting.close()
 
 

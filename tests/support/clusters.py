@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -47,6 +48,11 @@ def tls_keys() -> Keys:
 EACH_KEYS: dict[str, Callable[[], Keys]] = {"plain": lambda: KEYS, "TLS": tls_keys}
 
 
+def without_port(line: str) -> str:
+    """The line with a dialler's own port left out, which the kernel chooses."""
+    return re.sub(r"^connection from 127\.0\.0\.1:\d+ refused", "connection from 127.0.0.1 refused", line)
+
+
 class AtHead:
     """Admits whoever comes, and remembers all."""
 
@@ -57,6 +63,7 @@ class AtHead:
         self.values: list[int] = []
         self.heard_from: set[str] = set()
         self.lines: list[str] = []
+        """Without ports of diallers."""
         self.refuses = ""
         self.answers: Callable[[str, int, Any], None] = lambda host, incarnation, message: None
 
@@ -84,7 +91,7 @@ class AtHead:
         self.events.append(("ended", host, incarnation, why))
 
     def show(self, line: str) -> None:
-        self.lines.append(line)
+        self.lines.append(without_port(line))
 
 
 class AtHost:
@@ -135,7 +142,7 @@ class Cluster:
 
     def listen(self, listener: socket.socket) -> None:
         end = HeadEnd("a", os.urandom(8), Told)
-        self.door = Door(listener, self.loop, self.keys, self.head.lines.append)
+        self.door = Door(listener, self.loop, self.keys, self.head.show)
         self.head.link = HeadLink(end, self.door, self.loop, self.head)
 
     def close_head(self) -> None:

@@ -13,7 +13,7 @@ from paceline.host import tcp
 from paceline.host.door import Door
 from paceline.host.loop import Loop
 from paceline.host.opening import FRAME, MAGIC, PROTOCOL, Keys, Kind, Opened, Opening, _proof, dial, dials
-from support.clusters import KEYS
+from support.clusters import KEYS, without_port
 
 PATIENCE = 30.0
 """Seconds after which a test that waits has failed."""
@@ -52,9 +52,10 @@ class Lobby:
     def __init__(self, keys: Keys = KEYS, listener: socket.socket | None = None) -> None:
         self.loop = Loop()
         self.lines: list[str] = []
+        """Without ports of diallers."""
         self.came: list[tuple[str, Any]] = []
         """Connections that were let in: what for, and the socket."""
-        self.door = Door(listener or tcp.listen(), self.loop, keys, self.lines.append)
+        self.door = Door(listener or tcp.listen(), self.loop, keys, lambda line: self.lines.append(without_port(line)))
         for purpose in ("control", "data"):
             self.serve(purpose)
         self.keys = keys

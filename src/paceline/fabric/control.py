@@ -4,7 +4,7 @@ A host has one `HostEnd`; the head has one `HeadEnd` for all hosts. Both are pur
 driver tells them what has happened, and carries out what they return:
 
     fact, by the driver                 orders and events, in the order in which they are to be handled
-    connected(connection, now)          Dial        connect to the head (hosts only); the end chose the number
+    connected(connection, now, …)       Dial        connect to the head (hosts only); the end chose the number
     received(connection, data, now)     Write       send these bytes
     lost(connection, why, now)          Close       write what there is room for, and close
     tick(now), at the latest at due()   Connected, Disconnected, HeardFrom, BeatAcknowledged: how the host is doing
@@ -377,6 +377,8 @@ class _Connection:
     """What the head knows of one connection."""
 
     since: float
+    peer: str
+    """Where it comes from, as it is shown."""
     frames: Frames = field(default_factory=lambda: Frames(LONGEST_HELLO))
     hello: Hello | None = None
     """What a host that is neither admitted nor refused has said."""
@@ -398,10 +400,10 @@ class HeadEnd:
         """How many messages the host has not acknowledged: 0 if it is not here."""
         return self._seats[host].line.unacknowledged if host in self._seats else 0
 
-    def connected(self, connection: int, now: float) -> Outcome:
-        """A connection is opened."""
+    def connected(self, connection: int, now: float, peer: str = "a stranger") -> Outcome:
+        """A connection is opened. `peer`: where it comes from, as it is shown."""
         assert connection not in self._connections, f"connection {connection} is not new"
-        self._connections[connection] = _Connection(now)
+        self._connections[connection] = _Connection(now, peer)
         return []
 
     def received(self, connection: int, data: bytes, now: float) -> Outcome:
@@ -543,13 +545,13 @@ class HeadEnd:
 
     def _refuse(self, connection: int, why: str, show: bool = False) -> Outcome:
         """Say so, and close the connection."""
-        del self._connections[connection]
-        return [Write(connection, written(Refused(why))), Close(connection, _refused(why) if show else "")]
+        one = self._connections.pop(connection)
+        return [Write(connection, written(Refused(why))), Close(connection, _refused(one, why) if show else "")]
 
     def _turn_away(self, connection: int, why: str) -> Outcome:
         """Close the connection without a word to the other side."""
-        seat = self._connections[connection].seat
-        line = _refused(why) if seat is None else f"connection to host {seat.host} closed: {why}"
+        one = self._connections[connection]
+        line = _refused(one, why) if one.seat is None else f"connection to host {one.seat.host} closed: {why}"
         return [Close(connection, line), *self._gone(connection, why)]
 
     def _gone(self, connection: int, why: str) -> Outcome:
@@ -579,8 +581,8 @@ def _longest() -> int:
     return LONGEST + 64
 
 
-def _refused(why: str) -> str:
-    return f"connection refused: {why}"
+def _refused(one: _Connection, why: str) -> str:
+    return f"connection from {one.peer} refused: {why}"
 
 
 def _has_ended(host: str, incarnation: int, why: str) -> str:

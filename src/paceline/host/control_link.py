@@ -39,7 +39,7 @@ from paceline.fabric.numbered import MOST_KEPT
 from paceline.host.door import Door
 from paceline.host.loop import Alarm, Loop
 from paceline.host.opening import Keys, Opening, dial
-from paceline.host.tcp import Address, Lines, Stream, told
+from paceline.host.tcp import Address, Lines, Stream, peer_of, told
 
 PURPOSE = "control"
 """What connections are opened for."""
@@ -127,6 +127,9 @@ class _Link(ABC):
         self._streams.clear()
 
     @abstractmethod
+    def _connected(self, connection: int, end: Any) -> Outcome: ...
+
+    @abstractmethod
     def _happened(self, event: Event) -> None: ...
 
     def _dial(self, connection: int) -> None:
@@ -172,7 +175,7 @@ class _Link(ABC):
             heard=lambda: self._heard(connection, stream),
             lost=partial(self._lost, connection),
         )
-        self._carry_out(self._facts.connected(connection, self.now()))
+        self._carry_out(self._connected(connection, end))
 
     def _heard(self, connection: int, stream: Stream) -> None:
         data = stream.receive(READ)
@@ -218,6 +221,9 @@ class HeadLink(_Link):
     def end(self, host: str, incarnation: int, why: str) -> None:
         """Exchange nothing more with this incarnation. `ended` is not called, as the caller knows."""
         self._carry_out(self._end.end(host, incarnation, why))
+
+    def _connected(self, connection: int, end: Any) -> Outcome:
+        return self._end.connected(connection, self.now(), peer_of(end))
 
     def _happened(self, event: Event) -> None:
         match event:
@@ -272,6 +278,9 @@ class HostLink(_Link):
             self._lost(connection, told(error))
             return
         self._streams[connection] = opening
+
+    def _connected(self, connection: int, end: Any) -> Outcome:
+        return self._end.connected(connection, self.now())
 
     def _failed(self, connection: int, why: str, final: bool) -> None:
         """A host that has never been let in gives up where another try would fail as well."""

@@ -42,6 +42,14 @@ def shown(address: Address) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def peer_of(end: socket.socket) -> str:
+    """Say where the other end of that connection is."""
+    try:
+        return shown(end.getpeername()[:2])
+    except OSError:
+        return "an address that has gone"
+
+
 def listen(address: Address = LOOPBACK) -> socket.socket:
     """Return a socket that listens there."""
     return socket.create_server(address, family=family(address), backlog=BACKLOG)
