@@ -30,20 +30,20 @@ HEAD = Machine(
 @pytest.mark.parametrize(
     ("other", "line"),
     [
-        ({"torch": "2.12.0+cpu"}, "host b has torch 2.12.0, and the head 2.13.0; install the same on all hosts"),
-        ({"numpy": "2.4.5"}, "host b has numpy 2.4.5, and the head 2.4.6; install the same on all hosts"),
-        ({"python": "3.12.7"}, "host b has Python 3.12, and the head 3.11; install the same on all hosts"),
-        ({"paceline": "0.2.0"}, "host b has Paceline 0.2.0, and the head 0.3.0; install the same on all hosts"),
+        ({"torch": "2.12.0+cpu"}, "torch is 2.12.0, and the head's is 2.13.0; install the same on all hosts"),
+        ({"numpy": "2.4.5"}, "numpy is 2.4.5, and the head's is 2.4.6; install the same on all hosts"),
+        ({"python": "3.12.7"}, "Python is 3.12, and the head's is 3.11; install the same on all hosts"),
+        ({"paceline": "0.2.0"}, "Paceline is 0.2.0, and the head's is 0.3.0; install the same on all hosts"),
         ({}, ""),
         ({"python": "3.11.9", "torch": "2.13.0+cu126"}, ""),
         ({"cpu_capability": "AVX512", "vendor": "GenuineIntel", "cores": 4, "platform": "other"}, ""),
-        ({"isa": "common"}, "host b has --isa common, and the head --isa native; give the same on all hosts"),
+        ({"isa": "common"}, "--isa is common, and the head's is native; give the same on all hosts"),
     ],
 )
 def test_hosts_with_other_versions_do_not_train_together_and_unequal_processors_do(
     other: dict[str, Any], line: str
 ) -> None:
-    assert difference(HEAD, msgspec.structs.replace(HEAD, **other), "b") == line
+    assert difference(HEAD, msgspec.structs.replace(HEAD, **other)) == line
 
 
 def test_a_replay_names_the_workers_of_hosts_that_were_unlike_its_machine() -> None:
@@ -88,6 +88,6 @@ def test_the_processor_says_who_made_it(
 
 def test_this_machine_is_like_itself() -> None:
     here = machine()
-    assert difference(here, here, "b") == ""
+    assert difference(here, here) == ""
     assert not list(unlike(environment(here, {"a": (here, 3)})["hosts"], {"a": [0]}, here, 3))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(here), type=Machine) == here

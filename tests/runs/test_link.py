@@ -121,7 +121,7 @@ def with_joiner(**has: str) -> Link:
 
 def test_versions_that_keep_hosts_from_training_together_are_named_with_what_to_do() -> None:
     found = findings(with_joiner(torch="2.12.0"))["versions"]
-    assert found.found == "host beta has torch 2.12.0, and the head 2.13.0"
+    assert found.found == "on beta torch is 2.12.0, and the head's is 2.13.0"
     assert found.advice == "install the same on all hosts"
 
 

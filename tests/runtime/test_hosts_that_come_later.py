@@ -141,7 +141,7 @@ def test_one_host_too_many_and_one_with_too_many_workers_are_refused(launch: Lau
     said(head, "1 more may come")
     refused = ended(joined(launch, address, "c", 2))
     assert refused.code == 2
-    assert "host c brings 2 workers, and there is room for 1; join with fewer (-n)" in refused.err
+    assert "there is room for 1 worker, and 2 would come; join with fewer (-n)" in refused.err
     others.append(joined(launch, address, "c"))
     said(head, "host c has come")
     refused = ended(joined(launch, address, "d"))

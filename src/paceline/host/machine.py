@@ -74,8 +74,8 @@ def environment(here: Machine, hosts: Mapping[str, tuple[Machine, int]]) -> dict
     return noted
 
 
-def difference(head: Machine, other: Machine, host: str) -> str:
-    """Return why that host can't train together with the head; empty if it can.
+def difference(head: Machine, other: Machine) -> str:
+    """Return why that machine can't train together with the head, without its name; empty if it can.
 
     Releases of Python and builds of torch may differ. They understand each other, though they may round differently.
     """
@@ -87,9 +87,9 @@ def difference(head: Machine, other: Machine, host: str) -> str:
     )
     for name, ours, theirs in versions:
         if ours != theirs:
-            return f"host {host} has {name} {theirs}, and the head {ours}; install the same on all hosts"
+            return f"{name} is {theirs}, and the head's is {ours}; install the same on all hosts"
     if other.isa != head.isa:
-        return f"host {host} has --isa {other.isa}, and the head --isa {head.isa}; give the same on all hosts"
+        return f"--isa is {other.isa}, and the head's is {head.isa}; give the same on all hosts"
     return ""
 
 

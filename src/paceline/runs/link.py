@@ -236,9 +236,9 @@ def _work(seconds_a_gb: float) -> str:
 
 def _versions(link: Link) -> Finding:
     head, joiner = link.head.machine, link.joiner.machine
-    if differ := difference(head, joiner, link.joiner.name):
+    if differ := difference(head, joiner):
         found, _, advice = differ.partition("; ")
-        return Finding(found, advice)
+        return Finding(f"on {link.joiner.name} {found}", advice)
     of_both = [
         f"Paceline {one.paceline}, Python {one.python}, torch {one.torch}, numpy {one.numpy}" for one in (head, joiner)
     ]

@@ -365,7 +365,7 @@ class Others:
 
     def _has_come(self, host: str, incarnation: int, here: between.Here) -> None:
         """The host has said what it has: let it take part if that fits, now or once all have come."""
-        if why := difference(machine(), here.machine, host) or self._misfit(host, here):
+        if why := difference(machine(), here.machine) or self._misfit(host, here):
             self._link.send(host, incarnation, between.Close("refused", why))
             self.ended(host, incarnation, why)
             return
@@ -385,10 +385,11 @@ class Others:
             self._say(f"host {host} has come, with {count(here.workers, 'worker')}{still}")
 
     def _misfit(self, host: str, here: between.Here) -> str:
-        """Why this host can't come with so many workers; empty if it can."""
+        """Why this host can't come with so many workers, without its name; empty if it can."""
         if workers := self._workers_of(host):
-            same = here.workers == len(workers)
-            return "" if same else f"host {host} takes part with {count(len(workers), 'worker')}, not {here.workers}"
+            had = len(workers)
+            line = f"this run has {count(had, 'worker')} there, and {here.workers} would come; join with -n {had}"
+            return "" if here.workers == had else line
         if self._begun and not self._places:  # another one has come since this one was let in
             return f"this run has all of its {self.settings.hosts} hosts"
         if self._meeting.room is None:
@@ -397,7 +398,7 @@ class Others:
         left -= sum(other.workers for name, other in self._came.items() if name != host)
         if here.workers <= left:
             return ""
-        return f"host {host} brings {count(here.workers, 'worker')}, and there is room for {left}; join with fewer (-n)"
+        return f"there is room for {count(left, 'worker')}, and {here.workers} would come; join with fewer (-n)"
 
     def _threads(self, host: str) -> int:
         """Of each of that host's workers."""
