@@ -475,6 +475,23 @@ def test_a_host_that_comes_back_as_another_process_is_sent_the_folder_again(
     assert "receiving the script's folder" in joiner.err
 
 
+def test_a_host_with_another_torch_is_refused_before_it_is_sent_the_folder(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here, there = folders(tmp_path, script())
+    monkeypatch.chdir(here)
+    process = launch.start(Path("train.py"), *SEND, ".")
+    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
+    assert found is not None
+    monkeypatch.chdir(there)
+    refused = ended(launch.start_joining(found[1], "--name", "b", first="import torch; torch.__version__ = '1.0'"))
+    os.kill(process.pid, signal.SIGINT)
+    ended(process)
+    assert refused.code == 2
+    assert "receiving the script's folder" not in refused.err
+    assert "paceline: torch is 1.0, and the head's is" in refused.err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("first", "line"),
     [

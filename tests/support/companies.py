@@ -23,6 +23,7 @@ from paceline.host.bulk import BulkNews
 from paceline.host.carrier import Carrier
 from paceline.host.fetches import Named, Peer
 from paceline.host.host import LocalHost
+from paceline.host.machine import machine
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
 from paceline.host.shelf import Shelf
@@ -450,7 +451,7 @@ def elsewhere(
         patch.object(agents, "plan", lambda *_: places),
     ):
         agent = Agent(OTHER, workers, ("", 0), KEYS, *_any(lambda *_: crew, None, loop, Pipes(between, carrier)))
-        agent._asked = Introduce("train.py", b"", 15.0, None)
+        agent._asked = Introduce("train.py", b"", 15.0, None, machine())
         agent._prepare(settings, [])
     made = Elsewhere(several, crew, loop, news, forker=forker)
     made.head, made.agent, made.between, made.tell = head, agent, between, heads_end.tell

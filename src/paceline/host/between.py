@@ -76,6 +76,8 @@ class Introduce(Message):
     host_timeout: float
     folder: Folder | None
     """None: the script has to be there."""
+    machine: Machine
+    """The head's. A host that can't train together with it leaves before it asks for the folder."""
 
 
 class Part(Message):

@@ -32,7 +32,7 @@ from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
 from paceline.host.control_link import HostLink
 from paceline.host.loop import Alarm, Loop
-from paceline.host.machine import machine
+from paceline.host.machine import difference, machine
 from paceline.host.movers import InLoop, InProcess, Mover, forked_mover
 from paceline.host.opening import Keys
 from paceline.host.outward import Outward
@@ -301,12 +301,14 @@ class _Agent:
         _show(line)
 
     def _introduce(self, asked: between.Introduce) -> None:
-        """Say what this host has, if it has the script. It may get that from the head before."""
+        """Say what this host has, if it fits and has the script. It may get that from the head before."""
         self._fence.timeout = asked.host_timeout
         self._judge_later()
         self._link.goes_by(asked.host_timeout)
         self._asked = asked
-        if (folder := asked.folder) is None:
+        if why := difference(asked.machine, machine()):
+            self.leave(why, "refused")
+        elif (folder := asked.folder) is None:
             self._here(None)
         elif (directory := self._received.working_directory(folder)) is not None:
             self._here(directory)

@@ -24,7 +24,7 @@ from paceline.host.control_link import HeadLink
 from paceline.host.door import Door
 from paceline.host.host import LocalHost
 from paceline.host.loop import Alarm, Loop
-from paceline.host.machine import Machine, difference, machine
+from paceline.host.machine import Machine, machine
 from paceline.host.movers import InLoop, InProcess, Mover
 from paceline.host.output import Output
 from paceline.host.plan import plan
@@ -353,7 +353,7 @@ class Others:
         settings, sent = self.settings, self._meeting.sent
         sha256 = hashlib.sha256(settings.source).digest()
         script, folder = (str(settings.script), None) if sent is None else (sent.script, sent.folder)
-        return between.Introduce(script, sha256, settings.host_timeout, folder)
+        return between.Introduce(script, sha256, settings.host_timeout, folder, machine())
 
     def _prepare(self, host: str, workers: Sequence[int]) -> None:
         """Tell the host the run, and have it begin these workers."""
@@ -365,7 +365,7 @@ class Others:
 
     def _has_come(self, host: str, incarnation: int, here: between.Here) -> None:
         """The host has said what it has: let it take part if that fits, now or once all have come."""
-        if why := difference(machine(), here.machine) or self._misfit(host, here):
+        if why := self._misfit(host, here):
             self._link.send(host, incarnation, between.Close("refused", why))
             self.ended(host, incarnation, why)
             return
