@@ -216,6 +216,15 @@ def test_an_ssh_that_says_nothing_is_refused_in_one_line(on: str, ssh: str, why:
     assert str(refused.value).startswith(why)
 
 
+def test_an_ssh_that_never_says_where_a_machine_is_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runtime.launch.ssh.TELLS_WITHIN", 0.1)
+    with pytest.raises(ConfigError) as refused:
+        looked_up("ssh:a", "sh -c 'exec sleep 60'", 2)
+    assert str(refused.value) == (
+        "--on: ssh has not told within 0 s where a is; see what holds up sh -c 'exec sleep 60' -o BatchMode=yes -G a"
+    )
+
+
 def test_a_machine_that_no_address_leads_to_is_named_with_the_way_out(server: sshd.Sshd) -> None:
     found = looked_up("ssh:nowhere", shlex.join(server.ssh), 2)
     with pytest.raises(ConfigError, match=r"known to lead to nowhere \(.*\); name one .* with --listen"):

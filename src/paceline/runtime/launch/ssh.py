@@ -30,6 +30,9 @@ from paceline.runtime.launch.machines import (
 )
 from paceline.runtime.launch.remote import Remote, over_ssh
 
+TELLS_WITHIN = 10.0
+"""Seconds that ssh has to say what its configuration is. It may execute commands for that, as `Match exec` has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class On:
@@ -103,9 +106,16 @@ def configured(ssh: Sequence[str], machine: Machine) -> dict[str, str]:
     """Return what ssh's configuration says of the machine. Raises ConfigError if ssh can't tell."""
     try:
         words = ssh_words(ssh, machine, ["-G"])
-        asked = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        asked = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TELLS_WITHIN
+        )
     except OSError as error:
         raise ConfigError(f"--on needs ssh, and {printable(ssh[0])} can't be executed: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        tries = printable(shlex.join(words))
+        raise ConfigError(
+            f"--on: ssh has not told within {TELLS_WITHIN:.0f} s where {machine.name} is; see what holds up {tries}"
+        ) from None
     if asked.returncode:
         why = printable(asked.stderr.strip().rpartition("\n")[2])
         raise ConfigError(f"--on: ssh can't tell where {machine.name} is: {why}")
