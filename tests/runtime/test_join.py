@@ -176,6 +176,23 @@ def test_each_machine_needs_memory_for_its_own_workers_alone(launch: Launch) -> 
     assert ended(joiner).code == 0
 
 
+@pytest.mark.parametrize(("boot", "here"), [("another", 1), ("", 3)])
+def test_the_heads_memory_is_for_the_workers_of_hosts_on_its_machine(boot: str, here: int, launch: Launch) -> None:
+    lacks = "lambda *_, here, keeps: f'room for {here}'"
+    head = begun(
+        launch, script(), "-p", "asp", first=f"from paceline.runtime import lifecycle as l; l.lack_of_memory = {lacks}"
+    )
+    elsewhere = (
+        f"import paceline.host.machine as m; from pathlib import Path; m.BOOT = Path({str(launch.tmp_path / 'boot')!r})"
+    )
+    (launch.tmp_path / "boot").write_text(boot)
+    joiner = launch.start_joining(head.address, "--name", "b", "-n", "2", first=elsewhere if boot else "")
+    run = head.ended()
+    ended(joiner)
+    assert run.code == 2
+    assert run.err.splitlines()[-1] == f"paceline: room for {here}"
+
+
 def test_a_joiner_that_is_killed_is_lost_and_the_others_go_on(launch: Launch) -> None:
     head = begun(launch, script(each_step=AT_STEP), "-p", "asp", "--on-loss", "continue", "--host-timeout", "3")
     other = joined(launch, head, "b", 2)

@@ -14,9 +14,9 @@ STATE = 1_000_000
 HEAVY = msgspec.structs.replace(OFFER, state_bytes=STATE)
 
 
-def needed(protocol: str, *, keeps: bool) -> int:
+def needed(protocol: str, *, here: int = 3, keeps: bool = False) -> int:
     """How many bytes three workers need, as the message says."""
-    line = lack_of_memory(HEAVY, registry()[protocol], 3, 0, keeps=keeps)
+    line = lack_of_memory(HEAVY, registry()[protocol], 3, 0, here=here, keeps=keeps)
     assert ("a copy of each state for snapshots" in line) == keeps
     found = re.search(r" needs ([0-9,]+) bytes of memory ", line)
     assert found
@@ -27,8 +27,17 @@ def needed(protocol: str, *, keeps: bool) -> int:
 def test_a_run_that_takes_snapshots_needs_memory_for_a_copy_of_each_state(protocol: str, states: int) -> None:
     with_snapshots, without = (needed(protocol, keeps=keeps) for keeps in (True, False))
     assert with_snapshots - without == states * STATE
-    assert lack_of_memory(HEAVY, registry()[protocol], 3, with_snapshots, keeps=True) == ""
-    assert lack_of_memory(HEAVY, registry()[protocol], 3, with_snapshots - 1, keeps=True) != ""
+    assert lack_of_memory(HEAVY, registry()[protocol], 3, with_snapshots, here=3, keeps=True) == ""
+    assert lack_of_memory(HEAVY, registry()[protocol], 3, with_snapshots - 1, here=3, keeps=True) != ""
+
+
+@pytest.mark.parametrize(("protocol", "own"), [("asp", 0), ("ps-plus", OFFER.slot_bytes + STATE)])
+def test_a_worker_on_another_machine_reads_its_version_there_and_keeps_what_is_its_own(protocol: str, own: int) -> None:
+    """Only its update comes here."""
+    all_here, one_here = (needed(protocol, here=here) for here in (3, 1))
+    assert all_here - one_here == 2 * (OFFER.slot_bytes + own)
+    line = lack_of_memory(HEAVY, registry()[protocol], 3, 0, here=1, keeps=False)
+    assert line.startswith("training this model with 1 of 3 workers on this machine needs ")
 
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "c"}

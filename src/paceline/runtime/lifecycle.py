@@ -97,7 +97,8 @@ class Gathering:
         why = lack_of_work(first, settings) if rooms.terms.decides() else ""
         why = why or lack_of_metrics(first, settings) or unfit(first, settings)
         spec, workers, keeps = settings.choice.spec, settings.workers, settings.checkpoint > 0
-        why = why or lack_of_memory(first, spec, workers, available_bytes(), keeps=keeps)
+        here = workers if rooms.others is None else len(rooms.others.workers_here())
+        why = why or lack_of_memory(first, spec, workers, available_bytes(), here=here, keeps=keeps)
         if why:
             rooms.ending.refuse(why)
         self.fit = not why

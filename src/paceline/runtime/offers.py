@@ -57,13 +57,13 @@ def unequal_hosts(offers: Mapping[int, Offered], hosts: Mapping[int, str]) -> st
     return ""
 
 
-def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int, *, keeps: bool) -> str:
-    """Why this model does not fit into so many bytes; empty if it does.
+def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int, *, here: int, keeps: bool) -> str:
+    """Why this model does not fit into so many bytes; empty if it does. So many of the workers are `here`.
 
     Places are counted as runs use them. A place that is never needed takes no memory, so the plan has more. With a
-    store each worker reads a version of its own, and has an update. A replica is averaged while its worker computes.
-    If the store does not step the optimizer, every worker has parameters and a state of its own. A run that `keeps`
-    snapshots copies each state for them.
+    store each worker reads a version of its own, and has an update, which comes here from another machine as well. A
+    replica is averaged while its worker computes. If the store does not step the optimizer, every worker has parameters
+    and a state of its own. A run that `keeps` snapshots copies each state for them.
     """
     state_bytes = 2 * offer.state_bytes if keeps else offer.state_bytes
     if spec.versions == "means":
@@ -74,17 +74,18 @@ def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int, *, 
             "the optimizer's state"
         )
     else:
-        slots = workers + BESIDE_READERS
+        slots = here + BESIDE_READERS
         needed = 2 * offer.fixed_bytes + (slots + 1) * offer.slot_bytes + workers * offer.push_bytes
         steps_in_store = spec.optimizer == "store"
-        needed += state_bytes if steps_in_store else workers * (state_bytes + offer.slot_bytes)
+        needed += state_bytes if steps_in_store else here * (state_bytes + offer.slot_bytes)
         state = "the optimizer's state" if steps_in_store else "each worker's own parameters and optimizer's state"
         what = f"{slots} versions, {workers} updates and {state}, of {offer.slot_bytes:,} bytes each"
     if needed <= available:
         return ""
     what += ", and a copy of each state for snapshots: none with --checkpoint 0" if keeps else ""
+    those = f"{workers} workers" if here == workers else f"{here} of {workers} workers on this machine"
     return (
-        f"training this model with {workers} workers needs {needed:,} bytes of memory ({what}) and there are "
+        f"training this model with {those} needs {needed:,} bytes of memory ({what}) and there are "
         f"{available:,}; use fewer workers or a smaller model"
     )
 

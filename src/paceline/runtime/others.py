@@ -112,6 +112,12 @@ class Others:
         others = {host: (here.machine, self._threads(host)) for host, here in there.items()}
         return {self._meeting.head: (machine(), self.settings.threads), **others}
 
+    def workers_here(self) -> list[int]:
+        """Return the workers whose hosts are on the head's machine, whose memory they share."""
+        machines = self.machines
+        boot = machines[self._meeting.head][0].boot
+        return [worker for worker, host in self.names.items() if machines[host][0].boot == boot]
+
     @property
     def cpu_seconds(self) -> dict[str, float]:
         """By host, the head included: the time of processors that moving bytes has taken there, if that is known."""
