@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import dry_run
 from paceline.cli.columns import as_csv, as_markdown, check_exports, export
 from paceline.cli.report import warn
-from paceline.cli.run import add_common, add_script, seconds, whole
+from paceline.cli.run import add_common, add_script
 from paceline.cli.series import job_of, say_stopped
 from paceline.cli.table import WIDE
+from paceline.cli.values import seconds, whole
 from paceline.cluster.scenario_file import from_plain
 from paceline.core.choice import Choice, brief
 from paceline.core.listed import count

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.run import whole
+from paceline.cli.values import whole
 from paceline.protocols import registry
 from paceline.records.explain import numbers, past, sentences
 from paceline.records.reading import open_run, reading

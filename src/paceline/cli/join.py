@@ -8,16 +8,8 @@ import sys
 from typing import Any
 
 from paceline.cli.main import FAILED, INTERRUPTED, USAGE, Parser
-from paceline.cli.run import (
-    LONGEST,
-    NOT_ENCRYPTED,
-    add_isa,
-    add_trusted_network,
-    name_of_host,
-    seconds,
-    shortened,
-    whole,
-)
+from paceline.cli.run import NOT_ENCRYPTED, add_isa, add_trusted_network, name_of_host
+from paceline.cli.values import LONGEST, seconds, shortened, whole
 from paceline.cluster.scenario import MOST_WORKERS
 from paceline.errors import ConfigError
 from paceline.fabric.token import Token

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.run import whole
+from paceline.cli.values import whole
 from paceline.errors import ConfigError
 from paceline.host.processor import ISAS, can_cap, cap
 from paceline.protocols import registry

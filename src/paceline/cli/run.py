@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.again import RESUME, recorded, script_of, source, words
 from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
+from paceline.cli.values import above, seconds, shortened, whole
 from paceline.cluster.scenario import MOST_WORKERS, HostTable, Scenario
 from paceline.cluster.scenario_file import LONGEST_NAME, load
-from paceline.core.choice import MOST_WHOLE, Choice, choose
-from paceline.core.listed import count, cut
+from paceline.core.choice import Choice, choose
+from paceline.core.listed import count
 from paceline.errors import ConfigError
 from paceline.host.processor import ISAS, cap
 from paceline.protocols import registry
@@ -59,7 +60,6 @@ MOST_THREADS = 1024
 MOST_HOSTS = 64
 NOT_ENCRYPTED = "--trusted-network: what hosts say to each other is not encrypted"
 """What each side says where that is given."""
-LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years
 TIMEOUTS = 1.0, 86_400.0
 """Seconds that a host's timeout may have. Below that, a process that waits for a core would be lost."""
 
@@ -475,56 +475,3 @@ def how_many(text: str) -> HowMany:
     if first > last:
         raise ConfigError(f"--hosts is {text}: it begins with more hosts than there may be; write the lower one first")
     return HowMany(first, last)
-
-
-def whole(flag: str, least: int, most: int = MOST_WHOLE) -> Callable[[str], int]:
-    """Reads the flag's whole number, which must be `least` or more, and `most` or less."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise ConfigError(f'{flag} is "{shortened(text)}"; it must be a whole number, {least} or more')
-        if value > most:
-            raise ConfigError(f'{flag} is "{shortened(text)}"; it must be a whole number, {most} or less')
-        return value
-
-    return read
-
-
-def seconds(flag: str, least: float = 0.0, most: float = LONGEST) -> Callable[[str], float]:
-    """Reads the flag's number of seconds, which must be `least` or more, or above 0, and at most `most`."""
-    read = above(flag, " of seconds", most)
-    if not least:
-        return read
-
-    def read_more(text: str) -> float:
-        if (value := read(text)) < least:
-            raise ConfigError(f'{flag} is "{shortened(text)}"; it must be {least:.0f} or more')
-        return value
-
-    return read_more
-
-
-def shortened(text: str) -> str:
-    """The text, or its beginning if it is long."""
-    return cut(text, 41)
-
-
-def above(flag: str, of: str = "", most: float = sys.float_info.max) -> Callable[[str], float]:
-    """Reads the flag's number, which must be above 0 and at most `most`."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if not 0 < value < float("inf"):
-            raise ConfigError(f'{flag} is "{shortened(text)}"; it must be a number{of} above 0')
-        if value > most:
-            raise ConfigError(f'{flag} is "{shortened(text)}"; it must be {most:.0f} or less')
-        return value
-
-    return read

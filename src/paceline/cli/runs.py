@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.cli.columns import as_csv, as_markdown, as_text, check_exports, export
 from paceline.cli.main import Parser
-from paceline.cli.run import shortened
+from paceline.cli.values import shortened
 from paceline.core.choice import Choice, brief, choose, written
 from paceline.errors import ConfigError
 from paceline.protocols import registry

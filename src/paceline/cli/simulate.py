@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.run import MOST_THREADS, add_start, seconds, whole
+from paceline.cli.run import MOST_THREADS, add_start
+from paceline.cli.values import seconds, whole
 from paceline.cluster.scenario_file import load
 from paceline.core.choice import choose
 from paceline.errors import ConfigError

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from paceline.cli.run import add_common, add_script, whole
+from paceline.cli.run import add_common, add_script
 from paceline.cli.series import job_of, say_stopped
+from paceline.cli.values import whole
 from paceline.core.choice import check_fit, choose
 from paceline.core.listed import count
 from paceline.errors import ConfigError
