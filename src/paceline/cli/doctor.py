@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.run import add_trusted_network
+from paceline.cli.hosts import add_trusted_network
 from paceline.cli.values import whole
 from paceline.cluster.quantities import count
 from paceline.core.listed import printable

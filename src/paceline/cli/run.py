@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,14 +12,15 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from paceline.cli import hosts
 from paceline.cli.again import RESUME, recorded, script_of, source, words
 from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
-from paceline.cli.values import above, seconds, shortened, whole
-from paceline.cluster.scenario import MOST_WORKERS, HostTable, Scenario
-from paceline.cluster.scenario_file import LONGEST_NAME, load
+from paceline.cli.values import above, seconds, whole
+from paceline.cluster.scenario import MOST_WORKERS, Scenario
+from paceline.cluster.scenario_file import load
 from paceline.core.choice import Choice, choose
 from paceline.core.listed import count
 from paceline.errors import ConfigError
@@ -37,14 +37,9 @@ from paceline.runs.resume import LIMITS, check_isa, check_more, check_protocol, 
 from paceline.runs.run import (
     CODES,
     STARTS,
-    HowMany,
-    check_fits,
-    check_hosts,
     chosen,
     cores,
     crowd,
-    joined,
-    settled,
     train,
     train_under_ddp,
 )
@@ -52,17 +47,7 @@ from paceline.runs.script import changes, checked_script
 from paceline.runtime.settings import Settings
 from paceline.terminal import is_read
 
-if TYPE_CHECKING:
-    from paceline.runtime.launch.ssh import On
-    from paceline.runtime.meeting import Listen
-
 MOST_THREADS = 1024
-MOST_HOSTS = 64
-NOT_ENCRYPTED = "--trusted-network: what hosts say to each other is not encrypted"
-"""What each side says where that is given."""
-TIMEOUTS = 1.0, 86_400.0
-"""Seconds that a host's timeout may have. Below that, a process that waits for a core would be lost."""
-
 PATIENCE = 1.0
 """Seconds that an interrupted run waits for a reader of its summary, who may have stopped to read."""
 
@@ -121,28 +106,7 @@ def add_to(commands: Any) -> None:
     add("--checkpoint", type=whole("--checkpoint", 0), default=1, metavar="K", help=often)
     drain = "seconds that workers have, after SIGTERM, to end their step and write a snapshot (default: 10)"
     add("--drain", type=seconds("--drain"), default=10.0, metavar="S", help=drain)
-    many = (
-        "hosts to emulate on this machine, each with -n workers and a process that speaks for it "
-        "(default: the scenario's, or 1)"
-    )
-    add("--emulate-hosts", type=whole("--emulate-hosts", 1, MOST_HOSTS), metavar="H", help=many)
-    silent = "seconds after which a host that is silent is lost (default: 15)"
-    there = "listen there for other machines, which join this run with paceline join, and wait for them"
-    add("--listen", metavar="ADDR:PORT", help=there)
-    together = (
-        "hosts of the run where machines join, this one included; -n is the workers of this one. "
-        "2:8 begins with two, and takes more as they come"
-    )
-    add("--hosts", type=how_many, metavar="H[:MOST]", help=together)
-    on = "also start workers on these machines by ssh, each a [USER@]HOST[:PORT][=WORKERS]"
-    add("--on", metavar="ssh:HOST,…", help=on)
-    add("--ssh", metavar="COMMAND", help="the ssh that --on calls, with options if you like (default: ssh)")
-    sends = "send that folder, which has SCRIPT, to hosts that join; they need nothing but Paceline then"
-    add("--send", type=Path, metavar="DIR", help=sends)
-    called = "what this host is called, where others join (default: the machine's name)"
-    add("--name", type=name_of_host, metavar="NAME", help=called)
-    add_trusted_network(command)
-    add("--host-timeout", type=seconds("--host-timeout", *TIMEOUTS), default=15.0, metavar="T", help=silent)
+    hosts.add_to(command)
     command.meant = _meant
     command.set_defaults(call=call)
 
@@ -209,12 +173,6 @@ def add_isa(command: argparse.ArgumentParser) -> None:
     command.add_argument("--isa", choices=ISAS, default=ISAS[0], help=instructions)
 
 
-def add_trusted_network(command: argparse.ArgumentParser) -> None:
-    """Add the flag that says that nobody else can read or change what hosts say to each other."""
-    plain = "don't encrypt what hosts say to each other; needed on all hosts or on none"
-    command.add_argument("--trusted-network", action="store_true", help=plain)
-
-
 def add_script(command: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """Add the script and, after it, what is the script's own. `optional`: it may be None."""
     add, often = command.add_argument, {"nargs": "?"} if optional else {}
@@ -251,21 +209,10 @@ def call(options: argparse.Namespace) -> int:
     named = source(options)
     if named is not None and options.scenario is None:
         scenario = recorded_scenario(*named)
-        if _joined_by_others(options):  # its hosts are not those that join now
+        if hosts.machines_join(options):  # its hosts are not those that join now
             scenario = replace(scenario, nodes=1, host_tables=())
-    if options.ssh is not None and options.on is None:
-        raise ConfigError(f"--ssh is {options.ssh}, and there are no machines to log in to; name them with --on")
-    on = None if options.on is None else _on(options)
-    many = options.hosts if on is None else HowMany(1 + len(on.machines), 1 + len(on.machines))
-    if not _joined_by_others(options):
-        _check_alone(options)
-        scenario, workers, hosts = settled(scenario, options.workers, options.emulate_hosts)
-        check_fits(choice, scenario, workers, vars(options))
-        if hosts > 1:
-            check_hosts(choice, scenario)
-    else:
-        flag = "--listen" if on is None else "--on"
-        scenario, workers, hosts = joined(choice, scenario, options.workers, many, options.emulate_hosts, flag)
+    company = hosts.named(options)
+    scenario, workers, most_hosts = company.settled(choice, scenario)
     if not options.restart:
         scenario.checked_to_die_once()
     targets = tuple(Target.parse(text) for text in options.target)
@@ -278,15 +225,15 @@ def call(options: argparse.Namespace) -> int:
     script = checked_script(options.script)
     if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
         say_whose(script, options.arguments)
-    together = None if _joined_by_others(options) else workers
+    together = None if hosts.machines_join(options) else workers
     resumed = None if options.resume is None else _resumed(options, choice, together, script)
     if options.config is not None:
         config = recorded(options.config)
         for line in changes(config, script) if script == script_of(config) else ():
             print(f"paceline: {line}", file=sys.stderr)
-    listening = _listening(options, choice, scenario, on, many, workers) if _joined_by_others(options) else None
+    listening = company.listening(choice, scenario, workers)
     if options.trusted_network:
-        print(f"paceline: {NOT_ENCRYPTED}", file=sys.stderr)
+        print(f"paceline: {hosts.NOT_ENCRYPTED}", file=sys.stderr)
     if warning := crowd(scenario, workers):
         print(f"paceline: {warning}", file=sys.stderr)
     folder = options.resume or checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
@@ -328,7 +275,7 @@ def call(options: argparse.Namespace) -> int:
         checkpoint=options.checkpoint,
         drain=options.drain,
         restart=options.restart,
-        hosts=hosts,
+        hosts=most_hosts,
         host_timeout=options.host_timeout,
         resumed=resumed,
     )
@@ -348,95 +295,6 @@ def call(options: argparse.Namespace) -> int:
     if summary["outcome"] == "interrupted" and next(whole_snapshots(folder), None) is not None:
         print(f"go on with: paceline run --resume {shlex.quote(str(folder))}", file=sys.stderr)
     return CODES[summary["outcome"]]
-
-
-def name_of_host(text: str) -> str:
-    """Read a host's name. Raises ConfigError for one that a run's records can't have."""
-    if not text.isprintable() or "/" in text or not 0 < len(text) <= LONGEST_NAME:
-        raise ConfigError(f"--name is {text[:LONGEST_NAME]!a}; write 1 to {LONGEST_NAME} printable characters, no /")
-    return text
-
-
-def _check_alone(options: argparse.Namespace) -> None:
-    """Raise ConfigError for a flag that only hosts which join give a meaning."""
-    trusted = options.trusted_network or None
-    given = (
-        *(("--hosts", options.hosts), ("--name", options.name)),
-        *(("--trusted-network", trusted), ("--send", options.send)),
-    )
-    for flag, value in given:
-        if value is not None:
-            raise ConfigError(
-                f"{flag} is {shortened(str(value))}, and no machine can join; say where with --listen, such as "
-                "--listen 10.0.0.1:7117, or give --emulate-hosts"
-            )
-
-
-def _joined_by_others(options: argparse.Namespace) -> bool:
-    """Whether other machines join the run."""
-    return options.listen is not None or options.on is not None
-
-
-def _on(options: argparse.Namespace) -> On:
-    """What the flags say of machines that ssh leads to. Raises ConfigError, in one line, for what is wrong."""
-    from paceline.runtime.launch.ssh import looked_up
-
-    if options.hosts is not None:
-        raise ConfigError(f"--hosts is {options.hosts}, and --on says which hosts there are: leave --hosts out")
-    on = looked_up(options.on, options.ssh or "ssh", options.workers or 2)
-    if (head := options.name or socket.gethostname()) in on.found:
-        raise ConfigError(f"--on names {head}, which is this host; it takes part without that")
-    return on
-
-
-def _listening(
-    options: argparse.Namespace,
-    choice: Choice | None,
-    scenario: Scenario,
-    on: On | None,
-    many: HowMany,
-    workers: int,
-) -> Listen:
-    """What the flags say of machines that join. Raises ConfigError, in one line, for what is wrong.
-
-    `workers` are those of this host.
-    """
-    from paceline.runs.addresses import parsed, resolved
-    from paceline.runtime.meeting import Listen
-    from paceline.runtime.sent import to_send
-
-    def with_hosts(tables: tuple[HostTable, ...], room: int | None) -> Scenario:
-        workers = tables[-1].workers.stop
-        settled = replace(scenario, nodes=len(tables), host_tables=tables).checked_for(workers)
-        check_fits(choice, settled, workers, vars(options))
-        if options.resume is not None and choice is not None:
-            before = recorded(options.resume / CONFIG, RESUME)
-            now = room or workers
-            check_protocol(options.resume, choice_of(before, registry()), choice, int(before["workers"]), now)
-        return settled if room is None else replace(settled, workers=None)  # more may come
-
-    if options.listen is not None:
-        address = resolved(parsed(options.listen, "--listen", least=0), "--listen")
-    launch = None
-    if on is not None:
-        from paceline.runtime.launch.ssh import agents, working_directory
-
-        trusted = ["--trusted-network"] if options.trusted_network else []
-        directory = None if options.send else working_directory()
-        launch = partial(agents, on, [f"--isa={options.isa}", *trusted], directory)
-        if options.listen is None:
-            address = on.address(), 0
-    return Listen(
-        address=address,
-        name=options.name or socket.gethostname(),
-        trusted=options.trusted_network,
-        threads=options.threads,
-        scenario=with_hosts,
-        least=many.least,
-        room=many.most * workers if many.most > many.least else None,
-        launch=launch,
-        sent=None if options.send is None else to_send(options.send, options.script),
-    )
 
 
 def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int | None, script: Path) -> Snapshot:
@@ -464,14 +322,3 @@ def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int | 
         done = f"{count(state.steps, 'step')} and {count(state.samples, 'sample')}"
         print(f"paceline: going on after {done}, from {snapshot.folder}", file=sys.stderr)
     return snapshot
-
-
-def how_many(text: str) -> HowMany:
-    """Read --hosts: how many there are, or how many training begins with and how many there may be."""
-    least, colon, most = text.partition(":")
-    if not colon:
-        return HowMany(*[whole("--hosts", 2, MOST_HOSTS)(text)] * 2)
-    first, last = whole("--hosts", 1, MOST_HOSTS)(least), whole("--hosts", 2, MOST_HOSTS)(most)
-    if first > last:
-        raise ConfigError(f"--hosts is {text}: it begins with more hosts than there may be; write the lower one first")
-    return HowMany(first, last)

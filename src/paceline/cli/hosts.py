@@ -1,0 +1,211 @@
+"""Where the hosts of a run come from, as the flags of `paceline run` say.
+
+Without any of them the run has this host alone, or those of its scenario. `--emulate-hosts` has several on this
+machine. `--listen` has other machines join, and `--on` has ssh start them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.again import RESUME, recorded
+from paceline.cli.values import seconds, shortened, whole
+from paceline.cluster.scenario import HostTable, Scenario
+from paceline.cluster.scenario_file import LONGEST_NAME
+from paceline.core.choice import Choice
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.records.folders import CONFIG
+from paceline.records.segments import choice_of
+from paceline.runs.resume import check_protocol
+from paceline.runs.run import HowMany, check_fits, check_hosts, joined, settled
+
+if TYPE_CHECKING:
+    from paceline.runtime.launch.ssh import On
+    from paceline.runtime.meeting import Listen
+
+MOST_HOSTS = 64
+NOT_ENCRYPTED = "--trusted-network: what hosts say to each other is not encrypted"
+"""What each side says where that is given."""
+TIMEOUTS = 1.0, 86_400.0
+"""Seconds that a host's timeout may have. Below that, a process that waits for a core would be lost."""
+
+
+def add_to(command: argparse.ArgumentParser) -> None:
+    """Add these flags."""
+    add = command.add_argument
+    many = (
+        "hosts to emulate on this machine, each with -n workers and a process that speaks for it "
+        "(default: the scenario's, or 1)"
+    )
+    add("--emulate-hosts", type=whole("--emulate-hosts", 1, MOST_HOSTS), metavar="H", help=many)
+    silent = "seconds after which a host that is silent is lost (default: 15)"
+    there = "listen there for other machines, which join this run with paceline join, and wait for them"
+    add("--listen", metavar="ADDR:PORT", help=there)
+    together = (
+        "hosts of the run where machines join, this one included; -n is the workers of this one. "
+        "2:8 begins with two, and takes more as they come"
+    )
+    add("--hosts", type=how_many, metavar="H[:MOST]", help=together)
+    on = "also start workers on these machines by ssh, each a [USER@]HOST[:PORT][=WORKERS]"
+    add("--on", metavar="ssh:HOST,…", help=on)
+    add("--ssh", metavar="COMMAND", help="the ssh that --on calls, with options if you like (default: ssh)")
+    sends = "send that folder, which has SCRIPT, to hosts that join; they need nothing but Paceline then"
+    add("--send", type=Path, metavar="DIR", help=sends)
+    called = "what this host is called, where others join (default: the machine's name)"
+    add("--name", type=name_of_host, metavar="NAME", help=called)
+    add_trusted_network(command)
+    add("--host-timeout", type=seconds("--host-timeout", *TIMEOUTS), default=15.0, metavar="T", help=silent)
+
+
+def add_trusted_network(command: argparse.ArgumentParser) -> None:
+    """Add the flag that says that nobody else can read or change what hosts say to each other."""
+    plain = "don't encrypt what hosts say to each other; needed on all hosts or on none"
+    command.add_argument("--trusted-network", action="store_true", help=plain)
+
+
+@dataclass(frozen=True, slots=True)
+class ThisMachine:
+    """This host alone, or several that this machine emulates."""
+
+    options: argparse.Namespace
+
+    def settled(self, choice: Choice | None, scenario: Scenario) -> tuple[Scenario, int, int]:
+        """Return the scenario, checked, the workers of all hosts, and how many hosts there are. Raises ConfigError."""
+        _check_alone(self.options)
+        scenario, workers, hosts = settled(scenario, self.options.workers, self.options.emulate_hosts)
+        check_fits(choice, scenario, workers, vars(self.options))
+        if hosts > 1:
+            check_hosts(choice, scenario)
+        return scenario, workers, hosts
+
+    def listening(self, choice: Choice | None, scenario: Scenario, workers: int) -> Listen | None:
+        """Return None: no machine joins."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """Machines that join."""
+
+    options: argparse.Namespace
+    on: On | None
+    """Those that ssh leads to. None: somebody else has them join."""
+    many: HowMany | None
+    """None: the flags don't say."""
+
+    def settled(self, choice: Choice | None, scenario: Scenario) -> tuple[Scenario, int, int]:
+        """Return the same, but the workers of this host alone, and how many hosts there may be. Raises ConfigError."""
+        flag = "--listen" if self.on is None else "--on"
+        return joined(choice, scenario, self.options.workers, self.many, self.options.emulate_hosts, flag)
+
+    def listening(self, choice: Choice | None, scenario: Scenario, workers: int) -> Listen | None:
+        """Return where they join and what makes the run then. Raises ConfigError, in one line, for what is wrong.
+
+        `workers` are those of this host.
+        """
+        from paceline.runs.addresses import parsed, resolved
+        from paceline.runtime.meeting import Listen
+        from paceline.runtime.sent import to_send
+
+        assert self.many is not None, "`settled` has refused that"
+
+        def with_hosts(tables: tuple[HostTable, ...], room: int | None) -> Scenario:
+            workers = tables[-1].workers.stop
+            settled = replace(scenario, nodes=len(tables), host_tables=tables).checked_for(workers)
+            check_fits(choice, settled, workers, vars(self.options))
+            if self.options.resume is not None and choice is not None:
+                before = recorded(self.options.resume / CONFIG, RESUME)
+                now = room or workers
+                check_protocol(self.options.resume, choice_of(before, registry()), choice, int(before["workers"]), now)
+            return settled if room is None else replace(settled, workers=None)  # more may come
+
+        if self.options.listen is not None:
+            address = resolved(parsed(self.options.listen, "--listen", least=0), "--listen")
+        launch = None
+        if self.on is not None:
+            from paceline.runtime.launch.ssh import agents, working_directory
+
+            trusted = ["--trusted-network"] if self.options.trusted_network else []
+            directory = None if self.options.send else working_directory()
+            launch = partial(agents, self.on, [f"--isa={self.options.isa}", *trusted], directory)
+            if self.options.listen is None:
+                address = self.on.address(), 0
+        return Listen(
+            address=address,
+            name=self.options.name or socket.gethostname(),
+            trusted=self.options.trusted_network,
+            threads=self.options.threads,
+            scenario=with_hosts,
+            least=self.many.least,
+            room=self.many.most * workers if self.many.most > self.many.least else None,
+            launch=launch,
+            sent=None if self.options.send is None else to_send(self.options.send, self.options.script),
+        )
+
+
+def machines_join(options: argparse.Namespace) -> bool:
+    """Whether other machines join the run."""
+    return options.listen is not None or options.on is not None
+
+
+def named(options: argparse.Namespace) -> ThisMachine | Joining:
+    """Return where the hosts come from. Raises ConfigError, in one line, if ssh can't tell where a machine is."""
+    if options.ssh is not None and options.on is None:
+        raise ConfigError(f"--ssh is {options.ssh}, and there are no machines to log in to; name them with --on")
+    if not machines_join(options):
+        return ThisMachine(options)
+    if options.on is None:
+        return Joining(options, None, options.hosts)
+    on = _on(options)
+    return Joining(options, on, HowMany(1 + len(on.machines), 1 + len(on.machines)))
+
+
+def name_of_host(text: str) -> str:
+    """Read a host's name. Raises ConfigError for one that a run's records can't have."""
+    if not text.isprintable() or "/" in text or not 0 < len(text) <= LONGEST_NAME:
+        raise ConfigError(f"--name is {text[:LONGEST_NAME]!a}; write 1 to {LONGEST_NAME} printable characters, no /")
+    return text
+
+
+def how_many(text: str) -> HowMany:
+    """Read --hosts: how many there are, or how many training begins with and how many there may be."""
+    least, colon, most = text.partition(":")
+    if not colon:
+        return HowMany(*[whole("--hosts", 2, MOST_HOSTS)(text)] * 2)
+    first, last = whole("--hosts", 1, MOST_HOSTS)(least), whole("--hosts", 2, MOST_HOSTS)(most)
+    if first > last:
+        raise ConfigError(f"--hosts is {text}: it begins with more hosts than there may be; write the lower one first")
+    return HowMany(first, last)
+
+
+def _check_alone(options: argparse.Namespace) -> None:
+    """Raise ConfigError for a flag that only hosts which join give a meaning."""
+    trusted = options.trusted_network or None
+    given = (
+        *(("--hosts", options.hosts), ("--name", options.name)),
+        *(("--trusted-network", trusted), ("--send", options.send)),
+    )
+    for flag, value in given:
+        if value is not None:
+            raise ConfigError(
+                f"{flag} is {shortened(str(value))}, and no machine can join; say where with --listen, such as "
+                "--listen 10.0.0.1:7117, or give --emulate-hosts"
+            )
+
+
+def _on(options: argparse.Namespace) -> On:
+    """What the flags say of machines that ssh leads to. Raises ConfigError, in one line, for what is wrong."""
+    from paceline.runtime.launch.ssh import looked_up
+
+    if options.hosts is not None:
+        raise ConfigError(f"--hosts is {options.hosts}, and --on says which hosts there are: leave --hosts out")
+    on = looked_up(options.on, options.ssh or "ssh", options.workers or 2)
+    if (head := options.name or socket.gethostname()) in on.found:
+        raise ConfigError(f"--on names {head}, which is this host; it takes part without that")
+    return on
