@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from paceline.core.choice import choose
-from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived, WorkerLeft
+from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
 from paceline.core.orders import ApplyUpdate
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
@@ -115,6 +115,20 @@ def test_what_a_run_did_before_it_was_resumed_is_in_no_speed(tally: Tally) -> No
     watch.begin(10.0)
     stepped(tally, 0, 100, 11.0)
     assert watch.look(12.0).speed == 0.5
+
+
+def test_a_worker_that_comes_later_has_the_speed_of_its_steps_since(tally: Tally) -> None:
+    members = {0: member(0), 1: member(1)}
+    watch = Watch(Asked(), members, tally, {})  # type: ignore[arg-type]
+    watch.begin(0.0)
+    watch.look(1.0)
+    members[2] = member(2)
+    speeds = [watch.look(3.0).rows[2].speed]
+    tally.record(WorkerJoined(worker=2, host="a", step=0, at=3.0), ())
+    for step, at in enumerate((4.0, 6.0, 8.0, 10.0)):
+        stepped(tally, 2, step, at)
+        speeds.append(watch.look(at).rows[2].speed)
+    assert speeds == [0.0, 0.25, 0.4, 0.6, 0.5]
 
 
 @pytest.mark.parametrize(

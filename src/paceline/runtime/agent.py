@@ -282,7 +282,7 @@ class _Agent:
         self._incarnation = incarnation
         if not self._let_in:
             self._let_in = self.may_come_again = True
-            self._say(f"let in as host {self._name}; the run begins once all hosts have come")
+            self._say(f"let in as host {self._name}; its workers begin once enough hosts have come")
 
     def acknowledged(self, sent: float) -> None:
         """See `HostNews`."""

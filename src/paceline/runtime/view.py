@@ -187,6 +187,8 @@ class Watch:
         """What there is to see `at` seconds since the run's start."""
         shares = self._tally.shares
         steps = self._steps()
+        for _, earlier in self._before:
+            earlier.update((worker, steps[worker]) for worker in steps.keys() - earlier.keys())  # they have come since
         while len(self._before) > 1 and self._before[1][0] <= at - WINDOW:
             self._before.popleft()
         then, before = self._before[0] if self._before else (at, steps)  # none before `begin`
