@@ -19,11 +19,11 @@ from paceline.fabric.numbered import written
 from paceline.host import fetches, tcp
 from paceline.host.bulk import PART, PURPOSE, Fetch
 from paceline.host.carrier import Carrier
-from paceline.host.carrier_process import Break
+from paceline.host.carrier_process import BeatHeard, Break
 from paceline.host.door import Door
 from paceline.host.fetches import Where
 from paceline.host.loop import Loop
-from paceline.host.movers import DIED, Forked, InProcess, forked_mover
+from paceline.host.movers import BEATS, DIED, SILENT, Forked, InProcess, forked_mover
 from paceline.host.opening import Keys, Opening, dials
 from paceline.host.shelf import Owner
 from paceline.records.times import Fetch as Fetched
@@ -339,6 +339,43 @@ def test_a_process_that_does_not_stop_in_time_is_ended(plain: Two, monkeypatch: 
     plain.b.cancel(Version(1))
     plain.until(lambda: plain.ends)
     assert plain.ends == [DIED]
+
+
+def test_a_process_that_stops_amid_a_run_is_ended_as_its_connections_still_look_good(plain: Two) -> None:
+    plain.connect()
+    os.kill(plain.processes["b"], signal.SIGSTOP)
+    plain.b.mover.dial(plain.b.carrier.meet("c", 1), plain.door.address, hello("b", 1), 0.1)
+    plain.b.fetch(Version(1), 10)
+    plain.until(lambda: plain.ends)
+    assert plain.ends == [SILENT]
+    later: list[str] = []
+    plain.b.mover.at_end(later.append)
+    assert later == [SILENT]
+
+
+def test_a_process_that_answers_is_asked_on(plain: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[Callable[[], None]] = []
+    answers: list[Any] = []
+    hear, after = InProcess._hear, plain.loop.after
+
+    def heard(self: InProcess, message: Any) -> None:
+        hear(self, message)
+        if isinstance(message, BeatHeard):
+            answers.append(message)
+
+    def later(seconds: float, call: Callable[[], None]) -> None:
+        if seconds == 15.0 / 5:
+            questions.append(call)
+        else:
+            after(seconds, call)
+
+    monkeypatch.setattr(InProcess, "_hear", heard)
+    monkeypatch.setattr(plain.loop, "after", later)
+    plain.connect()
+    for asked in range(2 * BEATS):
+        plain.until(lambda asked=asked: len(answers) > asked)
+        questions.pop(0)()
+    assert not plain.ends
 
 
 def test_the_process_serves_the_next_incarnation_of_its_host_and_forgets_the_one_before(plain: Two) -> None:

@@ -146,7 +146,11 @@ class Forget(Message):
     """This incarnation of the host is over, all its pipes have ended, and its memory is free."""
 
 
-ToProcess = Listen | Took | Expect | Dial | End | Break | Ask | Cancel | Send | Stop | Refuse | Forget
+class Beat(Message):
+    """Answer with `BeatHeard`."""
+
+
+ToProcess = Listen | Took | Expect | Dial | End | Break | Ask | Cancel | Send | Stop | Refuse | Forget | Beat
 
 
 # --- what the process says: see `BulkNews` ------------------------------------------------------------
@@ -216,7 +220,11 @@ class Done(Message):
     """What was ordered is done. Each `Cancel` and `End` has one."""
 
 
-FromProcess = Connected | Disconnected | Asked | Cancelled | Sent | Refused | Came | Said | Done
+class BeatHeard(Message):
+    """This process does what it is told."""
+
+
+FromProcess = Connected | Disconnected | Asked | Cancelled | Sent | Refused | Came | Said | Done | BeatHeard
 
 
 def serve(end: socket.socket, keys: Keys) -> int:
@@ -351,6 +359,8 @@ class _Process:
             case Forget():
                 self._files.clear()
                 self.asked = 0
+            case Beat():
+                self.say(BeatHeard())
             case Cancel(connection=connection, request=request):
                 if (one := self.by_connection.get(connection)) is not None and request in one.coming:
                     del one.coming[request]

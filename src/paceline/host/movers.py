@@ -33,7 +33,11 @@ from paceline.host.tcp import Address
 
 PATIENCE = 5.0
 """Seconds that the process has to stop what it does. It takes a few milliseconds."""
+BEATS = 6
+"""How often the process may leave a question unanswered. It is asked each fifth of the timeout. So a host whose bytes
+don't move is lost after 1.2 timeouts, whether its process or its link has stopped."""
 DIED = "the process that moves data between hosts died"
+SILENT = "the process that moves data between hosts does not answer"
 
 
 class Mover(Protocol):
@@ -136,6 +140,12 @@ class InProcess:
 
     def __init__(self, forked: Forked, loop: Loop, show: Callable[[str], object]) -> None:
         self._has_ended = False
+        self._why = DIED
+        """Why it has ended, if it has."""
+        self._pause: float | None = None
+        """Seconds between two questions whether it is there. None: it is not asked."""
+        self._unanswered = 0
+        """Questions since its last answer."""
         self._at_end: Callable[[str], object] = lambda why: None
         self._process = forked.process
         self._show = show
@@ -158,7 +168,7 @@ class InProcess:
         """See `Mover`."""
         self._at_end = call
         if self._has_ended:
-            call(DIED)
+            call(self._why)
 
     def pipe(self, peer: Peer, news: BulkNews) -> _Far:
         """See `Mover`."""
@@ -169,6 +179,7 @@ class InProcess:
     def listen(self, door: Door, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
         self.say(told.Listen(hello, timeout))
+        self._has_to_answer(timeout)
         door.hands_over(PURPOSE, self._hand_over)
 
     def expect(self, pipe: _Far) -> None:
@@ -178,6 +189,7 @@ class InProcess:
     def dial(self, pipe: _Far, address: Address, hello: Hello, timeout: float) -> None:
         """See `Mover`."""
         self.say(told.Dial(pipe.number, *pipe.peer, address, hello, timeout))
+        self._has_to_answer(timeout)
 
     def cpu_seconds(self) -> float | None:
         """See `Mover`."""
@@ -262,6 +274,8 @@ class InProcess:
                     pipe.goes()
             case told.Said(line=line):
                 self._show(line)
+            case told.BeatHeard():
+                self._unanswered = 0
             case told.Asked() | told.Cancelled() | told.Sent() | told.Refused() | told.Came():
                 if (pipe := self._by_connection.get(message.connection)) is not None:
                     try:
@@ -274,6 +288,25 @@ class InProcess:
         self.say(took, (greeted.end.fileno(),))
         greeted.end.close()
 
+    def _has_to_answer(self, timeout: float) -> None:
+        """See that the process does what it is told from now on: connections of one that is stopped look good."""
+        asks, self._pause = self._pause is not None, timeout / 5
+        if not asks:
+            self._beat()
+
+    def _beat(self) -> None:
+        """Questions are counted, not seconds: a host that was stopped as well has asked once."""
+        assert self._pause is not None
+        if self._has_ended:
+            return
+        if self._unanswered == BEATS:
+            self._why = SILENT
+            self._kill()
+            return
+        self._unanswered += 1
+        self.say(told.Beat())
+        self._loop.after(self._pause, self._beat)
+
     def _kill(self) -> None:
         """It does not do what it is told: its end is told then."""
         os.kill(self._process, signal.SIGKILL)
@@ -281,7 +314,7 @@ class InProcess:
     def _ended(self) -> None:
         self._unwatch()
         self._has_ended = True
-        self._at_end(DIED)
+        self._at_end(self._why)
 
     def _unwatch(self) -> None:
         if self._loop.watches(self._channel):
