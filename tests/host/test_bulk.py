@@ -641,6 +641,15 @@ def test_a_host_whose_hello_is_refused_shows_why_and_dials_again(apart: Two) -> 
     apart.until(lambda: apart.b.connected)
 
 
+def test_a_host_that_is_over_is_refused_without_a_line_as_that_was_said_before(apart: Two) -> None:
+    apart.a.carrier.ended("b", "it has left")
+    end = raw(apart, written(hello("b", 3)))
+    apart.until(lambda: has_ended(end))
+    end.close()
+    assert not apart.lines
+    assert not apart.a.connected
+
+
 def test_a_host_speaks_with_no_one_but_the_host_that_it_wants(apart: Two) -> None:
     apart.dial(bulk=apart.b.carrier.meet("a", 2))
     apart.until(lambda: apart.lines)

@@ -459,7 +459,8 @@ class Port:
         if bulk is None or bulk.ended or bulk.peer.incarnation != hello.incarnation:
             why = f"incarnation {hello.incarnation} of host {hello.host} is not expected here"
             stranger.stream.write(written(Refused(why)))
-            self._turn_away(stranger, one_line(why))
+            over = bulk is not None and bulk.ended and hello.incarnation == bulk.peer.incarnation
+            self._turn_away(stranger, "" if over else one_line(why))
             return
         del self._strangers[stranger]
         stranger.stream.write(written(self._hello))
@@ -469,8 +470,9 @@ class Port:
         self._strangers.pop(stranger, None)
 
     def _turn_away(self, stranger: _Connection, why: str) -> None:
+        """`why` is shown. Empty: it is known that its host is over, which hears of that only now."""
         del self._strangers[stranger]
-        stranger.close(f"connection refused: {why}")
+        stranger.close(why and f"connection refused: {why}")
 
     def _see_to_silence(self) -> None:
         for stranger in list(self._strangers):
