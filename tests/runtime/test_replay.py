@@ -23,7 +23,7 @@ from paceline.records.check import check
 from paceline.records.ledger import read_facts
 from paceline.records.reading import open_run
 from support import nursery
-from support.runs import Run, run, side_by_side
+from support.runs import Run, longer, run, side_by_side
 from support.scripts import that_draws
 
 SCRIPT = that_draws()
@@ -43,6 +43,8 @@ kill = true
 """
 
 PROTOCOLS = (*registry(), "ripples:schedule=random")
+LONG = ("dssp", "hsp", "ripples:schedule=random")
+"""Protocols whose orders are those of another one in the shorter tests, at other moments."""
 Runs = dict[str, Future[tuple[Run, Run]]]
 
 
@@ -61,7 +63,7 @@ def replayed(recorded: Run, *flags: str, name: str = "again") -> Run:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """Of every protocol a run in which one worker is slow and one dies, and its replay."""
     folder = tmp_path_factory.mktemp("replays")
 
@@ -72,11 +74,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
         return both
 
-    with side_by_side({protocol: call(protocol) for protocol in PROTOCOLS}) as futures:  # type: ignore[arg-type]
+    calls = {protocol: call(protocol) for protocol in PROTOCOLS if protocol not in LONG or longer(request)}
+    with side_by_side(calls) as futures:  # type: ignore[arg-type]
         yield futures  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in PROTOCOLS]
+)
 def test_a_run_with_a_slow_worker_and_a_death_ends_on_the_same_bits_again(protocol: str, runs: Runs) -> None:
     recorded, again = runs[protocol].result()
     assert any(

@@ -17,7 +17,7 @@ from paceline.core.orders import AdjustTraining, ApplyUpdate, Hold, Order, Relea
 from paceline.records.ledger import read_facts
 from paceline.training.seeding import epoch_order
 from support.rounding import apart
-from support.runs import Run, run, side_by_side
+from support.runs import Run, longer, run, side_by_side
 from support.scripts import functions_of, training
 
 SAMPLES, EPOCHS = 640, 2  # 160 batches of 4 an epoch, 20 for each of eight workers
@@ -76,12 +76,15 @@ SWITCHES = {
     "elastic": f"switch_at=0.3,stragglers=elastic,{DETECTOR}",
 }
 
+LONG = ("hsp guarded", "ps-plus free gated", "switch elastic death")
+"""Runs of two settings, each of which is in another run, too."""
+
 Runs = dict[str, Future[Run]]
 History = list[tuple[Fact, tuple[Order, ...]]]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """The runs that this module looks at, by name."""
     folder = tmp_path_factory.mktemp("runs")
     scenarios = {"bursts": BURSTS, "contended": CONTENDED, "straggler": STRAGGLER, "death": DEATH}
@@ -111,7 +114,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         "switch back": call("sync-switch:first=asp,then=bsp,switch_at=0.5", "straggler"),
         "switch once": call("sync-switch:switch_at=1,rescale=none", None),
     }
-    with side_by_side(calls) as futures:
+    with side_by_side({name: one for name, one in calls.items() if name not in LONG or longer(request)}) as futures:
         yield futures
 
 
@@ -153,7 +156,7 @@ def test_under_bursts_no_worker_of_dssp_leads_by_more_than_its_upper_bound_and_o
 # --- HSP --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["hsp", "hsp guarded", "hsp like bsp"])
+@pytest.mark.parametrize("name", ["hsp", pytest.param("hsp guarded", marks=pytest.mark.long), "hsp like bsp"])
 def test_hsp_never_transfers_two_gradients_at_a_time(name: str, runs: Runs) -> None:
     pushes = runs[name].result().rows("SELECT began, ended FROM transfers WHERE direction = 'push' ORDER BY began")
     assert len(pushes) == SAMPLES * EPOCHS / 4
@@ -161,7 +164,7 @@ def test_hsp_never_transfers_two_gradients_at_a_time(name: str, runs: Runs) -> N
         assert began >= ended
 
 
-@pytest.mark.parametrize("name", ["hsp", "hsp guarded"])
+@pytest.mark.parametrize("name", ["hsp", pytest.param("hsp guarded", marks=pytest.mark.long)])
 def test_hsp_applies_gradients_at_most_one_version_old(name: str, runs: Runs) -> None:
     ended = runs[name].result().completed()
     assert ended.summary["staleness"]["max"] <= 1
@@ -188,7 +191,7 @@ def test_a_worker_of_ps_plus_has_one_exchange_in_flight_at_most(name: str, runs:
         assert worker != other or began >= ended
 
 
-@pytest.mark.parametrize("name", ["ps-plus free", "ps-plus free gated"])
+@pytest.mark.parametrize("name", ["ps-plus free", pytest.param("ps-plus free gated", marks=pytest.mark.long)])
 def test_with_free_pulls_it_has_one_in_flight_each_way_and_pulls_while_it_pushes(name: str, runs: Runs) -> None:
     rows = runs[name].result().completed().rows("SELECT worker, direction, began, ended FROM transfers ORDER BY began")
     overlaps = 0
@@ -219,7 +222,7 @@ def test_updates_of_ps_plus_weigh_one_part_in_as_many_as_there_are_workers(runs:
     assert set(weights[:200]) == {1 / 8}
 
 
-@pytest.mark.parametrize("name", ["ps-plus gated", "ps-plus free gated"])
+@pytest.mark.parametrize("name", ["ps-plus gated", pytest.param("ps-plus free gated", marks=pytest.mark.long)])
 def test_a_gate_of_ps_plus_bounds_the_lead(name: str, runs: Runs) -> None:
     assert max(row["max_lead"] for row in runs[name].result().completed().summary["per_worker"]) <= 2
 
@@ -271,7 +274,9 @@ def test_one_worker_of_ps_plus_without_modulation_is_sequential_sgd(name: str, r
 # --- Sync-Switch ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["none", "greedy", "elastic", "death", "elastic death", "back"])
+@pytest.mark.parametrize(
+    "name", ["none", "greedy", "elastic", "death", pytest.param("elastic death", marks=pytest.mark.long), "back"]
+)
 def test_sync_switch_does_all_the_work_once(name: str, runs: Runs) -> None:
     ended = runs[f"switch {name}"].result().completed()
     counted = ended.rows("SELECT epoch, sample, COUNT(*) FROM applied_samples GROUP BY epoch, sample")
@@ -374,12 +379,12 @@ def test_sync_switch_that_never_switches_makes_bsp_s_weights(runs: Runs) -> None
     assert ended.summary["final_parameters_sha256"] == plain.summary["final_parameters_sha256"]
 
 
-def test_nobody_who_died_is_waited_for_after_a_switch(runs: Runs) -> None:
-    for name in ("death", "elastic death"):
-        dead = None
-        for fact, orders in history(runs[f"switch {name}"].result()):
-            if isinstance(fact, WorkerLeft) and fact.reason == "died":
-                dead = fact.worker
-            for order in orders:
-                if dead is not None and isinstance(order, SwitchProtocol):
-                    assert dead not in [worker for worker, _, _ in order.members]
+@pytest.mark.parametrize("name", ["death", pytest.param("elastic death", marks=pytest.mark.long)])
+def test_nobody_who_died_is_waited_for_after_a_switch(name: str, runs: Runs) -> None:
+    dead = None
+    for fact, orders in history(runs[f"switch {name}"].result()):
+        if isinstance(fact, WorkerLeft) and fact.reason == "died":
+            dead = fact.worker
+        for order in orders:
+            if dead is not None and isinstance(order, SwitchProtocol):
+                assert dead not in [worker for worker, _, _ in order.members]

@@ -18,7 +18,7 @@ from paceline.records.ledger import read_facts
 from paceline.training.seeding import epoch_order, seed_step
 from support import nursery
 from support.recorded import checked
-from support.runs import Run, run, side_by_side
+from support.runs import Run, longer, run, side_by_side
 from support.runs import ended as ended_run
 from support.scripts import functions_of
 
@@ -80,6 +80,9 @@ RETURN = DEATH + 'rejoin_after = "300ms"\n[[event]]\nworker = 1\nat_step = 7\nki
 RETURNS = ("asp", "ad-psgd")
 """Protocols with a store and with replicas."""
 PROTOCOLS = ("asp", "hsp", "ps-plus", "ad-psgd", "ripples")
+LONG = ("hsp", "ripples")
+"""Others with a store and with replicas are tried by default."""
+EACH = [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in PROTOCOLS]
 ROUNDS = ("bsp", "all-reduce")
 Runs = dict[str, Future[Run]]
 
@@ -101,30 +104,30 @@ def simulated(folder: Path, cluster: str, *flags: str, fails: bool = False) -> R
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     folder = tmp_path_factory.mktemp("gradients")
 
     def call(name: str, cluster: str, *flags: str, fails: bool = False) -> Callable[[], Run]:
         return lambda: simulated(folder / name, cluster, *flags, fails=fails)
 
     calls: dict[str, Callable[[], Run]] = {}
-    for protocol in PROTOCOLS:
+    for protocol in PROTOCOLS if longer(request) else [one for one in PROTOCOLS if one not in LONG]:
         for time in ("once", "again"):
             calls[f"{protocol} {time}"] = call(f"{protocol} {time}", CLUSTER + DEATH, "-p", protocol)
-    for protocol in RETURNS:
-        for time in ("once", "again"):
-            calls[f"{protocol} back {time}"] = call(f"{protocol} back {time}", CLUSTER + RETURN, "-p", protocol)
     for protocol in ROUNDS:
         calls[protocol] = call(protocol, CLUSTER, "-p", protocol)
         flags = ("-n", "3", "-p", protocol, "--seed", str(SEED), "--threads", "1", "--tee", "none")
         calls[f"{protocol} for real"] = lambda flags=flags: run(SCRIPT, *flags, tmp_path=folder)  # type: ignore[misc]
     calls["asp alive"] = call("asp alive", CLUSTER, "-p", "asp", "--record", "1000")
+    for protocol in RETURNS:
+        for time in ("once", "again"):
+            calls[f"{protocol} back {time}"] = call(f"{protocol} back {time}", CLUSTER + RETURN, "-p", protocol)
     calls["fails"] = call("fails", CLUSTER, "-p", "asp", fails=True)
     with side_by_side(calls) as futures:
         yield futures
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", EACH)
 def test_the_same_seed_gives_the_same_bits_and_the_same_times(protocol: str, runs: Runs) -> None:
     once, again = (runs[f"{protocol} {time}"].result().completed() for time in ("once", "again"))
     assert once.summary["final_parameters_sha256"]
@@ -132,7 +135,7 @@ def test_the_same_seed_gives_the_same_bits_and_the_same_times(protocol: str, run
     assert list(read_facts(once.folder / "ledger.sqlite")) == list(read_facts(again.folder / "ledger.sqlite"))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", EACH)
 def test_every_sample_is_used_once_in_each_epoch_though_a_worker_dies(protocol: str, runs: Runs) -> None:
     ended = runs[f"{protocol} once"].result().completed()
     assert [row["left"]["reason"] for row in ended.summary["per_worker"]] == ["finished", "died", "finished"]

@@ -22,6 +22,7 @@ from paceline.records.ledger import connect
 from support import nursery
 
 if TYPE_CHECKING:
+    import pytest
     from torch import Tensor
 
 Launcher = subprocess.Popen[str] | nursery.Process
@@ -165,6 +166,11 @@ def ended(process: Launcher, timeout: float = 120) -> Run:
         out, err = process.communicate()
         raise AssertionError(f"not over after {timeout} s\n--- standard output\n{out}\n--- error\n{err}") from None
     return Run(code=process.returncode, out=out, err=err, folder=process.folder)  # type: ignore[union-attr]
+
+
+def longer(request: pytest.FixtureRequest) -> bool:
+    """Whether the longer tests are to be made, too: a fixture makes their runs only then."""
+    return str(request.config.option.markexpr) != "not long"
 
 
 @contextmanager
