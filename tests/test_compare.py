@@ -424,6 +424,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     launch.close()
 
 
+@pytest.mark.long
 def test_real_runs_interrupted_and_gone_on_with_are_made_once_each(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

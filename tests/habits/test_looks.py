@@ -56,6 +56,7 @@ for _ in range(2):
 
 INSIDE = {"asp", "ripples", "all-reduce"}
 """Where two workers look from inside the loop."""
+LONG = ("dssp", "hsp", "ssp", "sync-switch")  # others of their kind are tried by default
 
 
 FORGED = [
@@ -72,7 +73,9 @@ def look(launch: Launch, looks: str, *flags: str, loaders: int = 0, size: int = 
     return launch.run(SCRIPT, "--threads", "1", "--seed", "4", *flags, args=args).completed()
 
 
-@pytest.mark.parametrize("protocol", sorted(registry()))
+@pytest.mark.parametrize(
+    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in sorted(registry())]
+)
 def test_two_workers_that_look_at_the_loader_train_every_sample_once(protocol: str, launch: Launch) -> None:
     looks = "inside" if protocol in INSIDE else "one"
     ended = look(launch, looks, "-n", "2", "-p", protocol)

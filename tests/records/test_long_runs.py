@@ -18,7 +18,7 @@ from paceline.records.reading import RecordedRun, open_run
 from paceline.records.report.contents import contents
 from support.recorded import simulated
 
-STEPS = 250
+STEPS = 150
 PLACES = Scenario(
     compute=0.05,
     jitter=0.2,

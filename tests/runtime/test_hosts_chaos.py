@@ -10,7 +10,7 @@ import pytest
 from support.host_faults import Schedule, carry_out
 from support.launch import Launch
 
-SCHEDULES, SHORT = 150, (15, 22)
+SCHEDULES, SHORT = 150, (15,)
 
 
 @pytest.mark.parametrize(

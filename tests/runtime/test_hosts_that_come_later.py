@@ -94,7 +94,7 @@ def is_sound(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "protocol", [name if name in ("asp", "bsp") else pytest.param(name, marks=pytest.mark.long) for name in STORED]
+    "protocol", [name if name == "bsp" else pytest.param(name, marks=pytest.mark.long) for name in STORED]
 )
 def test_a_host_that_comes_while_others_train_takes_part(protocol: str, launch: Launch) -> None:
     head, address = begun(launch, script(), "-p", protocol)

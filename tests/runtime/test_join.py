@@ -31,6 +31,7 @@ from support.recorded import checked
 from support.runs import Launcher, Run, ended, replayed
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+LONG = ("dssp", "hsp", "ssp")  # others of their kind are tried by default
 SCRIPT = """
 import os, signal, time
 from pathlib import Path
@@ -113,7 +114,9 @@ def await_file(path: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("protocol", STORED)
+@pytest.mark.parametrize(
+    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in STORED]
+)
 def test_a_run_with_a_host_that_joins_is_checked_and_replayed_to_the_same_bits(protocol: str, launch: Launch) -> None:
     head = begun(launch, script(), "-p", protocol)
     joiner = ended(joined(launch, head, "b", 2))
@@ -248,6 +251,7 @@ def test_a_joiner_ends_with_the_runs_own_exit_code_and_why(launch: Launch) -> No
     assert "the run has ended: failed: worker 0 died" in joiner.err
 
 
+@pytest.mark.long
 def test_a_host_that_is_stopped_for_too_long_comes_back(launch: Launch) -> None:
     head = begun(launch, script(each_step=AT_STEP), "-p", "asp", "--restart", "2", "--host-timeout", "2")
     other = joined(launch, head, "b")

@@ -157,9 +157,12 @@ def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
 
 
 TWICE = (killed(1, 3), killed(2, 4), killed(1, 6), killed(2, 8))
+LONG = ("dssp", "hsp", "ssp")  # others of their kind are tried by default
 
 
-@pytest.mark.parametrize("protocol", sorted(registry()))
+@pytest.mark.parametrize(
+    "protocol", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in sorted(registry())]
+)
 def test_workers_that_die_twice_come_back_twice_and_the_run_is_whole(protocol: str, launch: Launch) -> None:
     """Nobody makes a step while one is away, however long it takes to come back."""
     (launch.tmp_path / "here").mkdir()

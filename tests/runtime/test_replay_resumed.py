@@ -69,7 +69,7 @@ def some(short: Collection[str], protocols: Iterable[str]) -> list[Any]:
     return [pytest.param(one, marks=[] if one in short else pytest.mark.long) for one in protocols]
 
 
-@pytest.mark.parametrize("protocol", some(("bsp", "asp", "ripples", "ps-plus"), sorted(registry())))
+@pytest.mark.parametrize("protocol", some(("bsp", "ripples", "ps-plus"), sorted(registry())))
 def test_a_run_of_three_segments_ends_on_the_same_bits_again(protocol: str, launch: Launch) -> None:
     flags = ("-n", "2", "-p", protocol, "--checkpoint", "2", "--threads", "1")
     stopped = launch.run(SCRIPT, *flags, "--max-steps", "31").completed()
