@@ -251,6 +251,14 @@ def test_a_joiner_ends_with_the_runs_own_exit_code_and_why(launch: Launch) -> No
     assert "the run has ended: failed: worker 0 died" in joiner.err
 
 
+def test_a_joiner_ends_with_2_as_the_run_does_whose_scripts_own_parser_refuses(launch: Launch) -> None:
+    head = begun(launch, "import argparse; argparse.ArgumentParser().error('no')", "-p", "asp")
+    joiner = ended(joined(launch, head, "b"))
+    assert head.ended().code == 2
+    assert joiner.code == 2
+    assert "the script's own argument parser has ended it" in joiner.err
+
+
 @pytest.mark.long
 def test_a_host_that_is_stopped_for_too_long_comes_back(launch: Launch) -> None:
     head = begun(launch, script(each_step=AT_STEP), "-p", "asp", "--restart", "2", "--host-timeout", "2")

@@ -123,14 +123,13 @@ def agent(
                 end_adopted(strangers)
 
         try:
-            here = take_part(LET_IN)
-            took_part = here.takes_part
+            here, took_part = take_part(LET_IN), False
             while here.may_come_again:
                 assert here.over is not None
                 say(f"this host is lost, and comes again: {here.over.error}")
                 time.sleep(PAUSE)
-                here = take_part(here.patience)
                 took_part = took_part or here.takes_part
+                here = take_part(here.patience)
             assert here.over is not None
             if here.over.outcome == "refused" and took_part:  # it had to come again, and may not
                 return between.Close("lost", here.over.error)
