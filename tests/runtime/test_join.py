@@ -579,9 +579,9 @@ def test_a_folder_that_can_t_be_sent_is_refused_before_the_run(
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--hosts", "2"], "--hosts is 2, and no machine can join"),
+        (["--hosts", "2"], "such as --listen 10.0.0.1:7117, or give --emulate-hosts"),
         (["--name", "a"], "--name is a, and no machine can join"),
-        (["--send", "."], "--send is ., and no machine can join"),
+        (["--send", "."], "such as --listen 10.0.0.1:7117, or name machines with --on"),
         (["--listen", "127.0.0.1:0"], "--listen waits for other hosts: say how many there are"),
         (["--listen", "127.0.0.1", "--hosts", "2"], '--listen is "127.0.0.1"; write an address and a port'),
         (["--listen", "127.0.0.1:0", "--hosts", "2", "-p", "ad-psgd"], "--listen: ad-psgd runs on one host only"),

@@ -193,9 +193,10 @@ def _check_alone(options: argparse.Namespace) -> None:
     )
     for flag, value in given:
         if value is not None:
+            other = "give --emulate-hosts" if flag == "--hosts" else "name machines with --on"
             raise ConfigError(
                 f"{flag} is {shortened(str(value))}, and no machine can join; say where with --listen, such as "
-                "--listen 10.0.0.1:7117, or give --emulate-hosts"
+                f"--listen 10.0.0.1:7117, or {other}"
             )
 
 
