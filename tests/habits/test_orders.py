@@ -53,7 +53,16 @@ for x, y in loader:
 """
 
 
-@pytest.mark.parametrize("protocol", sorted(set(registry()) - {"sync-switch"}))
+LONG = ("dssp", "hsp", "ssp")  # others of their kind are tried by default
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        pytest.param(one, marks=[pytest.mark.long] if one in LONG else [])
+        for one in sorted(set(registry()) - {"sync-switch"})
+    ],
+)
 def test_ten_thousand_million_samples_train_from_the_first_block_on(protocol: str, launch: Launch) -> None:
     flags = ("-n", "2", "-p", protocol, "--threads", "1", "--max-steps", "40")
     ended = launch.run(HUGE, *flags, args=("huge", "8")).completed()

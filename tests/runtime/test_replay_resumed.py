@@ -51,13 +51,18 @@ def replayed(recorded: Run, *flags: str, name: str = "again") -> Run:
     return Run(code=process.returncode, out=out, err=err, folder=folder)
 
 
+def copied(recorded: Run, name: str) -> Run:
+    """The same run in another folder."""
+    folder = shutil.copytree(recorded.folder, recorded.folder.parent / name)
+    return Run(code=0, out="", err="", folder=folder)
+
+
 def edited(recorded: Run, statement: str, *values: object) -> Run:
     """The same run with a ledger that somebody has changed."""
-    folder = recorded.folder.parent / "edited"
-    shutil.copytree(recorded.folder, folder)
-    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
+    copy = copied(recorded, "edited")
+    with closing(sqlite3.connect(copy.folder / "ledger.sqlite")) as ledger, ledger:
         ledger.execute(statement, values)
-    return Run(code=0, out="", err="", folder=folder)
+    return copy
 
 
 def same(recorded: Run, again: Run, query: str) -> bool:
@@ -107,23 +112,26 @@ def test_a_run_that_was_killed_and_resumed_ends_on_the_same_bits_again(protocol:
     assert checked(again.folder).ok
 
 
-@pytest.fixture
-def resumed(launch: Launch) -> Run:
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of two segments, of which the second has another worker."""
+    launch = Launch(tmp_path_factory.mktemp("resumed"))
     flags = ("-n", "2", "-p", "asp", "--checkpoint", "2", "--threads", "1")
     stopped = launch.run(SCRIPT, *flags, "--max-steps", "31").completed()
-    return launch.resume(stopped.folder, "-n", "3").completed()
+    run = launch.resume(stopped.folder, "-n", "3").completed()
+    launch.close()
+    return run
 
 
 def test_until_a_version_of_the_first_segment_the_second_is_not_made(resumed: Run) -> None:
-    again = replayed(resumed, "--until", "20")
+    again = replayed(resumed, "--until", "20", name="until-20")
     assert again.code == 0, again.out + again.err
     assert again.rows("SELECT max(segment) FROM segments") == [(0,)]
     assert again.summary["versions"] == 20
 
 
 def test_until_a_version_of_the_second_segment_with_another_worker_both_are_made(resumed: Run) -> None:
-    again = replayed(resumed, "--until", "50")
+    again = replayed(resumed, "--until", "50", name="until-50")
     assert again.code == 0, again.out + again.err
     assert again.rows("SELECT segment, workers FROM segments") == [(0, 2), (1, 3)]
     assert again.summary["versions"] == 50
@@ -134,7 +142,7 @@ def test_until_a_version_of_the_second_segment_with_another_worker_both_are_made
 def test_a_replay_with_other_bits_than_the_snapshot_ends_there_and_says_so(resumed: Run) -> None:
     (version,) = resumed.rows("SELECT version FROM segments WHERE segment = 1")[0]
     other = edited(resumed, "UPDATE checksums SET checksum = ? WHERE version = ?", "0" * 16, version)
-    again = replayed(other)
+    again = replayed(other, name="edited-again")
     assert again.code == 3
     assert f"the run went on from a snapshot of version {version}; the replay has other bits" in again.out
     assert f"version {version} is the first that differs" in again.out
@@ -143,8 +151,9 @@ def test_a_replay_with_other_bits_than_the_snapshot_ends_there_and_says_so(resum
 
 def test_a_replay_without_the_snapshot_that_a_segment_began_from_is_refused_in_one_line(resumed: Run) -> None:
     (fact,) = resumed.rows("SELECT snapshot FROM segments WHERE segment = 1")[0]
-    shutil.rmtree(resumed.folder / "snapshots" / f"{fact:08d}")
-    again = replayed(resumed)
+    without = copied(resumed, "without")
+    shutil.rmtree(without.folder / "snapshots" / f"{fact:08d}")
+    again = replayed(without, name="without-again")
     assert again.code == 2
     assert len(again.err.splitlines()) == 1
     assert "the run went on from this snapshot" in again.err

@@ -83,7 +83,7 @@ def same_bits(one: Run, other: Run) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-ALIKE = ("per step", "per epoch, range")  # each of what they are made of is in another kind, too
+ALIKE = ("momentum", "per step", "per epoch, range")  # each of what they are made of is in another kind, too
 
 
 @pytest.mark.parametrize("kind", [pytest.param(one, marks=[pytest.mark.long] if one in ALIKE else []) for one in KINDS])
@@ -127,7 +127,7 @@ def test_bsp_interrupted_in_a_round_and_resumed_ends_on_the_bits_of_a_run_that_w
     assert checked(stopped.folder).ok
 
 
-LONG = ("dssp", "ssp", "asp", "ad-psgd")  # others of their kind are tried by default
+LONG = ("dssp", "hsp", "ssp", "asp", "ad-psgd")  # others of their kind are tried by default
 
 
 @pytest.mark.parametrize(
@@ -175,6 +175,20 @@ def test_a_complete_run_goes_on_if_it_is_asked_for_more(launch: Launch) -> None:
     assert json.loads((run.folder / "summary.json").read_text())["outcome"] == "completed"
 
 
+def stopped_soon(launch: Launch) -> Run:
+    """A run that was stopped after a few steps."""
+    return launch.run(script(), "-n", "2", "--max-steps", "9").completed()
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One for all that leave it as it is."""
+    launch = Launch(tmp_path_factory.mktemp("stopped"))
+    run = stopped_soon(launch)
+    launch.close()
+    return run
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -193,12 +207,6 @@ def test_what_a_run_can_not_go_on_with_is_one_line(flags: list[str], said: str, 
     assert len(refused.err.splitlines()) == 1
 
 
-@pytest.fixture
-def stopped(launch: Launch) -> Run:
-    """A run that was stopped after a few steps."""
-    return launch.run(script(), "-n", "2", "--max-steps", "9").completed()
-
-
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
@@ -206,9 +214,8 @@ def stopped(launch: Launch) -> Run:
         (lambda run: [path.write_text("pass\n") for path in run.folder.parent.glob("train_*.py")], "has changed since"),
     ],
 )
-def test_a_run_that_can_not_go_on_is_left_as_it_was(
-    harm: Callable[[Run], object], said: str, launch: Launch, stopped: Run
-) -> None:
+def test_a_run_that_can_not_go_on_is_left_as_it_was(harm: Callable[[Run], object], said: str, launch: Launch) -> None:
+    stopped = stopped_soon(launch)
     before = (stopped.folder / "summary.json").read_bytes()
     harm(stopped)
     refused = launch.resume(stopped.folder)
