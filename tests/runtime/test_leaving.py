@@ -17,11 +17,11 @@ if me == 1:
 def test_a_worker_that_is_killed_while_its_last_push_is_awaited_ends_nobody_but_itself(launch: Launch) -> None:
     """Its script has ended, and the push takes half a second and more."""
     (launch.tmp_path / "slow.toml").write_text('[network]\nbandwidth = "10MB/s"\nmessage = "5MB"\n')
-    script = training("if me == 1 and step == 1: break", epochs=1, samples=12, after=KILL_SOON)
+    script = training("if me == 1 and step == 1: break", epochs=1, samples=16, after=KILL_SOON)
     scenario = str(launch.tmp_path / "slow.toml")
     run = launch.run(script, "-n", "2", "-p", "ps-plus", "--scenario", scenario).completed()
     assert "Traceback" not in run.err
-    assert run.summary["samples"] == 12
+    assert run.summary["samples"] == 16
 
 
 def test_a_worker_that_is_killed_in_finish_ends_nobody_but_itself(launch: Launch) -> None:
