@@ -10,7 +10,8 @@ replay rounds in another way than its run did. So a run is forked from a nursery
 those (`READ_ONCE`): each set of them has one, and nearly all runs have the session's.
 
 What a fork can't renew: the seed of `str`'s hashes and the command line that `ps` shows. Nor can it be interrupted
-while it imports. A test that is about such a thing starts its run with `fresh=True`.
+while it imports. Nor does such a run wait until what it has written is on disk. A test that is about such a thing
+starts its run with `fresh=True`.
 """
 
 from __future__ import annotations
