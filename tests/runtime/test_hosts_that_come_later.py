@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import tomllib
@@ -123,6 +124,14 @@ def test_a_host_that_never_comes_is_missed_by_nobody(launch: Launch) -> None:
     assert [one["host"] for one in run.summary["per_host"]] == ["b", "head"]
     assert "died" not in run.err
     is_sound(run)
+
+
+def test_a_run_that_begins_alone_says_that_it_waits_for_nobody(launch: Launch) -> None:
+    head = launch.start(script(), "--listen", "127.0.0.1:0", "--hosts", "1:2", "-n", "1")
+    told = said(head, "paceline join .*\n")
+    os.kill(head.pid, signal.SIGINT)
+    ended(head)
+    assert told.startswith("paceline: other hosts may come at any time; on each other machine: ")
 
 
 def test_a_run_that_begins_alone_takes_hosts_with_several_workers_as_they_come(launch: Launch) -> None:

@@ -152,7 +152,8 @@ class Others:
         """
         meeting, began, reported = self._meeting, self._loop.now(), False
         if not meeting.agents:
-            self._say(f"waiting for {self._awaited()}; on each other machine: {self._to_paste()}")
+            waits = f"waiting for {self._awaited()}" if self._awaits() else "other hosts may come at any time"
+            self._say(f"{waits}; on each other machine: {self._to_paste()}")
             if meeting.token is not None:
                 self._say(
                     f"bring {meeting.token} there before: whoever has that file may run code as you on every host"
