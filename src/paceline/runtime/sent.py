@@ -91,7 +91,8 @@ def unpack(packed: bytes, folder: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
             archive.extractall(folder, list(_checked(archive)), filter="data")
     except (tarfile.TarError, OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"what the head sent can't be unpacked into {folder}: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"what the head sent can't be unpacked into {folder}: {why}") from None
 
 
 def _add(archive: tarfile.TarFile, folder: Path) -> None:
