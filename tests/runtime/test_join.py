@@ -259,6 +259,16 @@ def test_a_joiner_ends_with_2_as_the_run_does_whose_scripts_own_parser_refuses(l
     assert "the script's own argument parser has ended it" in joiner.err
 
 
+def test_a_parser_that_refuses_on_another_host_alone_is_heard_at_the_head(launch: Launch) -> None:
+    refuses = "if paceline.worker() == 1: import argparse; argparse.ArgumentParser().error('there is no such folder')"
+    head = begun(launch, refuses.join(("import paceline\n", "\n")) + script(), "-p", "asp")
+    joiner = ended(joined(launch, head, "b"))
+    run = head.ended()
+    assert (run.code, joiner.code) == (2, 2)
+    assert "paceline: the script's own argument parser has ended worker 1 of host b:\nusage: " in run.err
+    assert run.err.endswith(": error: there is no such folder\n")
+
+
 @pytest.mark.long
 def test_a_host_that_is_stopped_for_too_long_comes_back(launch: Launch) -> None:
     head = begun(launch, script(each_step=AT_STEP), "-p", "asp", "--restart", "2", "--host-timeout", "2")

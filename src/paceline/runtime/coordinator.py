@@ -46,8 +46,8 @@ class Coordinator:
         """`on_begin` is called when the script's part of the configuration is known, and as hosts come later."""
         self.rooms = rooms
         self.phase: Gathering | Training | Closing = Gathering(rooms)
-        self.parser_ended: int | None = None
-        """The exit code that the script's own argument parser ended it with, before training."""
+        self.parser_ended: tuple[int, int] | None = None
+        """The first of the workers whose script its own argument parser has ended, before training; the exit code."""
         self._on_begin = on_begin
         self._alike = Alike()
         self._disk = Disk(rooms.journal.ledger, rooms.loop, rooms.output.say)
@@ -230,7 +230,7 @@ class Coordinator:
             case messages.StoreNotForked(error=error):
                 rooms.ending.fail(f"the parameter store can't be started: {error}")
             case messages.ParserEnded(code=code):
-                self.parser_ended = code
+                self.parser_ended = min(self.parser_ended or (worker, code), (worker, code))
                 why = f"the script's own argument parser ended it, with exit code {code}"
                 rooms.ending.fail(why, GRACE_FOR_PARSERS)
             case messages.Stepped(step=step, not_finite=not_finite):

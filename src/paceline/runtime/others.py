@@ -217,9 +217,9 @@ class Others:
             return "here"
         return "gone" if host in self._agents_ended else "away"
 
-    def ended_with(self, ending: Ending, parser_ended: int | None) -> None:
-        """The run has come to this, or the script's own parser has ended the script with that exit code."""
-        if parser_ended is not None:
+    def ended_with(self, ending: Ending, parser_ended: bool) -> None:
+        """The run has come to this, or the script's own parser has ended the script."""
+        if parser_ended:
             self.refuses("the script's own argument parser has ended it")
         elif ending.usage_error is not None:
             self.refuses(ending.usage_error)

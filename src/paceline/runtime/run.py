@@ -102,17 +102,21 @@ def run(
                         journal.moved(others.cpu_seconds)
                     journal.ended(ending.outcome, ending.error)
                     if others is not None:
-                        others.ended_with(ending, coordinator.parser_ended)
+                        others.ended_with(ending, coordinator.parser_ended is not None)
         except RunFailed as error:  # the ledger lacks something, and the summary must say so
             if coordinator is None:
                 raise
             coordinator.rooms.ending.break_off(str(error))
         if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
-            if settings.tee == "none":
-                sys.stderr.write((settings.folder / "worker-0.log").read_text(errors="replace"))
+            worker, code = coordinator.parser_ended
+            if not settings.shows(worker):
+                if worker:  # only there, such as on another host, where a folder is missing
+                    there = f" of host {host}" if (host := settings.hosts_of_workers.get(worker)) else ""
+                    sys.stderr.write(f"paceline: the script's own argument parser has ended worker {worker}{there}:\n")
+                sys.stderr.write(settings.log(worker).read_text(errors="replace"))
             if not keep:
                 undo(settings.folder, made)
-            raise SystemExit(coordinator.parser_ended)
+            raise SystemExit(code)
         rooms = coordinator.rooms
         keep = keep or rooms.ending.usage_error is None or rooms.recordings.newest.version > 0
         summary = _conclude(rooms) if keep else None

@@ -170,7 +170,7 @@ class World:
         self.workers.end_all()
         rooms.host._head.arithmetic.process = None  # type: ignore[attr-defined]  # no such process runs here
         rooms.close()
-        others.ended_with(rooms.ending, coordinator.parser_ended)
+        others.ended_with(rooms.ending, coordinator.parser_ended is not None)
         self._head_ends(others)
 
     def _head_ends(self, others: Others) -> None:
