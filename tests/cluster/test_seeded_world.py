@@ -22,7 +22,7 @@ from support.world.faults import PROTOCOLS, drawn
 from support.world.histories import all_tried, tried
 from support.world.world import run
 
-SEEDS, MANY, AT_ONCE = 150, 20_000, 100
+SEEDS, MANY, AT_ONCE = 300, 20_000, 100
 
 
 def seeds() -> range:
