@@ -107,6 +107,7 @@ def test_a_worker_that_is_slow_to_read_gets_every_order_and_trains_on(launch: La
 
 
 def test_a_worker_that_has_stopped_reading_is_ended_and_the_others_go_on(launch: Launch) -> None:
-    run = launch.run(training(ASKS.format(count=12_000, then="signal.pause()")), "-n", "2", "-p", "asp").completed()
+    script = training(ASKS.format(count=12_000, then="signal.pause()"))
+    run = launch.run(script, "-n", "2", "-p", "asp", "--shards", "static").completed()
     assert "worker 1 is ended: it has stopped reading" in run.err
     assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished", "died"]

@@ -199,7 +199,7 @@ def test_a_script_that_fails_in_one_worker_fails_the_run(step: int | None, launc
 
 def test_a_worker_that_is_killed_does_not_fail_the_run_and_the_summary_counts_it(launch: Launch) -> None:
     script = training("if me == 1 and step == 3: os.kill(os.getpid(), signal.SIGKILL)")
-    run = launch.run(script, "-n", "2", "-p", "asp", "--tee", "none").completed()
+    run = launch.run(script, "-n", "2", "-p", "asp", "--shards", "static", "--tee", "none").completed()
     line_of(run.err, "paceline: worker 1 died (killed by SIGKILL) in step 3")
     assert run.out.splitlines()[1].startswith("asp · 1 of 2 workers · ")
     assert run.rows("SELECT value FROM run WHERE key = 'deaths'") == [('{"1":"killed by SIGKILL"}',)]

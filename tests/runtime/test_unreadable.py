@@ -24,7 +24,7 @@ def test_a_worker_that_says_what_cannot_be_read_or_true_is_ended_and_the_others_
             link.pushed = lambda finished: pushed(replace(finished, batches=2 * finished.batches))
         """
     )
-    run = launch.run(script, "-n", "4", "-p", "asp").completed()
+    run = launch.run(script, "-n", "4", "-p", "asp", "--shards", "static").completed()
     assert "worker 1 is ended: it sent a message that can't be read (" in run.err
     assert "worker 2 is ended: it used batch 999 of epoch 0, which it was not leased" in run.err
     assert "worker 3 is ended: it used batch " in run.err
@@ -55,7 +55,7 @@ def test_a_worker_that_speaks_out_of_turn_is_ended_and_the_others_go_on(launch: 
         """,
         samples=256,
     )
-    run = launch.run(script, "-n", str(1 + len(OUT_OF_TURN)), "-p", "asp").completed()
+    run = launch.run(script, "-n", str(1 + len(OUT_OF_TURN)), "-p", "asp", "--shards", "static").completed()
     for worker, (_, why) in OUT_OF_TURN.items():
         assert f"worker {worker} is ended: {why}" in run.err
     assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["finished"] + ["died"] * len(OUT_OF_TURN)
@@ -105,5 +105,5 @@ def test_descriptors_that_no_message_has_end_the_worker_that_sends_them(launch: 
             signal.pause()
         """
     )
-    run = launch.run(script, "-n", "2", "-p", "asp").completed()
+    run = launch.run(script, "-n", "2", "-p", "asp", "--shards", "static").completed()
     assert "worker 1 is ended: it sent a message that can't be read (Logged came with 2 descriptors" in run.err
