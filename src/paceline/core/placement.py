@@ -1,0 +1,84 @@
+"""Which hosts make the versions of a run: those that have a shard of its store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from paceline.core.choice import Choice
+from paceline.core.listed import cut, listed
+from paceline.errors import ConfigError
+
+ALL, HEAD = "all", "head"
+LONGEST = 41
+
+
+class How(TypedDict):
+    """What keeps shards from being on other hosts. See `hosts_with_shards`."""
+
+    restart: bool
+    later: bool
+    linked: bool
+
+
+def hosts_with_shards(
+    said: str | None, hosts: Sequence[str], choice: Choice, *, restart: bool, later: bool, linked: bool
+) -> list[str]:
+    """Return the hosts that have shards, in the order of `hosts`; none if the protocol has no store.
+
+    Raises ConfigError, in one line, if the run can't have shards where `said` has them.
+
+    Args:
+        said: What `--shards-on` says. None: all hosts have shards, or the head alone if one of the last three is true.
+        hosts: The names of all hosts, the head's first.
+        choice: The protocol.
+        restart: Whether hosts that are lost may come back.
+        later: Whether hosts may come while others train.
+        linked: Whether a scenario describes links between the hosts.
+    """
+    check_shards_on(said, len(hosts), choice, restart=restart, later=later, linked=linked)
+    if choice.spec.versions != "stored":
+        return []
+    said = usual(said, restart=restart, later=later, linked=linked)
+    if said == ALL:
+        return list(hosts)
+    if said == HEAD:
+        return list(hosts[:1])
+    named = said.split(",")
+    if unknown := [name for name in named if name not in hosts]:
+        raise ConfigError(
+            f'--shards-on names "{cut(unknown[0], LONGEST)}", and the hosts are {listed(hosts)}: name some of these, '
+            f"or say {ALL} or {HEAD}"
+        )
+    return [name for name in hosts if name in named]
+
+
+def usual(said: str | None, *, restart: bool, later: bool, linked: bool) -> str:
+    """Return what `--shards-on` says, or is taken to say. See `hosts_with_shards`."""
+    return said if said is not None else HEAD if restart or later or linked else ALL
+
+
+def check_shards_on(said: str | None, hosts: int, choice: Choice, *, restart: bool, later: bool, linked: bool) -> None:
+    """Raise ConfigError for what is wrong whatever the hosts are called. See `hosts_with_shards`.
+
+    `hosts`: how many there may be.
+    """
+    if said is None:
+        return
+    flag = f"--shards-on is {cut(said, LONGEST)}"
+    if hosts == 1:
+        raise ConfigError(f"{flag}, and the run has one host, whose store is whole: leave it out")
+    if choice.spec.versions != "stored":
+        raise ConfigError(f"{flag}, and {choice.spec.name} has no store: leave it out, or name a protocol with a store")
+    if said == HEAD:
+        return
+    stays = f"a host with a shard has to stay: say {HEAD}"
+    if restart:
+        raise ConfigError(f"{flag}, and --restart lets hosts come and go, while {stays}, or leave --restart out")
+    if later:
+        raise ConfigError(f"{flag}, and --hosts lets hosts come later, while {stays}, or say how many hosts there are")
+    if linked:
+        raise ConfigError(
+            f"{flag}, and the scenario describes links between hosts, whose model has the store on the head: say "
+            f"{HEAD}, or leave bandwidth and latency out"
+        )

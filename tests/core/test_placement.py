@@ -1,0 +1,107 @@
+"""Which hosts have shards of the store, by what `--shards-on` says and by the run."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.choice import choose
+from paceline.core.placement import check_shards_on, hosts_with_shards
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+
+HOSTS = "c", "a", "b"
+"""The head is `c`."""
+
+
+def shards(
+    said: str | None,
+    *hosts: str,
+    protocol: str = "bsp",
+    restart: bool = False,
+    later: bool = False,
+    linked: bool = False,
+) -> list[str]:
+    choice = choose(protocol, registry())
+    return hosts_with_shards(said, hosts or HOSTS, choice, restart=restart, later=later, linked=linked)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (None, ["c", "a", "b"]),
+        ("all", ["c", "a", "b"]),
+        ("head", ["c"]),
+        ("c", ["c"]),
+        ("b", ["b"]),
+        ("b,c", ["c", "b"]),
+        ("b,b", ["b"]),
+        ("a,b,c", ["c", "a", "b"]),
+    ],
+)
+def test_hosts_have_shards_as_the_flag_says_in_the_order_of_their_workers(
+    said: str | None, expected: list[str]
+) -> None:
+    assert shards(said) == expected
+
+
+@pytest.mark.parametrize("how", ["restart", "later", "linked"])
+def test_the_head_alone_has_the_store_by_default_where_hosts_come_and_go_or_a_model_has_it_there(how: str) -> None:
+    assert shards(None, **{how: True}) == shards("head", **{how: True}) == ["c"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("said", ["all", "a", "c", "c,a,b"])
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (
+            "restart",
+            "--restart lets hosts come and go, while a host with a shard has to stay: say head, or leave --restart",
+        ),
+        (
+            "later",
+            "--hosts lets hosts come later, while a host with a shard has to stay: say head, or say how many hosts",
+        ),
+        (
+            "linked",
+            "the scenario describes links between hosts, whose model has the store on the head: say head, or leave",
+        ),
+    ],
+)
+def test_shards_elsewhere_are_refused_there(said: str, how: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        shards(said, **{how: True})  # type: ignore[arg-type]
+    assert str(caught.value).startswith(f"--shards-on is {said}, and {told}")
+
+
+@pytest.mark.parametrize("said", ["all", "head", "c", ""])
+def test_on_one_host_there_is_nothing_to_say(said: str) -> None:
+    assert shards(None, "c") == ["c"]
+    with pytest.raises(
+        ConfigError, match=f"^--shards-on is {said}, and the run has one host, whose store is whole: leave"
+    ):
+        shards(said, "c")
+
+
+@pytest.mark.parametrize("protocol", ["all-reduce", "ad-psgd", "ripples"])
+def test_a_protocol_without_a_store_has_no_shards(protocol: str) -> None:
+    assert shards(None, protocol=protocol) == []
+    with pytest.raises(ConfigError, match=f"^--shards-on is head, and {protocol} has no store: leave it out"):
+        shards("head", protocol=protocol)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"), [("d", "d"), ("a,d", "d"), ("", ""), ("a,,b", ""), ("all,a", "all"), ("A", "A")]
+)
+def test_a_name_that_no_host_has_is_refused_with_those_that_there_are(said: str, name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        shards(said)
+    assert str(caught.value) == (
+        f'--shards-on names "{name}", and the hosts are c, a, b: name some of these, or say all or head'
+    )
+
+
+def test_names_are_not_looked_at_before_all_hosts_have_come() -> None:
+    choice = choose("asp", registry())
+    check_shards_on("d", 3, choice, restart=False, later=False, linked=False)
+    with pytest.raises(ConfigError, match="one host"):
+        check_shards_on("d", 1, choice, restart=False, later=False, linked=False)

@@ -1,0 +1,79 @@
+"""A version's ranges: whole pieces, as even as these allow, each by one host."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate, pairwise
+
+import pytest
+
+from paceline.core.shards import PIECE, Shard, cut, pieces
+from support.seeds import each_seed
+
+
+@pytest.mark.parametrize(
+    ("cuts", "hosts", "shards"),
+    [
+        ([0, 10, 20, 30, 40], [0], [(0, 0, 40)]),
+        ([0, 10, 20, 30, 40], [0, 1], [(0, 0, 20), (1, 20, 40)]),
+        ([0, 10, 20, 30, 40], [3, 1], [(3, 0, 20), (1, 20, 40)]),
+        ([0, 10, 20, 30], [0, 1], [(0, 0, 10), (1, 10, 30)]),
+        ([0, 10, 20, 30, 40], [0, 1, 2, 3], [(0, 0, 10), (1, 10, 20), (2, 20, 30), (3, 30, 40)]),
+    ],
+)
+def test_hosts_get_ranges_of_about_the_same_size_in_their_order(
+    cuts: list[int], hosts: list[int], shards: list[Shard]
+) -> None:
+    assert cut(cuts, hosts) == shards
+
+
+@pytest.mark.parametrize(
+    ("cuts", "hosts", "shards"),
+    [
+        ([0, 40], [0, 1, 2], [(0, 0, 40)]),
+        ([0, 40], [2, 0], [(2, 0, 40)]),
+        ([0, 20, 40], [0, 1, 2], [(0, 0, 20), (1, 20, 40)]),
+        ([0, 38, 40], [0, 1], [(0, 0, 38), (1, 38, 40)]),
+        ([0, 98, 99, 100], [0, 1, 2], [(0, 0, 98), (1, 98, 100)]),
+        ([0, 0], [0, 1], [(0, 0, 0)]),
+    ],
+)
+def test_where_pieces_are_too_few_or_too_large_only_the_first_hosts_get_ranges(
+    cuts: list[int], hosts: list[int], shards: list[Shard]
+) -> None:
+    assert cut(cuts, hosts) == shards
+
+
+@each_seed(range(500))
+def test_ranges_follow_each_other_from_the_beginning_to_the_end_each_within_a_piece_of_the_even_size(
+    seed: int,
+) -> None:
+    lots = random.Random(seed)
+    most = lots.choice([1, 64, 10**12])
+    cuts = [0, *accumulate(lots.randint(1, most) for _ in range(lots.randint(1, 40)))]
+    hosts = lots.sample(range(100), lots.randint(1, 50))
+    shards = cut(cuts, hosts)
+    assert [shards[0].begin, shards[-1].end] == [0, cuts[-1]]
+    assert all(one.end == next.begin for one, next in pairwise(shards))
+    assert all(shard.begin < shard.end and shard.begin in cuts for shard in shards)
+    assert [shard.host for shard in shards] == hosts[: len(shards)]
+    largest = max(end - begin for begin, end in pairwise(cuts))
+    even = cuts[-1] / len(hosts)
+    assert all(abs(shard.end - shard.begin - even) <= largest for shard in shards)
+    if len(cuts) - 1 >= len(hosts) and largest <= even:
+        assert len(shards) == len(hosts)
+
+
+def test_shards_are_asked_for_in_pieces_that_end_at_cuts() -> None:
+    half = PIECE // 2
+    cuts = [0, half, 2 * half, 3 * half, 4 * half, 4 * half + 10]
+    assert pieces(cuts, [Shard("b", half, 4 * half + 10)]) == [
+        ("b", half, 3 * half),
+        ("b", 3 * half, 4 * half + 10),
+    ]
+    both = pieces(cuts, [Shard("a", 0, half), Shard("c", half, 4 * half)])
+    assert both == [("a", 0, half), ("c", half, 3 * half), ("c", 3 * half, 4 * half)]
+
+
+def test_a_shard_that_can_not_be_cut_is_one_piece_however_large() -> None:
+    assert pieces([0, 10 * PIECE], [Shard("a", 0, 10 * PIECE)]) == [("a", 0, 10 * PIECE)]
