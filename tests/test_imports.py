@@ -118,6 +118,16 @@ def test_what_every_script_imports_loads_the_standard_library_and_nothing_else()
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
+def test_a_run_on_one_host_loads_nothing_of_what_several_say_to_each_other() -> None:
+    """It is part of each start, and of each run's memory."""
+    program = (
+        "import sys, paceline.runtime.coordinator; "
+        "several = {f'paceline.host.{name}' for name in ('between', 'bulk', 'carrier', 'several', 'shards')}; "
+        "assert not several & set(sys.modules), several & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 def test_the_public_names_are_exactly_these() -> None:
     of_scripts = ["epochs", "finish", "is_main", "log", "prepare", "resumed", "worker", "workers"]
     of_programs = ["Comparison", "Run", "compare", "run", "simulate"]

@@ -108,6 +108,16 @@ def test_tables_of_hosts_in_a_scenario_that_is_given_say_how_many_hosts_and_work
     assert (options.emulate_hosts, options.workers) == (3, 1)
 
 
+def test_shards_stay_where_they_were_unless_one_host_is_left() -> None:
+    file = str(written(hosts=3, shards_on="node-1,node-2"))
+    assert parsed("--config", file).shards_on == "node-1,node-2"
+    assert parsed("--config", file, "--shards-on", "head").shards_on == "head"
+    assert parsed("--config", file, "--emulate-hosts", "1").shards_on is None
+    Path("hosts.toml").write_text("[[host]]\nworkers = 1\n")
+    assert parsed("--config", file, "--scenario", "hosts.toml").shards_on is None
+    assert parsed("--config", str(written(hosts=3, shards_on=""))).shards_on is None
+
+
 def test_another_script_comes_with_its_own_arguments_epochs_and_shards() -> None:
     options = parsed("--config", str(written()), "other.py", "--seed", "1")
     assert (options.script, options.arguments) == (Path("other.py"), ["--seed", "1"])

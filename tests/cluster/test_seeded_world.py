@@ -8,6 +8,7 @@ A seed that fails is named, with the least of its history that still fails. To r
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -18,7 +19,9 @@ from dataclasses import replace
 
 import pytest
 
-from support.world.faults import PROTOCOLS, drawn
+from paceline.host.between import Close
+from support.world.clock import VirtualLoop
+from support.world.faults import PROTOCOLS, Unreachable, drawn
 from support.world.histories import all_tried, tried
 from support.world.world import run
 
@@ -49,6 +52,25 @@ def test_a_run_without_faults_completes_under_every_protocol(protocol: str) -> N
     tried(replace(drawn(0), protocol=protocol, script=loads, faults=(), lost=(), max_steps=None, max_seconds=None))
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_run_without_faults_completes_where_each_host_makes_a_range(protocol: str) -> None:
+    script = replace(drawn(0).script, loads=True, looks=0.3, pieces=4)
+    history = replace(drawn(0), protocol=protocol, script=script, faults=(), lost=(), max_steps=None, max_seconds=None)
+    history = replace(history, hosts=3, each=2, restart=0, shards_on="all")
+    tried(history)
+    assert len(run(history).stores) == 3
+
+
+def test_a_host_that_can_t_listen_to_the_others_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: VirtualLoop, towards: tuple[str, int]) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(VirtualLoop, "listen", fails)
+    world = run(replace(drawn(0), restart=0, shards_on="all", faults=(Unreachable(0.0, 0.0, "node-1"),)))
+    why = [one.over for agent in world.agents.values() for one in agent.ended]
+    assert Close("refused", "it can't listen to other hosts: Network is unreachable") in why
+
+
 def test_a_host_that_is_cut_off_at_any_moment_of_the_start_ends_by_the_runs_timeout() -> None:
     """It is told that as it comes, and may hear nothing more."""
     history = replace(drawn(0), hosts=2, each=1, protocol="asp", timeout=2.0, on_loss="stop", restart=0, faults=())
@@ -66,10 +88,14 @@ def test_seeds_draw_what_the_world_is_to_show() -> None:
     """All protocols, all kinds of faults, and runs that go on without a host."""
     histories = [drawn(seed) for seed in range(SEEDS)]
     kinds = Counter(type(fault).__name__ for history in histories for fault in history.faults)
-    assert len(kinds) == 12, kinds
+    assert len(kinds) == 14, kinds
     assert {history.choice.spec.name for history in histories} == set(PROTOCOLS)
     assert {history.hosts for history in histories} == {2, 3, 4}
     assert any(history.lost for history in histories)
+    spread = [history for history in histories if history.spread and history.script.pieces > 1]
+    assert len(spread) > SEEDS / 5
+    assert {history.hosts for history in spread} == {2, 3, 4}
+    assert {history.choice.spec.name for history in spread} == set(PROTOCOLS)
 
 
 def trace(seed: int) -> str:

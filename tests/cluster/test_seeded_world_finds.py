@@ -18,12 +18,17 @@ from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
 from paceline.host.commits import Commits
 from paceline.host.host import LocalHost
+from paceline.host.maker import Maker
 from paceline.host.pushes import Pushes
+from paceline.host.ranges import Ranges
 from paceline.host.releases import Releases, step_of
 from paceline.host.several import SeveralHosts
+from paceline.host.shards import OtherShards
+from paceline.host.versions import Elsewhere
 from paceline.runtime.agent import _Agent
 from paceline.runtime.others import Others
-from support.world.faults import History, drawn
+from support.seeded_network import Killed, Slow
+from support.world.faults import HEAD, History, drawn
 from support.world.world import run
 
 Patch = pytest.MonkeyPatch
@@ -112,7 +117,7 @@ def training_begins_before_all_hosts_are_there(patch: Patch) -> None:
 
 def a_version_is_served_before_it_is_made(patch: Patch) -> None:
     look = LocalHost.look
-    patch.setattr(LocalHost, "look", lambda self, item: "here" if self.shelf.has(item) else look(self, item))
+    patch.setattr(LocalHost, "look", lambda self, item, *of: "here" if self.shelf.has(item) else look(self, item, *of))
     carry_out = Commits.carry_out
 
     def early(self: Commits, order: Any) -> None:
@@ -202,6 +207,136 @@ def a_version_is_let_go_while_its_worker_may_compute_on_it_again(patch: Patch) -
     patch.setattr(Branch, "_hear", heard)
 
 
+# where several hosts make versions
+
+
+def a_range_is_let_go_though_workers_need_it(patch: Patch) -> None:
+    made = SeveralHosts._made
+
+    def frees(self: SeveralHosts, version: int) -> None:
+        made(self, version)
+        if self._head.others is not None:
+            self._head.others.freed(version - 1)
+
+    patch.setattr(SeveralHosts, "_made", frees)
+
+
+def a_version_counts_as_made_before_its_last_range(patch: Patch) -> None:
+    begun = property(lambda self: self._committing is not None and any(self._ranges.values()))
+    patch.setattr(Commits, "whole", begun)
+    patch.setattr(Commits, "range_made", _any_range_made(Commits.range_made))
+
+
+def _any_range_made(range_made: Callable[..., bool]) -> Callable[..., bool]:
+    """The rest of a version's ranges is heard without a word."""
+    return lambda self, host, message: range_made(self, host, message) or message.version <= self.newest
+
+
+def a_range_is_served_before_it_is_made(patch: Patch) -> None:
+    look = Branch.look
+    patch.setattr(Branch, "look", lambda self, item, *of: "here" if self.shelf.has(item) else look(self, item, *of))
+    a_version_counts_as_made_before_its_last_range(patch)
+
+
+def a_piece_is_served_before_it_is_made(patch: Patch) -> None:
+    patch.setattr(Maker, "has", lambda self, version, begin, end: version == self._making)
+
+
+def a_version_that_came_early_is_taken_before_it_is_made(patch: Patch) -> None:
+    patch.setattr(Elsewhere, "when_made", lambda self, version, call: call())
+
+
+def an_update_counts_as_here_before_all_ranges_are(patch: Patch) -> None:
+    comes = OtherShards._comes
+
+    def first(self: OtherShards, update: Update, host: str, at: float) -> Any:
+        if update in self._coming:
+            self._coming[update].lacking = {host}
+        return comes(self, update, host, at)
+
+    patch.setattr(OtherShards, "_comes", first)
+
+
+def an_update_is_let_go_before_its_range_is_made(patch: Patch) -> None:
+    stored = Branch.stored
+
+    def let_go(self: Branch, worker: int, step: int) -> None:
+        assert self._ranges is not None
+        self._ranges.lacks(Update(worker, step))
+        stored(self, worker, step)
+
+    patch.setattr(Branch, "stored", let_go)
+
+
+def an_update_that_is_dropped_still_comes(patch: Patch) -> None:
+    patch.setattr(Ranges, "drop", lambda self, worker, step: None)
+
+
+def an_update_that_did_not_come_is_kept(patch: Patch) -> None:
+    patch.setattr(Ranges, "lacks", lambda self, update: None)
+
+
+def a_hosts_own_range_counts_as_a_version(patch: Patch) -> None:
+    away = Branch._away
+    patch.setattr(Branch, "_away", lambda self, item: self._ranges is None and away(self, item))
+
+
+def the_heads_own_range_counts_as_a_version(patch: Patch) -> None:
+    away = LocalHost._away
+    patch.setattr(LocalHost, "_away", lambda self, item: isinstance(item, Update) and away(self, item))
+
+
+def a_version_is_recorded_without_the_others_ranges(patch: Patch) -> None:
+    patch.setattr(LocalHost, "_brings", lambda self, version, then: then())
+
+
+def a_lost_hosts_range_is_left_out(patch: Patch) -> None:
+    elsewhere: Any = SeveralHosts._elsewhere
+    patch.setattr(SeveralHosts, "_shard_lost", lambda self, host, why: None)
+    left = property(lambda self: [one for one in elsewhere.fget(self) if one.host in self._others])
+    patch.setattr(SeveralHosts, "_elsewhere", left)
+
+
+def a_run_goes_on_without_a_host_that_made_ranges(patch: Patch) -> None:
+    patch.setattr(SeveralHosts, "_shard_lost", lambda self, host, why: None)
+
+
+def training_begins_without_a_host_that_is_to_make_ranges(patch: Patch) -> None:
+    lost = SeveralHosts._shard_lost
+    patch.setattr(SeveralHosts, "why_not", lambda self, workers: "")
+    patch.setattr(SeveralHosts, "_shard_lost", lambda self, *why: lost(self, *why) if self._begun else None)
+
+
+def a_host_makes_ranges_from_what_its_own_worker_begins_with(patch: Patch) -> None:
+    fork = Ranges.fork
+
+    def at_once(self: Ranges, worker: int, region: Any, steps: bool, ready: Callable[[], None]) -> None:
+        fork(self, worker, region, steps, lambda: None)
+        ready()
+
+    patch.setattr(Ranges, "fork", at_once)
+
+
+def a_share_of_the_state_is_of_another_version(patch: Patch) -> None:
+    """It is asked for only after the versions that were ordered meanwhile."""
+    make = OtherShards.make
+    late: list[Callable[[], None]] = []
+
+    def made(self: OtherShards, *given: Any, **rest: Any) -> Any:
+        hosts = make(self, *given, **rest)
+        for call in late:
+            call()
+        late.clear()
+        return hosts
+
+    def send_shares(self: OtherShards, number: int) -> None:
+        late.append(lambda: sends(self, number))
+
+    sends = OtherShards.send_shares
+    patch.setattr(OtherShards, "make", made)
+    patch.setattr(OtherShards, "send_shares", send_shares)
+
+
 OURS = [one for one in list(globals().values()) if callable(one) and getattr(one, "__module__", "") == __name__]
 OURS = [one for one in OURS if not one.__name__.startswith("_")]
 
@@ -217,7 +352,46 @@ def _with_idle_workers(history: History) -> History:
     return replace(history, protocol="hsp:idle=always", faults=(), lost=())
 
 
+def _in_ranges(history: History) -> History:
+    """The history with a range of each version on every host."""
+    return replace(history, script=replace(history.script, pieces=4), restart=0, shards_on="all")
+
+
+def _stopped_early_in_ranges(history: History) -> History:
+    return _in_ranges(_stopped_early(history))
+
+
+def _stopped_before_all_have_begun(history: History) -> History:
+    """What the head says to one host comes late, and what training begins with comes later still."""
+    late = Slow(0.0, 1000.0, HEAD, "node-1", 0.5)
+    return replace(_stopped_early_in_ranges(history), timeout=15.0, faults=(late,))
+
+
+def _losing_a_host_at_the_start(history: History) -> History:
+    """What training begins with is being made as that host is lost, or it is not yet, or not any more."""
+    history = _in_ranges(history)
+    lost = Killed(float(history.seed % 16), "node-1", False, None)
+    return replace(history, script=replace(history.script, starts=8.0), on_loss="continue", faults=(lost,), end=20.0)
+
+
 HISTORIES = {
+    a_range_is_let_go_though_workers_need_it: _in_ranges,
+    a_version_counts_as_made_before_its_last_range: _in_ranges,
+    a_range_is_served_before_it_is_made: _in_ranges,
+    a_piece_is_served_before_it_is_made: _in_ranges,
+    a_version_that_came_early_is_taken_before_it_is_made: _in_ranges,
+    an_update_counts_as_here_before_all_ranges_are: _in_ranges,
+    an_update_is_let_go_before_its_range_is_made: _in_ranges,
+    an_update_that_is_dropped_still_comes: _stopped_early_in_ranges,
+    an_update_that_did_not_come_is_kept: _stopped_before_all_have_begun,
+    a_hosts_own_range_counts_as_a_version: _in_ranges,
+    the_heads_own_range_counts_as_a_version: _in_ranges,
+    a_version_is_recorded_without_the_others_ranges: _in_ranges,
+    a_lost_hosts_range_is_left_out: _in_ranges,
+    a_run_goes_on_without_a_host_that_made_ranges: _in_ranges,
+    training_begins_without_a_host_that_is_to_make_ranges: _losing_a_host_at_the_start,
+    a_host_makes_ranges_from_what_its_own_worker_begins_with: _in_ranges,
+    a_share_of_the_state_is_of_another_version: _stopped_early_in_ranges,
     an_update_stays_after_its_worker: _stopped_early,
     a_version_that_did_not_come_counts_as_here: _stopped_early,
     a_worker_that_has_left_takes_a_version: _stopped_early,
@@ -232,6 +406,8 @@ def first_found(ours: Callable[[Patch], None]) -> tuple[int, str] | None:
     for seed in range(MOST):
         try:
             run(made(drawn(seed)))
+        except (TypeError, AttributeError):  # the fault does not fit into the code any more
+            raise
         except Exception as error:
             return seed, f"{type(error).__name__}: {error}"
     return None

@@ -23,7 +23,7 @@ from support import nursery
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-INTERNALS = ("architecture.md", "papers.md", "performance.md")
+INTERNALS = ("architecture.md", "papers.md", "performance.md", "scale.md")
 """Their commands are benchmarks, which take minutes to hours."""
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.name not in INTERNALS and path.parent.name != "decisions"]
 NAMES = [str(path.relative_to(DOCS)) for path in PAGES]

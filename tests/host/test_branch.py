@@ -39,7 +39,11 @@ class Host:
             workers,
             self.carrier,
             self.news,
+            Mock(),
+            name="node-1",
+            hosts={0: HEAD.host, 1: HEAD.host, 2: "node-1", 3: "node-1"},
             head=HEAD.host,
+            threads=1,
             now=lambda: 0.0,
         )
         self.carrier.begins(0, self.branch)
@@ -93,8 +97,26 @@ def test_a_version_comes_once_for_all_workers_of_the_host(host: Host) -> None:
     assert host.taken() == []
     host.comes(3)
     assert host.taken() == [(2, 1), (3, 1)]
-    assert bytes(host.branch.view(Version(1)).memory) == bytes([3]) * OFFER.slot_bytes
+    assert bytes(host.branch.view(Version(1)).memory[: OFFER.cuts[-1]]) == bytes([3]) * OFFER.cuts[-1]
     assert host.carrier.pending() == []
+
+
+def test_a_version_is_fetched_while_it_is_being_made_and_computed_on_once_it_is_made(host: Host) -> None:
+    """Its pieces come as they are made. That all are is for the head to say."""
+    for worker in (2, 3):
+        host.branch.carry_out(Release(worker=worker, step=1, version=2))
+    host.comes(3)
+    assert host.taken() == []
+    host.branch.made(2)
+    assert host.taken() == [(2, 2), (3, 2)]
+
+
+def test_a_version_that_comes_too_late_for_its_worker_is_not_taken(host: Host) -> None:
+    host.branch.carry_out(Release(worker=2, step=1, version=2))
+    host.comes(3)
+    host.branch.left(2, died=False)
+    host.branch.made(2)
+    assert host.taken() == []
 
 
 def test_a_version_that_did_not_come_whole_is_asked_for_again(host: Host) -> None:
@@ -107,7 +129,7 @@ def test_a_version_that_did_not_come_whole_is_asked_for_again(host: Host) -> Non
     assert host.taken() == []
     host.comes(4)
     assert host.taken() == [(3, 1)]
-    assert bytes(host.branch.view(Version(1)).memory) == bytes([4]) * OFFER.slot_bytes
+    assert bytes(host.branch.view(Version(1)).memory[: OFFER.cuts[-1]]) == bytes([4]) * OFFER.cuts[-1]
 
 
 @pytest.mark.parametrize("asked_for", [True, False])

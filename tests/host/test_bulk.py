@@ -220,17 +220,18 @@ def test_items_are_asked_for_as_places_are_free() -> None:
     two.close()
 
 
-def test_an_item_comes_in_ranges_from_several_hosts(two: Two) -> None:
+def test_an_item_comes_in_ranges_from_several_hosts_and_is_told_of_each_once(two: Two) -> None:
     third = Side("a", 1)
     two.port.expect(two.a.carrier.meet("c", 7))
     two.dial(hello("c", 7), bulk=third.bulk)
     whole = contents(LARGE)
     two.b.has[Version(1)] = third.has[Version(1)] = whole
-    two.a.hosts[Version(1)] = [("b", 0, PART + 7), ("c", PART + 7, LARGE)]
+    two.a.hosts[Version(1)] = [("b", 0, PART + 7), ("c", PART + 7, LARGE - 9), ("b", LARGE - 9, LARGE)]
     got = two.a.fetch(Version(1), LARGE)
     two.until(lambda: got.done)
     assert got.memory == whole
-    assert two.b.asked == third.asked == [Version(1)]
+    assert (two.b.asked, third.asked) == ([Version(1)] * 2, [Version(1)])
+    assert sorted((one.source, one.bytes) for one in two.a.fetches) == [("b", PART + 16), ("c", LARGE - 9 - PART - 7)]
     third.carrier.close()
 
 

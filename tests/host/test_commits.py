@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,6 +53,49 @@ def test_one_version_is_made_at_a_time_in_the_order_of_the_orders() -> None:
     assert [commit.version for commit in one.commits()] == [1]
     one.make()
     assert [(commit.version, commit.source, commit.target) for commit in one.commits()] == [(1, 0, 1), (2, 1, 0)]
+
+
+def made(version: int, checksum: int, found: tuple[str, int | None] | None = None) -> messages.Committed:
+    return messages.Committed(version, 0.0, checksum, found)
+
+
+def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
+    one = company(1)
+    one.host.commits.others = Mock(make=Mock(return_value=["b", "c"]))
+    for step in (0, 1):
+        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
+        finish(one, 0, step)
+        one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
+    one.host.range_made("b", made(1, 1 << 63, ("last", 0)))
+    one.said_by_store(made(1, 5, ("first", None)))
+    assert (one.host.newest, [commit.version for commit in one.commits()]) == (0, [1])
+    assert one.host.range_made("c", made(1, 1 << 63))
+    assert (one.host.newest, [commit.version for commit in one.commits()]) == (1, [1, 2])
+    assert [said[:2] for said in one.news.told("committed")] == [(1, 5)], "the sum of all bits, modulo 2**64"
+    assert [said[1:] for said in one.news.told("not_finite")] == [("first", None)]
+
+
+def test_a_range_that_was_not_to_be_made_is_none() -> None:
+    one = company(1)
+    one.host.commits.others = Mock(make=Mock(return_value=["b"]))
+    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+    finish(one, 0, 0)
+    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    assert not one.host.range_made("b", made(2, 0))
+    assert not one.host.range_made("c", made(1, 0))
+    assert one.host.range_made("b", made(1, 0))
+    assert not one.host.range_made("b", made(1, 0))
+
+
+def test_a_range_that_is_made_as_another_host_is_lost_comes_too_late_and_is_none_of_its_makers_faults() -> None:
+    one = company(1)
+    one.host.commits.others = Mock(make=Mock(return_value=["b", "c"]))
+    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+    finish(one, 0, 0)
+    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.host.loses("host c is lost")
+    assert one.host.range_made("b", made(1, 0))
+    assert one.host.newest == 0
 
 
 def test_a_version_that_is_not_finite_is_the_one_that_the_next_is_made_from_though_all_leave_at_once() -> None:

@@ -53,6 +53,31 @@ def test_messages_go_both_ways_once_and_in_order(cluster: Cluster) -> None:
     assert not cluster.head.lines
 
 
+def test_what_is_sent_before_the_loop_waits_is_one_write(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    writes, write = list[int](), tcp.Stream.write
+
+    def counted(self: tcp.Stream, data: bytes | memoryview) -> None:
+        writes.append(len(data))
+        write(self, data)
+
+    monkeypatch.setattr(tcp.Stream, "write", counted)
+    for value in range(100):
+        host.send(Told(value))
+    cluster.until(lambda: len(cluster.head.values) == 100)
+    assert writes[0] > 100
+    assert len(writes) < 10, "and what acknowledges"
+
+
+def test_what_is_sent_as_the_link_closes_is_written(cluster: Cluster) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    host.send(Told(1))
+    host.close()
+    cluster.until(lambda: cluster.head.values == [1])
+
+
 def test_what_is_sent_before_the_first_connection_arrives_after_it(cluster: Cluster) -> None:
     host, _ = cluster.host()
     host.send(Told(1))

@@ -146,7 +146,7 @@ class Elsewhere:
     def fetched(self, fetch: Fetch) -> None:
         pass
 
-    def look(self, item: Item) -> Where:
+    def look(self, item: Item, begin: int, end: int) -> Where:
         return "gone"
 
     def claim(self, item: Item, owner: Owner) -> None:
@@ -168,7 +168,7 @@ def wire(fetching: Fetching) -> Fetcher:
 class There:
     """The other host, for real: it has all items, and no place for any."""
 
-    def look(self, item: Item) -> Where:
+    def look(self, item: Item, begin: int, end: int) -> Where:
         return "here"
 
     def claim(self, item: Item, owner: Owner) -> None:

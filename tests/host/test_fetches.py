@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from paceline.host import fetches as module
 from paceline.host.fetches import (
     Arrived,
     Ask,
+    Brought,
     Cancel,
     Claim,
     Fetches,
@@ -35,7 +37,7 @@ FIRST, SECOND = ("step", 0), ("step", 1)
 
 
 def of(*peers: Peer, size: int = 100) -> tuple[Range, ...]:
-    """The item lies in ranges of this size, one on each host."""
+    """The item lies in ranges of this size, one on each of these hosts, which may be named twice."""
     return tuple(Range(peer.host, peer.incarnation, size * at, size * (at + 1)) for at, peer in enumerate(peers))
 
 
@@ -53,7 +55,7 @@ def test_an_item_is_asked_for_once_however_many_claim_it_and_all_are_told() -> N
     assert found.claim(ONE, SECOND, of(B)) == [], "it claims the item already"
     assert found.arrived(B, 1, 0, 60) == []
     assert not found.has(ONE)
-    assert found.arrived(B, 1, 60, 100) == [Arrived(ONE, FIRST), Arrived(ONE, SECOND)]
+    assert found.arrived(B, 1, 60, 100) == [Brought(ONE, B, 100), Arrived(ONE, FIRST), Arrived(ONE, SECOND)]
     assert found.has(ONE)
     assert found.claim(ONE, ("step", 2), of(B)) == [Arrived(ONE, ("step", 2))]
     assert found.claim(ONE, ("step", 2), of(B)) == []
@@ -62,8 +64,32 @@ def test_an_item_is_asked_for_once_however_many_claim_it_and_all_are_told() -> N
 def test_an_item_in_ranges_is_here_once_all_of_them_are() -> None:
     found = fetches()
     assert found.claim(ONE, FIRST, of(B, C)) == [TakePlace(ONE), Ask(B, 1, ONE, 0, 100), Ask(C, 2, ONE, 100, 200)]
-    assert found.arrived(C, 2, 100, 200) == []
-    assert found.arrived(B, 1, 0, 100) == [Arrived(ONE, FIRST)]
+    assert found.arrived(C, 2, 100, 200) == [Brought(ONE, C, 100)]
+    assert found.arrived(B, 1, 0, 100) == [Brought(ONE, B, 100), Arrived(ONE, FIRST)]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([(B, 1, 0, 100), (C, 2, 100, 200), (B, 3, 200, 300)])))
+def test_a_host_has_brought_an_item_once_the_last_of_its_ranges_is_here(
+    order: list[tuple[Peer, int, int, int]],
+) -> None:
+    found = fetches()
+    found.claim(ONE, FIRST, of(B, C, B))
+    told = [found.arrived(*range) for range in order]
+    last = {peer: at for at, (peer, *_) in enumerate(order)}
+    for at, (peer, *_) in enumerate(order):
+        brought = [Brought(ONE, peer, 200 if peer == B else 100)] if at == last[peer] else []
+        assert told[at] == brought + [Arrived(ONE, FIRST)] * (at == 2)
+
+
+def test_what_a_host_has_brought_is_told_again_only_if_the_item_is_asked_for_again() -> None:
+    found = fetches()
+    found.claim(ONE, FIRST, of(B, C))
+    assert found.arrived(B, 1, 0, 100) == [Brought(ONE, B, 100)]
+    found.disconnected(B)
+    assert found.connected(B) == []
+    found.release(ONE, FIRST)
+    assert found.claim(ONE, FIRST, of(B, C))[1:] == [Ask(B, 3, ONE, 0, 100), Ask(C, 4, ONE, 100, 200)]
+    assert found.arrived(B, 3, 0, 100) == [Brought(ONE, B, 100)]
 
 
 def test_the_last_to_leave_cancels_and_what_comes_then_is_dropped() -> None:
@@ -127,7 +153,7 @@ def test_after_a_reconnect_only_the_rest_is_asked_for() -> None:
     assert found.connected(B) == [Ask(B, 2, ONE, 60, 100)]
     assert found.connected(B) == [], "it is asked for already"
     assert list(found.pending()) == [(ONE, (FIRST,), "bytes of host b")]
-    assert found.arrived(B, 2, 60, 100) == [Arrived(ONE, FIRST)]
+    assert found.arrived(B, 2, 60, 100) == [Brought(ONE, B, 100), Arrived(ONE, FIRST)]
 
 
 ENDS = {
@@ -224,7 +250,7 @@ class There:
     def __init__(self, **where: Any) -> None:
         self.where: dict[Item, Any] = {}
 
-    def __call__(self, item: Item) -> Any:
+    def __call__(self, item: Item, begin: int, end: int) -> Any:
         return self.where.get(item, "coming")
 
 

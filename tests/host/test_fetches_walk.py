@@ -241,6 +241,14 @@ def every_claim_is_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fetches, "claim", eager)
 
 
+def a_host_has_brought_an_item_with_the_first_of_its_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    def early(self: Any, peer: Peer) -> list[fetches.Order]:
+        size = sum(one.end - one.begin for one in self.ranges if one.host == peer.host)
+        return [fetches.Brought(self.named, peer, size)]
+
+    monkeypatch.setattr(fetches._Record, "brought", early)
+
+
 OURS = [
     a_claim_for_others_leaks,
     a_cancelled_request_is_sent_on,
@@ -252,6 +260,7 @@ OURS = [
     nothing_is_asked_again,
     an_incarnation_is_reused,
     every_claim_is_a_fetch,
+    a_host_has_brought_an_item_with_the_first_of_its_ranges,
 ]
 
 

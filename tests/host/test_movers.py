@@ -80,7 +80,7 @@ class Side:
     def fetched(self, fetch: Fetched) -> None:
         pass
 
-    def look(self, item: Item) -> Where:
+    def look(self, item: Item, begin: int, end: int) -> Where:
         return "here" if item in self.sizes else "coming"
 
     def claim(self, item: Item, owner: Owner) -> None:

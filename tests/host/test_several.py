@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import msgspec
 import pytest
 
 from paceline.core.items import Blob, Version
 from paceline.core.orders import StartPull
+from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable
 from paceline.host import between, messages
 from paceline.host.contract import NotHere
@@ -24,7 +25,8 @@ class Several:
     """The head, and one other host with workers 2 and 3."""
 
     def __init__(self) -> None:
-        self.head, self.carrier, self.news = Mock(linked=False), Mock(), Mock()
+        self.head, self.carrier, self.news = Mock(linked=False, shards=()), Mock(), Mock()
+        self.head.name = "node-0"
         self.told: list[messages.Message] = []
         self.at = 0.0
         self.head.goes_on.return_value = None
@@ -186,13 +188,13 @@ def test_what_comes_along_with_a_message_stays_until_the_other_host_has_it() -> 
     several = Several()
     name = several.hands()
     for number in range(2):
-        assert several.hosts.look(name) == "here"
+        assert several.hosts.look(name, 0, 1) == "here"
         several.hosts.claim(name, ("serve", number))
         assert several.hosts.view(name).memory == b"what comes along"
         several.hosts.release(name, ("serve", number))
     several.hosts.delivered("node-1", between.Has(name.name))
     several.head.look.return_value, several.head.view.side_effect = "gone", NotHere("it is not here")
-    assert several.hosts.look(name) == "gone"
+    assert several.hosts.look(name, 0, 1) == "gone"
 
 
 def test_what_is_recorded_stays_until_the_other_host_has_it_for_all_of_its_workers(tmp_path: Path) -> None:
@@ -208,7 +210,7 @@ def test_what_is_recorded_stays_until_the_other_host_has_it_for_all_of_its_worke
     several.head.look.return_value = "gone"
     for there in ("here", "gone"):
         several.say(between.Has(name))
-        assert several.hosts.look(Blob(name)) == there
+        assert several.hosts.look(Blob(name), 0, 1) == there
     several.say(between.Has(name))
 
 
@@ -217,14 +219,23 @@ def test_nothing_that_comes_along_is_kept_for_a_host_that_is_lost() -> None:
     name = several.hands()
     several.hosts.lost("node-1", "silent for 15.0 s")
     several.head.look.return_value = "gone"
-    assert several.hosts.look(name) == "gone"
+    assert several.hosts.look(name, 0, 1) == "gone"
 
 
 def test_a_version_is_carried_to_those_that_asked_early_before_they_are_told_that_it_is_made() -> None:
     several = Several()
     several.carrier.made.side_effect = lambda item: several.told.append(item)
+    several.head.newest = 6
+    several.hosts.carry_out(StartPull(worker=2, version=7), 0.0)
+    several.told.clear()
     several.head.made(7)
     assert several.told == [Version(7), between.Made(7)]
+
+
+def test_a_host_is_not_told_of_a_version_that_no_order_to_it_is_about() -> None:
+    several = Several()
+    several.head.made(7)
+    assert several.told == []
 
 
 PACKED = b"what the script keeps"
@@ -332,3 +343,57 @@ def test_what_a_host_had_not_handed_over_when_it_was_lost_is_never_heard() -> No
     several.hosts.lost("node-1", "its agent has ended")
     assert several.heard == []
     assert [call.args for call in several.news.gone.call_args_list] == [(2, 0), (3, 9)]
+
+
+HALVES = [Shard("node-0", 0, 32), Shard("node-1", 32, 64)]
+
+
+def test_a_version_lacks_the_range_of_a_host_that_is_lost() -> None:
+    """Who fetches it hears that it can't come, and never sees the rest for all of it."""
+    several = Several()
+    several.head.shards, several.head.cuts = HALVES, [0, *(one.end for one in HALVES)]
+    several.hosts.lost("node-1", "silent for 15.0 s")
+    assert several.hosts.ranges(Version(3)) == HALVES[1:]
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_training_can_t_begin_without_a_host_that_makes_a_range_and_is_lost(prepared: bool) -> None:
+    """It may be lost before the ranges are cut, or after."""
+    several = Several()
+    several.head.shards = HALVES if prepared else ()
+    several.hosts.lost("node-1", "silent for 15.0 s")
+    assert several.head.loses.called == prepared
+    several.head.shards = HALVES
+    assert several.hosts.why_not([0, 1]) == "host node-1 was to make a part of every version, and it is lost"
+
+
+def test_training_can_t_begin_without_any_worker_of_a_host_that_makes_a_range() -> None:
+    several = Several()
+    several.head.shards = HALVES
+    assert several.hosts.why_not([0, 3]) == ""
+    assert several.hosts.why_not([0, 1]).endswith("none of its workers has come to prepare()")
+
+
+def test_only_hosts_that_begin_exchange_ranges() -> None:
+    """Another one would never connect, and be given up for that."""
+    head, told = Mock(linked=False, shards=HALVES, newest=0), list[messages.Message]()
+    head.goes_on.return_value = None
+    absent = Other("node-2", range(4, 6), told.append)
+    hosts = SeveralHosts(head, [Other("node-1", range(2, 4), Mock()), absent], Mock(), Mock(), lambda: 0.0)
+    hosts.neighbours = near = Mock(return_value=())
+    head.state = os.memfd_create("state")
+    os.write(head.state, b"state")
+    hosts.begin([0, 1, 2])
+    os.close(head.state)
+    near.assert_called_once_with("node-1", ["node-1"])
+    assert told == []
+
+
+def test_a_share_of_the_state_that_has_no_room_is_said_to_be_lacking() -> None:
+    several = Several()
+    several.head.shards = HALVES
+    with patch("paceline.host.several.empty_file", side_effect=OSError(28, "No space left on device")):
+        several.say(between.Share(3, None, between.Attached("share 3 of node-1", 40)))
+    lacking = "host node-1's part of it has no room here: No space left on device"
+    several.head.shares.came.assert_called_once_with(3, lacking, None)
+    assert several.told == [between.Has("share 3 of node-1")]

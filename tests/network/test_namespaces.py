@@ -65,17 +65,18 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_TOKEN_FILE", str(tmp_path / "token"))
 
 
-def script(each_step: str = "pass") -> str:
-    return SCRIPT.replace("EACH_STEP", each_step.strip())
+def script(each_step: str = "pass", layers: str = "") -> str:
+    """`layers` are the first ones, if they are others."""
+    return SCRIPT.replace("EACH_STEP", each_step.strip()).replace("nn.Linear(6, 16)", layers or "nn.Linear(6, 16)")
 
 
 def begun(
-    launch: Launch, network: Network, workers: tuple[int, ...], *flags: str, each_step: str = "pass"
+    launch: Launch, network: Network, workers: tuple[int, ...], *flags: str, each_step: str = "pass", layers: str = ""
 ) -> tuple[Launcher, list[Launcher]]:
     """A run on that network: the head's process, and those of the hosts that join, which have so many workers."""
     listens = "--listen", f"{network.address(0)}:0", "--hosts", str(len(workers)), "--name", "host-0"
     flags = (*listens, "-n", str(workers[0]), "--threads", "1", *flags)
-    head = launch.start(script(each_step), *flags, first=network.first(0))
+    head = launch.start(script(each_step, layers), *flags, first=network.first(0))
     found = re.search(r"paceline join (\S+) -n", said(head, "paceline join .*\n"))
     assert found is not None
     return head, [
@@ -247,6 +248,60 @@ def test_a_machine_whose_cable_was_pulled_for_too_long_comes_back(
     (launch.tmp_path / "go-on").touch()
     is_whole(ended(head))
     assert ended(other).code == 0
+
+
+WIDE = "nn.Linear(6, 1024), nn.Tanh(), nn.Linear(1024, 1536), nn.Linear(1536, 16)"
+"""Makes the model one of several pieces, of which each host makes some."""
+
+
+@pytest.mark.long
+def test_joiners_that_cannot_reach_each_other_end_a_run_in_which_they_make_ranges(
+    launch: Launch, networks: Callable[..., Network]
+) -> None:
+    network = networks(3)
+    network.separate(1, 2)
+    flags = "-p", "asp", "--host-timeout", "3"
+    head, others = begun(launch, network, (1, 1, 1), *flags, each_step=LINGERS, layers=WIDE)
+    run = ended(head)
+    assert run.code == 3
+    assert "host host-2 is lost: it and host host-1 can't reach each other" in run.err
+    assert "failed: host host-2 made a part of every version, and it is lost" in run.out
+    assert [ended(other).code for other in others] == [3, 3]
+
+
+@pytest.mark.long
+def test_joiners_that_lose_each_other_end_a_run_in_which_they_make_ranges(
+    launch: Launch, networks: Callable[..., Network]
+) -> None:
+    """Nothing is said to either: what one sends is not acknowledged any more."""
+    network = networks(3)
+    flags = "-p", "asp", "--host-timeout", "3"
+    head, others = begun(launch, network, (1, 1, 1), *flags, each_step=LINGERS, layers=WIDE)
+    for worker in range(3):
+        await_file(launch.tmp_path / f"third-{worker}")
+    network.separate(1, 2)
+    (launch.tmp_path / "go-on").touch()
+    run = ended(head)
+    assert run.code == 3, run.err
+    assert "host host-2 is lost: it and host host-1 can't reach each other" in run.err
+    assert [ended(other).code for other in others] == [3, 3]
+
+
+@pytest.mark.long
+def test_joiners_that_cannot_reach_each_other_go_on_where_nothing_moves_between_them(
+    launch: Launch, networks: Callable[..., Network]
+) -> None:
+    """The model has one piece, which is made at the head."""
+    network = networks(3)
+    network.separate(1, 2)
+    flags = "-p", "asp", "--host-timeout", "3"
+    head, others = begun(launch, network, (1, 1, 1), *flags, each_step=LINGERS)
+    for worker in range(3):
+        await_file(launch.tmp_path / f"third-{worker}")
+    time.sleep(5)
+    (launch.tmp_path / "go-on").touch()
+    is_whole(ended(head))
+    assert [ended(other).code for other in others] == [0, 0]
 
 
 @pytest.mark.long

@@ -118,6 +118,22 @@ def test_a_link_that_the_workers_of_a_host_waited_for_is_named(tmp_path: Path, e
     assert "\nnode-1       3  " in said
 
 
+def test_a_wait_for_several_links_is_divided_by_how_often_each_brought_the_last_part(
+    tmp_path: Path, explained: Explain
+) -> None:
+    """Of each version node-2 has a part, too, which comes last for one in four."""
+    pulled = "UPDATE step_times SET pull = 0.75 * compute, compute = compute / 4 WHERE worker >= 2"
+    rows = "'node-1', 'node-2', 'version', NULL, version, 1000, at, at + 0.1 FROM commits WHERE version % 4"
+    last = f"INSERT INTO fetches SELECT 0, {rows} = 0"
+    columns = "rowid, fact, host, source, kind, worker, number, bytes, began, ended"
+    before = f"INSERT INTO fetches ({columns}) SELECT -version, 0, {rows} > 0"
+    told = json.loads(explained(on_two_hosts(tmp_path / "run", pulled, last, before), "--json"))
+    waited = {link["source"]: link["waited_for_versions_seconds"]["2"] for link in told["links"]}
+    assert waited["node-2"] / sum(waited.values()) == pytest.approx(0.25, abs=0.01)
+    (worker,) = (one for one in told["workers"] if one["worker"] == 2)
+    assert sum(waited.values()) == pytest.approx(worker["transfer_seconds"])
+
+
 def test_columns_stay_apart_where_names_of_hosts_are_short(tmp_path: Path, explained: Explain) -> None:
     tables = HostTable(name="a", workers=range(2)), HostTable(name="b", workers=range(2, 4))
     folder = simulated(
@@ -158,6 +174,8 @@ def test_what_a_link_took_while_others_waited_is_told_beside_computing(tmp_path:
     assert found is not None, said
     assert int(found[1]) + int(found[2]) == pytest.approx(100, abs=2)
     assert int(found[2]) == pytest.approx(67, abs=3), "the others computed for a quarter of its first half"
+    edited(folder, "INSERT INTO fetches VALUES (0, 'node-1', 'node-2', 'other', NULL, NULL, 1, 0.1, 0.2)")
+    assert "what it needed or had made was between node-1 and other hosts" in explained(folder)
 
 
 def test_a_host_whose_workers_share_the_blame_is_named(tmp_path: Path, explained: Explain) -> None:

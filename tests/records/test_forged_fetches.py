@@ -166,13 +166,13 @@ MEMBERS = ((0, "node-0", 0), (1, "node-1", 0), (2, "node-1", 0))
 BEGAN_AT_0 = TrainingBegan(members=MEMBERS, version=0, at=0.0)
 
 
-def version(number: int, ended: float, host: str = "node-1") -> Fetch:
-    return Fetch(host=host, source="node-0", kind="version", number=number, bytes=40, began=ended, ended=ended)
+def version(number: int, ended: float, host: str = "node-1", source: str = "node-0", size: int = 40) -> Fetch:
+    return Fetch(host=host, source=source, kind="version", number=number, bytes=size, began=ended, ended=ended)
 
 
-def update(worker: int, step: int, ended: float) -> Fetch:
+def update(worker: int, step: int, ended: float, host: str = "node-0", source: str = "node-1", size: int = 48) -> Fetch:
     return Fetch(
-        host="node-0", source="node-1", kind="update", worker=worker, number=step, bytes=48, began=ended, ended=ended
+        host=host, source=source, kind="update", worker=worker, number=step, bytes=size, began=ended, ended=ended
     )
 
 
@@ -273,11 +273,12 @@ def test_what_training_begins_with_may_be_fetched_again(tmp_path: Path) -> None:
     assert broken_rule(tmp_path / "run", then) is None
 
 
-def test_a_version_is_fetched_once_it_is_made(tmp_path: Path) -> None:
-    made = ApplyUpdate(version=5, contributions=((0, 0, 1.0),))
-    then = [BEGAN_AT_0, (ready(0, 0, 0, 0.01), made)]
+def test_a_version_is_fetched_once_it_is_ordered(tmp_path: Path) -> None:
+    ordered = ApplyUpdate(version=5, contributions=((0, 0, 1.0),))
+    then = [BEGAN_AT_0, (ready(0, 0, 0, 0.03), ordered)]
     assert broken_rule(tmp_path / "after", [*then, version(5, 0.051)]) is None
-    assert broken_rule(tmp_path / "before", [*then, version(5, 0.049)]) == broken.FETCHES
+    assert broken_rule(tmp_path / "meanwhile", [*then, version(5, 0.031)]) is None
+    assert broken_rule(tmp_path / "before", [*then, version(5, 0.029)]) == broken.FETCHES
     assert broken_rule(tmp_path / "never", [*then, version(50, 0.5)]) == broken.FETCHES
 
 
@@ -299,6 +300,93 @@ def test_where_links_are_described_fetches_need_not_end_in_the_order_of_their_ro
     pushed = [*HELD, ready(1, 0, 5, 0.4), ready(2, 0, 5, 0.4), update(1, 0, 0.6)]
     assert broken_rule(tmp_path / "links", [*pushed, update(2, 0, 0.5)], LINKS) is None
     assert broken_rule(tmp_path / "none", [*pushed, update(2, 0, 0.5)]) == broken.FETCHES
+
+
+# --- several hosts make each version ------------------------------------------------------------------
+
+THREE = ((0, "node-0", 0), (1, "node-1", 0), (2, "node-1", 0), (3, "node-2", 0))
+ALL = {"placement": {"node-0": [0, 20], "node-1": [20, 40], "node-2": [40, 50]}}
+FAR = {"placement": {"node-1": [0, 50]}}
+THREE_AT_0 = [
+    TrainingBegan(members=THREE, version=0, at=0.0),
+    version(0, 0.1, size=50),
+    version(0, 0.1, "node-2", size=50),
+]
+PARTS = [version(5, 0.2), version(5, 0.2, source="node-2", size=10)]
+"""What node-1 lacks of version 5."""
+
+
+@pytest.mark.parametrize(
+    ("then", "placement", "rule"),
+    [
+        ([taken(1, 0, 0.2), taken(0, 0, 0.2), taken(3, 0, 0.2)], ALL, None),
+        ([version(0, 0.2, "node-2", "node-1"), taken(3, 0, 0.3)], ALL, None),
+        ([version(0, 0.2, "node-1", "node-1")], ALL, broken.FETCHES),
+        ([version(0, 0.2, "node-1", "node-7")], ALL, broken.FETCHES),
+        ([*PARTS, taken(1, 5, 0.3), taken(2, 5, 0.4)], ALL, None),
+        ([PARTS[0], taken(1, 5, 0.3)], ALL, broken.FETCHED),
+        ([PARTS[1], taken(1, 5, 0.3)], ALL, broken.FETCHED),
+        ([*PARTS, taken(1, 5, 0.3), version(5, 0.4, source="node-2", size=10), taken(2, 5, 0.5)], ALL, None),
+        (
+            [*PARTS, taken(1, 5, 0.3), version(5, 0.4, source="node-2", size=10), ready(1, 0, 5, 0.5)],
+            ALL,
+            broken.FETCHED_ONCE,
+        ),
+        ([version(5, 0.2, "node-1", "node-1")], ALL, broken.FETCHES),
+        ([*PARTS, version(6, 0.3, source="node-2", size=20)], ALL, broken.FETCHES),
+        ([taken(0, 5, 0.3)], ALL, broken.FETCHED),
+        ([version(5, 0.2, "node-0", "node-1"), version(5, 0.2, "node-0", "node-2", 10), taken(0, 5, 0.3)], ALL, None),
+        ([taken(1, 0, 0.2), taken(1, 5, 0.3)], FAR, None),
+        ([taken(0, 5, 0.3)], FAR, broken.FETCHED),
+        ([version(5, 0.2, "node-0", "node-1", 50), taken(0, 5, 0.3)], FAR, None),
+        ([version(5, 0.2)], FAR, broken.FETCHES),
+    ],
+)
+def test_a_version_is_fetched_from_each_host_that_makes_a_part_of_it(
+    tmp_path: Path, then: list[Any], placement: dict[str, Any], rule: str | None
+) -> None:
+    assert broken_rule(tmp_path / "run", [*THREE_AT_0, *then], placement) == rule
+
+
+def of_worker(worker: int, *fetches: Fetch) -> list[Any]:
+    """Its update is ready, fetched, and arrives."""
+    return [ready(worker, 0, 0, 0.4), *fetches, UpdateArrived(worker=worker, step=0, at=0.6)]
+
+
+SLICES = update(1, 0, 0.5), update(1, 0, 0.5, "node-2", size=18)
+"""Of worker 1's update."""
+LEFT = WorkerLeft(worker=1, reason="died", at=0.45)
+
+
+@pytest.mark.parametrize(
+    ("then", "placement", "rule"),
+    [
+        (of_worker(1, *SLICES), ALL, None),
+        (of_worker(1, SLICES[0]), ALL, broken.FETCHED),
+        (of_worker(1, SLICES[1]), ALL, broken.FETCHED),
+        (of_worker(1, *SLICES, SLICES[1]), ALL, broken.FETCHED_ONCE),
+        ([*of_worker(1, *SLICES), SLICES[1]], ALL, broken.FETCHES),
+        (of_worker(1, *SLICES, update(1, 0, 0.5, "node-1", "node-1")), ALL, broken.FETCHES),
+        (of_worker(0, update(0, 0, 0.5, "node-1", "node-0"), update(0, 0, 0.5, "node-2", "node-0", 18)), ALL, None),
+        (of_worker(0, update(0, 0, 0.5, "node-1", "node-0")), ALL, broken.FETCHED),
+        ([*of_worker(1, *SLICES), ready(1, 1, 0, 0.7), update(1, 1, 0.8, "node-2", size=19)], ALL, broken.FETCHES),
+        ([ready(1, 0, 0, 0.4), LEFT, SLICES[1]], ALL, None),
+        ([ready(1, 0, 0, 0.4), LEFT, SLICES[1], SLICES[1]], ALL, broken.FETCHED_ONCE),
+        ([ready(1, 0, 0, 0.4), LEFT, SLICES[0]], ALL, broken.FETCHES),
+        ([LEFT, SLICES[1]], ALL, broken.FETCHES),
+        (of_worker(1, update(1, 0, 0.5)), FAR, None),
+        (of_worker(1), FAR, broken.FETCHED),
+        (of_worker(0), FAR, broken.FETCHED),
+        (of_worker(3, update(3, 0, 0.5, "node-0", "node-2"), update(3, 0, 0.5, "node-1", "node-2")), FAR, None),
+        (of_worker(3, update(3, 0, 0.5, "node-1", "node-2")), FAR, broken.FETCHED),
+        (of_worker(3, update(3, 0, 0.5, "node-0", "node-2")), FAR, broken.FETCHED),
+        (of_worker(1, update(1, 0, 0.5), update(1, 0, 0.5, "node-2")), FAR, broken.FETCHES),
+    ],
+)
+def test_an_update_is_fetched_by_the_head_and_by_each_host_that_makes_a_part_of_versions(
+    tmp_path: Path, then: list[Any], placement: dict[str, Any], rule: str | None
+) -> None:
+    assert broken_rule(tmp_path / "run", [*THREE_AT_0, *then], placement) == rule
 
 
 def test_a_replay_fetches_nothing(real: Path) -> None:

@@ -148,6 +148,31 @@ def test_what_a_host_fetched_is_a_pull_of_each_worker_that_took_it_and_a_push_of
     assert read().hosts == {0: "node-0", 1: "node-1", 2: "node-1", 3: "node-2"}
 
 
+def test_an_item_in_parts_is_one_pull_from_all_hosts_that_have_them_and_one_push_to_all_that_need_it(
+    ledger: Ledger, read: Callable[[], Timeline]
+) -> None:
+    ledger.note("protocol", {"name": "asp", "config": {}})
+    members = ((0, "node-0", 0), (1, "node-1", 0))
+    ledger.record(TrainingBegan(members=members, version=0, at=0.0), ())
+
+    def fetch(host: str, source: str, kind: str, size: int, began: float, ended: float) -> None:
+        worker = 1 if kind == "update" else None
+        ledger.fetched(
+            Fetch(host=host, source=source, kind=kind, worker=worker, number=3, bytes=size, began=began, ended=ended)
+        )
+
+    fetch("node-1", "node-0", "version", 40, 0.5, 1.0)
+    fetch("node-1", "node-2", "version", 30, 0.5, 2.0)
+    ledger.record(ParametersTaken(worker=1, version=3, at=2.0), ())
+    fetch("node-2", "node-1", "update", 8, 3.5, 4.0)
+    fetch("node-0", "node-1", "update", 9, 3.0, 5.0)
+    (_, lane) = read().lanes
+    assert [(one.direction, one.size, one.began, one.ended) for one in lane.transfers] == [
+        ("pull", 70, 0.5, 2.0),
+        ("push", 17, 3.0, 5.0),
+    ]
+
+
 def test_a_run_on_one_host_with_several_nodes_names_no_hosts(ledger: Ledger, read: Callable[[], Timeline]) -> None:
     ledger.note("protocol", {"name": "asp", "config": {}})
     members = ((0, "node-0", 0), (1, "node-1", 0))

@@ -17,6 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.cli.hosts import named
+from paceline.cli.main import parser
+from paceline.cluster.scenario import HostTable, Scenario
+from paceline.core.choice import choose
+from paceline.errors import ConfigError
 from paceline.fabric.control import HostEnd
 from paceline.fabric.token import Token, read, write
 from paceline.host import between, messages
@@ -95,6 +100,13 @@ def begun(launch: Launch, text: str, *flags: str, hosts: int = 2, workers: int =
     found = re.search(r"paceline join (\S+) -n", line)
     assert found is not None
     return Head(process, found[1], line)
+
+
+def listens_at(process: Launcher) -> str:
+    """Where a head says that others are to join."""
+    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
+    assert found is not None
+    return found[1]
 
 
 def joined(launch: Launch, head: Head, name: str, workers: int = 1) -> Launcher:
@@ -335,11 +347,10 @@ def test_a_run_with_joiners_goes_on_with_others(launch: Launch) -> None:
     head = begun(launch, script(), "-p", "asp", "--max-steps", "20")
     assert ended(joined(launch, head, "b", 2)).code == 0
     first = head.ended().completed()
-    address = "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "2"
-    process = launch.start_resumed(first.folder, "--max-steps", "40", *address)
-    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
-    assert found is not None
-    other = launch.start_joining(found[1], "--name", "c", "-n", "2")
+    listens = "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "2"
+    process = launch.start_resumed(first.folder, "--max-steps", "40", *listens)
+    address = listens_at(process)
+    other = launch.start_joining(address, "--name", "c", "-n", "2")
     run = ended(process).completed()
     assert ended(other).code == 0
     assert run.summary["workers"] == 4
@@ -471,10 +482,9 @@ def test_a_host_with_an_empty_folder_is_sent_what_the_script_needs(
     here, there = folders(tmp_path, script(before=USES_THE_FOLDER.strip()))
     monkeypatch.chdir(here)
     process = launch.start(Path("train.py"), *SEND, ".")
-    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
-    assert found is not None
+    address = listens_at(process)
     monkeypatch.chdir(there)
-    joiner = ended(launch.start_joining(found[1], "--name", "b", "-n", "1"))
+    joiner = ended(launch.start_joining(address, "--name", "b", "-n", "1"))
     run = ended(process).completed()
     assert joiner.code == 0, joiner.err
     assert "receiving the script's folder, of " in joiner.err
@@ -497,15 +507,14 @@ def test_a_host_that_comes_back_as_another_process_is_sent_the_folder_again(
     here, there = folders(tmp_path, script(each_step=waits))
     monkeypatch.chdir(here)
     process = launch.start(Path("train.py"), *SEND, ".", "--restart", "1", "--host-timeout", "3")
-    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
-    assert found is not None
+    address = listens_at(process)
     monkeypatch.chdir(there)
-    other = launch.start_joining(found[1], "--name", "b", "-n", "1")
+    other = launch.start_joining(address, "--name", "b", "-n", "1")
     await_file(tmp_path / "at-1")
     os.kill(other.pid, signal.SIGKILL)
     ended(other)
     said(process, "host b is lost")
-    again = launch.start_joining(found[1], "--name", "b", "-n", "1")
+    again = launch.start_joining(address, "--name", "b", "-n", "1")
     said(process, "worker 1 is back")
     (tmp_path / "go-on").touch()
     ended(process).completed()
@@ -520,10 +529,9 @@ def test_a_host_with_another_torch_is_refused_before_it_is_sent_the_folder(
     here, there = folders(tmp_path, script())
     monkeypatch.chdir(here)
     process = launch.start(Path("train.py"), *SEND, ".")
-    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
-    assert found is not None
+    address = listens_at(process)
     monkeypatch.chdir(there)
-    refused = ended(launch.start_joining(found[1], "--name", "b", first="import torch; torch.__version__ = '1.0'"))
+    refused = ended(launch.start_joining(address, "--name", "b", first="import torch; torch.__version__ = '1.0'"))
     os.kill(process.pid, signal.SIGINT)
     ended(process)
     assert refused.code == 2
@@ -548,15 +556,14 @@ def test_a_host_refuses_a_folder_that_it_can_t_take_and_the_head_waits_on(
     here, there = folders(tmp_path, script())
     monkeypatch.chdir(here)
     process = launch.start(Path("train.py"), *SEND, ".")
-    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
-    assert found is not None
+    address = listens_at(process)
     monkeypatch.chdir(there)
-    refused = ended(launch.start_joining(found[1], "--name", "b", "-n", "1", first=first))
+    refused = ended(launch.start_joining(address, "--name", "b", "-n", "1", first=first))
     assert refused.code == 2
     assert line in refused.err.splitlines()[-1]
     assert line in said(process, "host b takes no part: .*\n")
     assert not list(there.iterdir())
-    joiner = launch.start_joining(found[1], "--name", "b", "-n", "1")
+    joiner = launch.start_joining(address, "--name", "b", "-n", "1")
     assert ended(process).code == 0
     assert ended(joiner).code == 0
 
@@ -586,6 +593,9 @@ def test_a_folder_that_can_t_be_sent_is_refused_before_the_run(
 # --- what is refused, in one line ---------------------------------------------------------------
 
 
+TWO = ["--listen", "127.0.0.1:0", "--hosts", "2"]
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
@@ -597,6 +607,8 @@ def test_a_folder_that_can_t_be_sent_is_refused_before_the_run(
         (["--listen", "127.0.0.1:0", "--hosts", "2", "-p", "ad-psgd"], "--listen: ad-psgd runs on one host only"),
         (["--listen", "127.0.0.1:0", "--hosts", "2", "-p", "ddp"], "--listen: ddp runs on one host only"),
         (["--listen", "127.0.0.1:0", "--hosts", "2", "--emulate-hosts", "2"], "give one of the two"),
+        ([*TWO, "--restart", "1", "--shards-on", "b"], "--shards-on is b, and --restart lets hosts come and go"),
+        ([*TWO[:3], "1:2", "--shards-on", "all"], "--shards-on is all, and --hosts lets hosts come later"),
         (["--listen", "192.0.2.1:7117", "--hosts", "2"], "--listen 192.0.2.1:7117: Cannot assign requested address"),
     ],
 )
@@ -606,6 +618,21 @@ def test_flags_that_make_no_run_are_refused_before_it(flags: list[str], line: st
     assert line in run.err
     assert run.err.count("\n") == 1
     assert not run.folder.exists()
+
+
+@pytest.mark.parametrize(("said", "works"), [("head", True), ("b", True), ("c,b", False)])
+def test_a_host_that_is_to_have_a_shard_is_known_once_all_have_come(said: str, works: bool) -> None:
+    company = named(parser("run").parse_args(["run", *TWO, "--name", "a", "--shards-on", said, "train.py"]))
+    choice = choose("asp", registry())
+    scenario, workers, _ = company.settled(choice, Scenario())
+    listening = company.listening(choice, scenario, workers)
+    assert listening is not None
+    tables = HostTable(name="a", workers=range(2)), HostTable(name="b", workers=range(2, 4))
+    if works:
+        assert listening.scenario(tables, None).nodes == 2
+    else:
+        with pytest.raises(ConfigError, match='--shards-on names "c", and the hosts are a, b'):
+            listening.scenario(tables, None)
 
 
 @pytest.mark.parametrize("flags", [["--listen", "127.0.0.1:0", "--hosts", "2"], ["--emulate-hosts", "2"]])
@@ -679,18 +706,17 @@ def test_a_host_without_the_heads_script_is_refused_and_the_head_waits_on(
     Path("train.py").write_text(script())
     flags = "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "1", "-p", "asp", "--threads", "1"
     process = launch.start(Path("train.py"), *flags)
-    found = re.search(r"paceline join (\S+) -n", said(process, "paceline join .*\n"))
-    assert found is not None
+    address = listens_at(process)
     monkeypatch.chdir(tmp_path / "there")
-    lacks = ended(launch.start_joining(found[1], "--name", "b"))
+    lacks = ended(launch.start_joining(address, "--name", "b"))
     assert lacks.code == 2
     assert "train.py: No such file or directory; the script has to be on every host" in lacks.err
     Path("train.py").write_text(script() + "# another one\n")
-    other = ended(launch.start_joining(found[1], "--name", "b"))
+    other = ended(launch.start_joining(address, "--name", "b"))
     assert other.code == 2
     assert "train.py is not the head's" in other.err
     Path("train.py").write_text(script())
-    joiner = launch.start_joining(found[1], "--name", "b", "-n", "1")
+    joiner = launch.start_joining(address, "--name", "b", "-n", "1")
     assert ended(process).code == 0
     assert ended(joiner).code == 0
 

@@ -67,6 +67,7 @@ UNUSUAL = Settings(
     restart=2,
     hosts=2,
     host_timeout=9.5,
+    shards_on="big,small",
     isa="common",
     simulated=replace(SCENARIO, jitter=0.5),
 )

@@ -261,8 +261,8 @@ IS_THERE_LATE = """
 from paceline.host.several import SeveralHosts
 from paceline.host.wire import FIXED
 look, made = SeveralHosts.look, SeveralHosts._made
-def late(self, item):
-    return "coming" if item == FIXED and self._head.newest < 3 else look(self, item)
+def late(self, item, *asked):
+    return "coming" if item == FIXED and self._head.newest < 3 else look(self, item, *asked)
 def in_the_end(self, version):
     made(self, version)
     self._carrier.made(FIXED)

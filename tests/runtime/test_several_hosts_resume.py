@@ -103,9 +103,12 @@ def test_rounds_on_several_hosts_that_are_stopped_and_resumed_end_on_the_bits_of
 
 def test_a_run_goes_on_on_any_number_of_hosts_and_is_replayed_on_one(launch: Launch) -> None:
     run = launch.run(script(), "-n", "2", "--threads", "1", "-p", "asp", "--max-steps", "15").completed()
-    launch.resume(run.folder, "--emulate-hosts", "3", "-n", "1", "--max-steps", "35").completed()
+    launch.resume(run.folder, "--emulate-hosts", "3", "-n", "1", "--shards-on", "head", "--max-steps", "35").completed()
     launch.resume(run.folder, "--emulate-hosts", "2", "--max-steps", "50").completed()
     resumed = launch.resume(run.folder, "--emulate-hosts", "1", "-n", "3").completed()
+    noted = resumed.rows("SELECT json_extract(notes, '$.shards_on') FROM segments ORDER BY segment")
+    assert noted == [(None,), ("head",), ("head",), (None,)]  # what holds now is in the configuration
+    assert resumed.rows("SELECT value FROM run WHERE key = 'shards_on'") == [('""',)]
     assert resumed.summary["segments"] == 4
     assert resumed.summary["samples"] == 3 * 96
     assert resumed.rows("SELECT count(*) FROM applied_samples GROUP BY epoch, sample") == [(1,)] * (3 * 96)

@@ -13,7 +13,8 @@ from paceline.host.turns import MOST_QUESTIONS, Turns
 from paceline.protocols import registry
 
 OFFERED = m.Offered(
-    forms=[], fixed_bytes=0, slot_bytes=0, push_bytes=0, state_bytes=0, model_bytes=0, optimizer="SGD",
+    forms=[], fixed_bytes=0, slot_bytes=0, push_bytes=0, flags_bytes=0, cuts=[0, 0], state_bytes=0, model_bytes=0,
+    optimizer="SGD",
     scalars=[{"lr": 0.1, "momentum": 0.9, "name": "a"}, {"lr": 0.2}], loads=True, epoch_samples=None, data=None,
     streams=False, epochs=None, buffers=None, shards=None, evaluates=True, keeps=False, metrics=None, code={},
 )  # fmt: skip
@@ -27,7 +28,8 @@ COMPUTE = m.Compute(step=5, version=3, slot=1, area=0, ahead=[])
 STOP = m.Stop(at_once=False)
 DRAWN = m.OrderDrawn(epoch=1, block=2, digest="", order=[[1]], last=True, samples=1)
 WANTS_TO_ADOPT = m.AdoptionWanted("digest")
-STARTED: list[str | Message] = ["told", m.ForkStore(9, 2, steps=True), "heard", OFFERED, "told", BEGIN, COMPUTE]
+FORK = m.ForkStore(9, 2, steps=True, begin=0, end=0)
+STARTED: list[str | Message] = ["told", FORK, "heard", OFFERED, "told", BEGIN, COMPUTE]
 
 
 def finished(**changes: Any) -> m.StepFinished:
@@ -93,7 +95,7 @@ PROPER: dict[str, tuple[str, list[str | Message]]] = {
     "its parser's end": ("asp", [m.ParserEnded(2)]),
     "that it can't fork the store": (
         "asp",
-        ["heard", OFFERED, "told", m.ForkStore(9, 2, steps=True), "heard", m.StoreNotForked("")],
+        ["heard", OFFERED, "told", FORK, "heard", m.StoreNotForked("")],
     ),
     "what it began with": ("asp", [*STARTED, "heard", WANTS_TO_ADOPT, "told", m.AdoptInto(1), "heard", m.Adopted()]),
     "what it began with, after it was stopped": (

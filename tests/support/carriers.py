@@ -124,7 +124,7 @@ class Side:
     def fetched(self, fetch: Fetch) -> None:
         self.fetches.append(fetch)
 
-    def look(self, item: Item) -> Where:
+    def look(self, item: Item, begin: int, end: int) -> Where:
         return "here" if item in self.has else "gone" if item in self.gone else "coming"
 
     def claim(self, item: Item, owner: Owner) -> None:

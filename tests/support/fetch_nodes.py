@@ -65,13 +65,19 @@ CODING = Coding(Hello | Beat | Ask | Cancel | Bytes | Refused)
 
 def content(named: Named, host: str, life: object) -> bytes:
     """What that life of a host makes of an item: another one makes something else."""
-    return random.Random(f"{named} {host} {life}").randbytes(2 * SIZE)
+    return random.Random(f"{named} {host} {life}").randbytes(3 * SIZE)
 
 
 def owners(named: Named, host: str) -> tuple[str, ...]:
-    """The other hosts that have ranges of the item."""
-    others = [name for name in NAMES if name != host]
-    return (others[named.item[0] % 2],) if named.item[0] < ITEMS // 2 else tuple(others)  # type: ignore[call-overload]
+    """The other hosts that have ranges of the item, in the order of these. One may have two."""
+    one, other = (name for name in NAMES if name != host)
+    match named.item[0]:
+        case int(number) if number < ITEMS // 2:
+            return ((one, other)[number % 2],)
+        case number if number < ITEMS - 1:
+            return one, other
+        case _:
+            return one, other, one
 
 
 @dataclass(slots=True)
@@ -112,6 +118,8 @@ class Node:
         self.serves = Serves(self.look, self.segment)
         self.where: dict[Item, str] = {}
         self.places: dict[Named, bytearray] = {}
+        self.brought: dict[Named, set[str]] = {}
+        """By item that has a place: the hosts of which all is there."""
         self.claims: dict[tuple[Named, Owner], Waits] = {}
         self.shelf: set[tuple[Named, Owner]] = set()
         self.links: dict[int, Link] = {}
@@ -124,7 +132,7 @@ class Node:
 
     # --- what the world has it do -------------------------------------------------------------------
 
-    def look(self, item: Item) -> Any:
+    def look(self, item: Item, begin: int, end: int) -> Any:
         return self.where.get(item, "coming")
 
     def claim(self, version: int, number: int, patient: bool) -> None:
@@ -148,7 +156,7 @@ class Node:
     def make(self, version: int, how: str) -> None:
         """An item of the present segment is made, is never made, or is not needed here any more."""
         item = Version(version)
-        named, where = Named(self.segment, item), self.look(item)
+        named, where = Named(self.segment, item), self.look(item, 0, 1)
         if how == "make" and where == "coming":
             self.where[item] = "here"
             self.serve(self.serves.made(named))
@@ -175,15 +183,22 @@ class Node:
                 case fetches.TakePlace(named):
                     if named in self.places or len(self.places) >= self.room:
                         raise Wrong(f"{named} has a place, or none is free")
-                    self.places[named] = bytearray(2 * SIZE)
+                    self.places[named] = bytearray(3 * SIZE)
+                    self.brought[named] = set()
                 case fetches.FreePlace(named):
-                    del self.places[named]
+                    del self.places[named], self.brought[named]
                 case fetches.Ask(peer, request, named, begin, end):
                     self.say(peer, Ask(request, named.segment, named.item[0], begin, end))  # type: ignore[arg-type]
                 case fetches.Cancel(peer, request):
                     self.say(peer, Cancel(request))
+                case fetches.Brought(named, peer, size):
+                    if peer.host in self.brought[named] or size != SIZE * owners(named, self.name).count(peer.host):
+                        raise Wrong(f"{peer} has brought {size} bytes of {named}, or had before")
+                    self.brought[named].add(peer.host)
                 case fetches.Arrived(named, owner):
                     waits = self.answered(named, owner, "arrived")
+                    if self.brought[named] != set(owners(named, self.name)):
+                        raise Wrong(f"{named} has arrived, and only {self.brought[named]} have brought theirs")
                     if waits.expected and bytes(self.places[named][: len(waits.expected)]) != waits.expected:
                         raise Wrong(f"{named} arrived with other bytes than its owner has")
                 case fetches.Lost(named, owner):
@@ -261,9 +276,9 @@ class Node:
             case Ask(request, segment, version, begin, end):
                 named = Named(segment, Version(version))
                 self.serve(self.serves.asked(self.of(link), request, named, begin, end))
-                asked = self.serves._requests[self.of(link)].values()
-                if len([one for one in asked if one.named == named and not one.stops]) > 1:
-                    raise Wrong(f"{link.peer} asks for {named} twice")
+                asked = self.serves._requests.get(self.of(link), {}).values()
+                if len([one for one in asked if (one.named, one.end) == (named, end) and not one.stops]) > 1:
+                    raise Wrong(f"{link.peer} asks for bytes of {named} twice")
             case Cancel(request):
                 self.serve(self.serves.cancelled(self.of(link), request))
             case Refused(request, why):
@@ -314,7 +329,7 @@ class Node:
     def send_some(self) -> None:
         """Send the next bytes of each request."""
         for key, order in list(self.sending.items()):
-            if self.look(order.named.item) != "here" or order.named.segment != self.segment:
+            if self.look(order.named.item, order.begin, order.end) != "here" or order.named.segment != self.segment:
                 raise Wrong(f"{order.named} is sent, and is not here")
             end = min(order.begin + CHUNK, order.end)
             data = content(order.named, self.name, self.life)[order.begin : end]

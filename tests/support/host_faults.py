@@ -23,7 +23,7 @@ IN_TIME = 120.0
 """Seconds. An idle machine takes three."""
 ENDED_LATE = "in time and (is|are) ended"
 """What is said of scripts that did not end by themselves. After Ctrl-C they have 30 seconds."""
-WAITS = 20
+WAITS = 60
 """Seconds that nobody may wait for anything."""
 LENIENT, STRICT = 15.0, 2.0
 """Timeouts of hosts: the usual one, and one that a stopped host outlasts."""
@@ -71,14 +71,81 @@ for epoch in {each}:
 comes_to("end")
 """
 
+SPREAD = """
+import time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+comes_to = getattr(paceline, "comes_to", lambda place: None)  # nothing befalls a replay
+comes_to("begin")
+torch.manual_seed(3)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.below = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh())
+        self.frozen, self.seldom, self.above = nn.Linear(16, 16), nn.Linear(16, 3), nn.Linear(16, 3)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.below(x)
+        return self.above(torch.relu(self.frozen(x)) + x) + (self.seldom(x) if seldom or not self.training else 0.0)
+
+model, seldom, batches = Net(), True, 0
+groups = [{{"params": [*model.below.parameters(), *model.frozen.parameters()], "lr": {low}}},
+          {{"params": [*model.seldom.parameters(), *model.above.parameters()]}}]
+class Own(torch.optim.SGD): pass
+optimizer = {optimizer}
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+x, y = torch.randn({samples}, 6), torch.randint(0, 3, ({samples},))
+loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)
+
+def evaluate(model):
+    comes_to("evaluate")
+    model.eval()
+    return {{"loss": nn.functional.cross_entropy(model(x), y).item()}}
+
+if {prior}:
+    model(x).sum().backward()
+    optimizer.step()
+comes_to("prepare")
+keep = {keep}
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs={epochs}, evaluate={evaluate}, keep=keep)
+{change}
+for epoch in {each}:
+    for x_, y_ in loader:
+        comes_to("batch")
+        batches += 1
+        seldom = not {none} or (paceline.worker() + batches) % 3 > 0  # else some parameters have no gradient
+        optimizer.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(model(x_), y_)
+        loss.backward()
+        if (paceline.worker(), batches) == {spoils}:
+            model.above.bias.grad.fill_(float("nan"))
+        comes_to("step")
+        optimizer.step()
+        comes_to("stepped")
+        {each_step}
+        time.sleep({pause} * (1 + paceline.worker()))
+    comes_to("epoch")
+    scheduler.step()
+    {each_epoch}
+{end}
+comes_to("end")
+"""
+"""Of several pieces, where these are small. Some parameters are frozen, and some have no gradient in some steps."""
+
 FIRST = """
 import os, signal, socket, subprocess, sys
 import paceline
-from paceline.host import carrier, tcp, zygote
+from paceline.host import arithmetic_process, carrier, tcp, zygote
 from paceline.runtime import agent, emulated, others, worker
 from paceline.training import store
 
 launcher, forks, who, seen, streams = os.getpid(), None, "head", {}, []
+stores = "store"
 
 def is_now(name):
     # this process is that from now on: a fork has the counts of the process before
@@ -129,7 +196,9 @@ def around(owner, name, place):
     setattr(owner, name, call)
 
 def work(number, *arguments, real=worker.work):
+    global stores
     is_now(f"worker {number}")
+    stores = "store" if number < EACH else f"store of node-{number // EACH}"
     return real(number, *arguments)
 
 def serve(*arguments, real=zygote._serve):
@@ -152,18 +221,29 @@ def open_stream(self, *arguments, real=tcp.Stream.__init__, **keys):
 
 def commit(self, *arguments, real=store.Store.commit, **keys):
     global who
-    who = "store"
+    who = stores
     comes_to("commit")
     return real(self, *arguments, **keys)
 
+def share(self, *arguments, real=arithmetic_process._Recorder.share):
+    global who
+    who = stores
+    comes_to("share")
+    return real(self, *arguments)
+
 paceline.comes_to = comes_to
 worker.work, zygote._serve, zygote.Zygote.__init__, emulated.agent = work, serve, begin, take_part
-tcp.Stream.__init__, store.Store.commit = open_stream, commit
+tcp.Stream.__init__, store.Store.commit, arithmetic_process._Recorder.share = open_stream, commit, share
 around(agent._Agent, "delivered", lambda self, message: type(message).__name__)
 around(others.Others, "delivered", lambda self, host, incarnation, message: type(message).__name__)
 around(carrier.Carrier, "fetch", lambda self, *arguments: "fetch")
 """
 """What the run's first process executes before anything else. So it is in all processes, and not in the script."""
+SMALL = """
+from paceline.training import parts
+parts.CHUNK = {elements}
+"""
+"""The same, of a replay too: how long a piece is. So a small model has several."""
 
 HARMLESS = ("cut control", "cut data", "kill zygote", "stop itself", "stop agent", "stop launcher")
 """What changes nothing of what a run comes to, if nobody is stopped for long."""
@@ -180,6 +260,9 @@ AGENTS = {"Open": 1, "Train": 1, "CarryOut": 60, "Made": 30, "Say": 20, "Left": 
 HEADS = {"Heard": 100, "Begun": 2, "Taken": 30, "Computes": 30, "Gone": 2}
 FETCHES = {"fetch": 20}
 COMMITS = {"commit": 24}
+SHARES = {"commit": 24, "share": 3}
+RANGES = {"Bring": 20, "MakeRange": 24, "Free": 20, "SendShare": 3, "Adopted": 1}
+MAKERS = {"Stored": 30, "RangeMade": 24, "Share": 3}
 """By process: where something befalls it, and about how often it comes there."""
 
 Fault = tuple[str, str, int, str, float]
@@ -200,6 +283,8 @@ class Schedule:
     faults: tuple[Fault, ...]
     resumes: tuple[Resume, ...]
     """How it goes on if it ends before its work is done and has a snapshot. Nothing befalls the last one."""
+    before: str = field(default="", repr=False)
+    """What the run's first process executes before all that, and a replay's, too."""
 
     @classmethod
     def of(cls, seed: int) -> Schedule:
@@ -231,6 +316,30 @@ class Schedule:
         timeout = STRICT if any(seconds > 1.0 for *_, seconds in all_faults) else LENIENT
         flags += ["--host-timeout", str(timeout)]
         return cls(seed, tuple(flags), timeout, script, tuple(faults), tuple(resumes))
+
+    @classmethod
+    def with_shards(cls, seed: int) -> Schedule:
+        """The seed's, of a run whose versions several hosts make, or another one than the head."""
+        chance = random.Random(f"shards {seed}")
+        stored = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+        protocol = stored[seed % len(stored)]
+        hosts, each = chance.choice([(2, 1), (2, 2), (3, 1), (3, 2), (4, 1)])
+        flags = ["--emulate-hosts", str(hosts), "-n", str(each), "--threads", "1", "--report-waits", str(WAITS)]
+        flags += ["-p", chance.choice([protocol, protocol + _parameters(chance, protocol)]), "--drain", "2"]
+        flags += ["--record", str(chance.choice([0, 1, 4])), "--checkpoint", chance.choice("0113")]
+        flags += ["--start", "together"] if chance.random() < 0.2 else []
+        flags += ["--on-loss", "stop"] if chance.random() < 0.2 else []
+        if chance.random() < 0.2:
+            flags += ["--max-steps", str(chance.randint(1, STEPS))]
+        flags += _shards_on(chance, hosts)
+        faults = [_fault_with_shards(chance, hosts, each) for _ in range(chance.choice([0, 1, 1, 1, 2, 2, 3]))]
+        resumes = [_resume_with_shards(chance, protocol, hosts, each, more) for more in (chance.random() < 0.5, False)]
+        all_faults = [*faults, *(fault for _, more in resumes for fault in more)]
+        timeout = STRICT if any(seconds > 1.0 for *_, seconds in all_faults) else LENIENT
+        flags += ["--host-timeout", str(timeout)]
+        before = SMALL.format(elements=chance.choice([16, 32, 128]))
+        script = _script_with_shards(chance, hosts * each)
+        return cls(seed, tuple(flags), timeout, script, tuple(faults), tuple(resumes), before)
 
 
 def _parameters(chance: random.Random, protocol: str) -> str:
@@ -304,29 +413,99 @@ def _script(chance: random.Random, evaluates: bool) -> str:
     )
 
 
+def _shards_on(chance: random.Random, hosts: int) -> list[str]:
+    names = chance.sample([f"node-{host}" for host in range(hosts)], chance.randint(1, hosts))
+    return chance.choice([[], ["--shards-on", "all"], ["--shards-on", "all"], ["--shards-on", ",".join(names)]])
+
+
+def _fault_with_shards(chance: random.Random, hosts: int, each: int) -> Fault:
+    host = chance.randrange(hosts)
+    whats = (*IN_STORE[:2], *IN_STORE) + ((*ON_AGENT, *ON_AGENT[:2]) if host else ())
+    process, places, whats = chance.choice(
+        [
+            *[(f"store of node-{host}" if host else "store", SHARES, whats)] * 3,
+            *[(f"node-{chance.randrange(1, hosts)}", AGENTS | FETCHES | RANGES, IN_AGENT)] * 3,
+            ("head", HEADS | FETCHES | MAKERS, IN_HEAD),
+        ]
+    )
+    if chance.random() < 0.4:
+        return _fault(chance, hosts, each)
+    place = chance.choice(list(places))
+    seconds = chance.choice([0.1, 0.4, STRICT + 1.0])
+    what = chance.choice(whats)
+    return process, place, chance.randint(1, places[place]), what, seconds if what.startswith("stop") else 0.0
+
+
+def _resume_with_shards(chance: random.Random, protocol: str, hosts: int, each: int, befalls: bool) -> Resume:
+    others = [(1, hosts * each)] if protocol == "ps-plus" else [(1, 2), (2, 1), (2, 2), (3, 1)]  # as many workers there
+    hosts, each = chance.choice([(hosts, each), *others])
+    flags = ["--emulate-hosts", str(hosts), "-n", str(each)]
+    if hosts == 1:
+        return tuple(flags), ()
+    flags += chance.choice([["--shards-on", "all"], ["--shards-on", "head"], ["--shards-on", "node-1"]])
+    return tuple(flags), (_fault_with_shards(chance, hosts, each),) if befalls else ()
+
+
+def _script_with_shards(chance: random.Random, workers: int) -> str:
+    saves = "torch.save([model.state_dict(), optimizer.state_dict()], __file__ + f'.{paceline.worker()}.pt')"
+    changes = "torch.nn.init.constant_(model.above.weight, 0.25)"
+    loads = "optimizer.load_state_dict(optimizer.state_dict())"
+    spoils = (chance.randrange(workers), chance.randint(1, 10)) if chance.random() < 0.08 else None
+    some = ("pass", "pass", "model.state_dict()", "optimizer.state_dict()", saves)
+    return SPREAD.format(
+        optimizer=chance.choice(
+            [
+                "torch.optim.SGD(groups, lr=0.1, momentum=0.9)",
+                "torch.optim.SGD(model.parameters(), lr=0.1)",
+                "torch.optim.AdamW(groups, lr=0.01)",
+                "torch.optim.AdamW(model.parameters(), lr=0.01)",
+                "Own(groups, lr=0.05)" if chance.random() < 0.3 else "torch.optim.Adam(groups, lr=0.01, amsgrad=True)",
+            ]
+        ),
+        low=chance.choice([0.05, 0.001]),
+        samples=SAMPLES,
+        epochs=EPOCHS,
+        evaluate="evaluate" if chance.random() < 0.4 else "None",
+        prior=chance.random() < 0.3,
+        none=chance.random() < 0.5,
+        spoils=spoils,
+        each_step=chance.choice(["pass", "pass", "pass", "if batches % 7 == 0: optimizer.state_dict()"]),
+        each_epoch=chance.choice(some),
+        end=chance.choice(["", "paceline.finish()", "optimizer.state_dict()", "print('the end')"]),
+        pause=chance.choice([0, 0.002, 0.01]),
+        keep=chance.choice(["None", "{'scheduler': scheduler}"]),
+        each=chance.choice([f"range({EPOCHS})", f"paceline.epochs({EPOCHS})"]),
+        change=chance.choice(["", "", changes, f"{changes}; {loads}"]),
+    )
+
+
 def carry_out(schedule: Schedule, launch: Launch) -> list[str]:
     """Make the run, and go on with it, to its end. Return what has befallen it, and what no run may do, a line each."""
-    process = launch.start(schedule.script, *schedule.flags, first=_first(schedule.faults, launch))
+    process = launch.start(
+        schedule.script, *schedule.flags, first=_first(schedule, schedule.flags, schedule.faults, launch)
+    )
     run, befell = _ended(process, launch)
     said = broken_promises(schedule, run, befell, schedule.flags)
     everything = list(befell)
     for flags, faults in schedule.resumes:
         if said or run.code in (0, 4) or not list(whole(run.folder)):
             break
-        run, befell = _ended(launch.start_resumed(run.folder, *flags, first=_first(faults, launch)), launch)
+        first = _first(schedule, flags, faults, launch)
+        run, befell = _ended(launch.start_resumed(run.folder, *flags, first=first), launch)
         everything += ["resumed", *befell]
         said = broken_promises(schedule, run, befell, flags)
     scripts_end = any(line.startswith("exit, ") for line in everything)  # which they don't in the replay
     killed = run.code == -signal.SIGKILL
     if not said and not killed and not scripts_end and _has_begun(run) and run.rows("SELECT 1 FROM facts LIMIT 1"):
-        said = broken_replay(run)
+        said = broken_replay(run, first=schedule.before)
     return [*everything, *(f"BROKEN: {line}" for line in said), *([run.err[-3000:]] * bool(said))]
 
 
-def _first(faults: Sequence[Fault], launch: Launch) -> str:
-    """What the run's first process executes, so that this befalls the run."""
-    names = {"FAULTS": faults, "BEFELL": str(launch.tmp_path / "befell")}
-    return "".join(f"{name} = {value!r}\n" for name, value in names.items()) + FIRST
+def _first(schedule: Schedule, flags: Sequence[str], faults: Sequence[Fault], launch: Launch) -> str:
+    """What the run's first process executes, so that this befalls a run with these flags."""
+    each = int(flags[flags.index("-n") + 1])
+    names = {"FAULTS": faults, "BEFELL": str(launch.tmp_path / "befell"), "EACH": each}
+    return schedule.before + "".join(f"{name} = {value!r}\n" for name, value in names.items()) + FIRST
 
 
 def _ended(process: Launcher, launch: Launch) -> tuple[Run, list[str]]:
@@ -361,11 +540,15 @@ def broken_promises(schedule: Schedule, run: Run, befell: list[str], flags: Sequ
         return said
     said += broken_books(run)
     outcome, error = run.summary["outcome"], run.summary["error"]
+    if outcome in ("failed", "interrupted") and list(whole(run.folder)) and f"--resume {run.folder}" not in run.err:
+        said.append("it says not how it goes on")
     if outcome == "failed" and not error:
         said.append("it failed for no reason")
     if outcome == "interrupted" and not asked_to_end:
         said.append("it was interrupted by nobody")
     lenient = schedule.timeout == LENIENT and "--max-seconds" not in flags  # which may be over before training begins
+    if run.code == 4 and schedule.before:
+        return said  # its script has spoiled a gradient
     if not befell or (lenient and all(line.split(", ")[0] in HARMLESS for line in befell)):
         said += _unharmed(run, flags)
     return said

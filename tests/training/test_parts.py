@@ -14,7 +14,7 @@ from paceline.training import parts as parts_module
 from paceline.training import store as store_module
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed, unpacked
-from paceline.training.parts import ELEMENTWISE, STATE, NotFinite
+from paceline.training.parts import ELEMENTWISE, STATE, NotFinite, cuts_of
 from paceline.training.prepare import _state_bytes
 from paceline.training.store import Store, scalars_of
 
@@ -134,7 +134,7 @@ def test_the_state_put_together_is_the_optimizer_s_own_and_training_goes_on_from
     store = store_of(plain, optimizer)
     train(store, plain, optimizer, range(10), 1)
     numbers = {parameter: number for number, parameter in enumerate(plain)}
-    state = unpacked(packed(store.state(), STATE))
+    state = unpacked(packed(store.whole(store.begin_keeping()).state, STATE))
     assert state.keys() == {numbers[parameter] for parameter in optimizer.state}
     for parameter, expected in optimizer.state.items():
         mine = state[numbers[parameter]]
@@ -159,7 +159,7 @@ def test_channels_last_parameters_and_their_state_keep_their_form() -> None:
         push(store, 0, [parameter.grad for parameter in model.parameters()])
         store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)])
         optimizer.step()
-    state = store.state()
+    state = store.whole(store.begin_keeping()).state
     for number, parameter in enumerate(model.parameters()):
         assert torch.equal(store.places.slot(3 % SLOTS)[number], parameter)
         assert torch.equal(state[number]["exp_avg"], optimizer.state[parameter]["exp_avg"])
@@ -180,6 +180,17 @@ def test_sums_of_contributions_do_not_depend_on_threads_or_on_who_lacks_a_gradie
             store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 0.25), (1, 0.75)], threads=threads)
         finals.append([view.clone() for view in store.places.slot(8 % SLOTS)])
     assert all(torch.equal(one, other) for one, other in zip(*finals, strict=True))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_version_may_be_cut_where_a_part_begins(name: str) -> None:
+    model = model_of()
+    optimizer = MAKERS[name](groups_of(model))
+    store = store_of(model, optimizer)
+    begins = sorted(min(piece.entry.offset for piece in part.pieces) for half in store.halves for part in half)
+    cuts = cuts_of(store.layout, optimizer)
+    assert cuts == [*begins, store.layout.flags_offset]
+    assert len(cuts) > 8 or type(optimizer) not in ELEMENTWISE
 
 
 # --- the checksum ---------------------------------------------------------------------------------

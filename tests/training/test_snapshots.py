@@ -121,7 +121,7 @@ def everything(store: Store, slot: int) -> dict[str, Any]:
     """All that a store has, to be compared."""
     return {
         "parameters": [view.clone() for view in store.places.slot(slot)],
-        "state": store.state(),
+        "state": store.whole(store.begin_keeping()).state,
         "groups": [{**group, "params": None} for part in store._parts() for group in part.optimizer.param_groups],
         "attributes": store_module.own_attributes(store.halves[0][0].optimizer),
         "buffers": store.buffers,

@@ -272,7 +272,7 @@ def test_the_state_that_an_optimizer_has_goes_into_the_store_as_a_copy() -> None
     model(torch.randn(4, 3)).square().sum().backward()
     optimizer.step()
     store = store_of(model, optimizer)
-    for kept, state in zip(store.state().values(), optimizer.state.values(), strict=True):
+    for kept, state in zip(store.whole(store.begin_keeping()).state.values(), optimizer.state.values(), strict=True):
         for name, value in state.items():
             assert torch.equal(kept[name], value)
             assert kept[name].data_ptr() != value.data_ptr()

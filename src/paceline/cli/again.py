@@ -38,6 +38,7 @@ FLAGS = {
     "checkpoint": "--checkpoint",
     "learning_rate_scale": "--learning-rate-scale",
     "host_timeout": "--host-timeout",
+    "shards_on": "--shards-on",
 }
 """Keys of a configuration that each are one flag."""
 OF_THE_SCRIPT = {"shards": "--shards", "epochs": "--epochs"}
@@ -95,7 +96,10 @@ def words(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Se
     if (named := source(options)) is None:
         return list(given)
     config, name = recorded(*named), f"{named[1]} {named[0]}"
-    if options.scenario is not None and load(options.scenario).host_tables:
+    tables = () if options.scenario is None else load(options.scenario).host_tables
+    if len(tables) == 1 or getattr(options, "emulate_hosts", None) == 1:
+        config = config | {"shards_on": ""}  # one host has the whole store
+    if tables:
         config = config | {"workers": None, "hosts": 1}  # the given tables say how many there are
     elif any(getattr(options, flag, None) is not None for flag in ("listen", "on")):
         config = config | {"workers": None, "hosts": 1, "scenario": {}}  # the hosts that join do
@@ -130,7 +134,7 @@ def _flags(config: Mapping[str, Any], options: argparse.Namespace) -> Iterator[s
         names |= LIMITS
     for key, flag in names.items():
         value = limits.get(key) if key in (*LIMITS, "epochs") else config.get(key)
-        if value is not None:
+        if value not in (None, ""):
             yield f"{flag}={value}"
     if config.get("stop_at_target", False) is True:
         yield "--stop-at-target"

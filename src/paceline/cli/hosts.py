@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from paceline.cli.values import seconds, shortened, whole
 from paceline.cluster.scenario import HostTable, Scenario
 from paceline.cluster.scenario_file import LONGEST_NAME
 from paceline.core.choice import Choice
+from paceline.core.placement import check_shards_on, hosts_with_shards
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
@@ -56,6 +58,11 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("--on", metavar="ssh:HOST,…", help=on)
     add("--ssh", metavar="COMMAND", help="the ssh that --on calls, with options if you like (default: ssh)")
     sends = "send that folder, which has SCRIPT, to hosts that join; they need nothing but Paceline then"
+    spread = (
+        "hosts that each make a part of every version (default: all, and the head alone with --restart, with --hosts "
+        "A:B or with links of a scenario)"
+    )
+    add("--shards-on", metavar="all|head|HOST,…", help=spread)
     add("--send", type=Path, metavar="DIR", help=sends)
     called = "what this host is called, where others join (default: the machine's name)"
     add("--name", type=name_of_host, metavar="NAME", help=called)
@@ -82,6 +89,16 @@ class ThisMachine:
         check_fits(choice, scenario, workers, vars(self.options))
         if hosts > 1:
             check_hosts(choice, scenario)
+        if choice is not None:
+            names = list(dict.fromkeys(scenario.hosts(workers))) if hosts > 1 else [""]
+            hosts_with_shards(
+                self.options.shards_on,
+                names,
+                choice,
+                restart=self.options.restart > 0,
+                later=False,
+                linked=scenario.links_hosts,
+            )
         return scenario, workers, hosts
 
     def listening(self, choice: Choice | None, scenario: Scenario, workers: int) -> Listen | None:
@@ -102,7 +119,9 @@ class Joining:
     def settled(self, choice: Choice | None, scenario: Scenario) -> tuple[Scenario, int, int]:
         """Return the same, but the workers of this host alone, and how many hosts there may be. Raises ConfigError."""
         flag = "--listen" if self.on is None else "--on"
-        return joined(choice, scenario, self.options.workers, self.many, self.options.emulate_hosts, flag)
+        found = joined(choice, scenario, self.options.workers, self.many, self.options.emulate_hosts, flag)
+        self._check_shards(choice)
+        return found
 
     def listening(self, choice: Choice | None, scenario: Scenario, workers: int) -> Listen | None:
         """Return where they join and what makes the run then. Raises ConfigError, in one line, for what is wrong.
@@ -119,6 +138,7 @@ class Joining:
             workers = tables[-1].workers.stop
             settled = replace(scenario, nodes=len(tables), host_tables=tables).checked_for(workers)
             check_fits(choice, settled, workers, vars(self.options))
+            self._check_shards(choice, [table.name for table in tables])
             if self.options.resume is not None and choice is not None:
                 before = recorded(self.options.resume / CONFIG, RESUME)
                 now = room or workers
@@ -147,6 +167,17 @@ class Joining:
             launch=launch,
             sent=None if self.options.send is None else to_send(self.options.send, self.options.script),
         )
+
+    def _check_shards(self, choice: Choice | None, hosts: Sequence[str] | None = None) -> None:
+        """Raise ConfigError if no shards can be where the flags have them. `hosts`: None as long as nobody knows."""
+        assert self.many is not None
+        assert choice is not None, "`joined` has refused that"
+        said, later = self.options.shards_on, self.many.most > self.many.least
+        how = {"restart": self.options.restart > 0, "later": later, "linked": False}
+        if hosts is None:
+            check_shards_on(said, self.many.most, choice, **how)
+        else:
+            hosts_with_shards(said, hosts, choice, **how)
 
 
 def machines_join(options: argparse.Namespace) -> bool:

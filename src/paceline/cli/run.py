@@ -277,6 +277,7 @@ def call(options: argparse.Namespace) -> int:
         restart=options.restart,
         hosts=most_hosts,
         host_timeout=options.host_timeout,
+        shards_on=options.shards_on,
         resumed=resumed,
     )
     if choice is None:
@@ -292,7 +293,7 @@ def call(options: argparse.Namespace) -> int:
         from paceline.cli.table import print_summary
 
         print_summary(summary, folder)
-    if summary["outcome"] == "interrupted" and next(whole_snapshots(folder), None) is not None:
+    if summary["outcome"] in ("interrupted", "failed") and next(whole_snapshots(folder), None) is not None:
         print(f"go on with: paceline run --resume {shlex.quote(str(folder))}", file=sys.stderr)
     return CODES[summary["outcome"]]
 

@@ -172,7 +172,10 @@ class Hosts:
         return [] if one is None else self._ends(one, why)
 
     def unreachable(self, one: tuple[str, int], other: tuple[str, int], now: float) -> None:
-        """The first of these (host, incarnation) says that it can't reach the second. It goes on trying."""
+        """The first of these (host, incarnation) says that it can't reach the second. It goes on trying.
+
+        That means nothing as long as no data moves between them.
+        """
         self._listen(now)
         if self._reports(one) and self._reports(other):
             self._pairs.setdefault(frozenset((one[0], other[0])), _Pair(one, other, self._listened))
@@ -192,7 +195,9 @@ class Hosts:
             elif one.here and one.lost is not None and self._listened - one.lost > GRACE * self.timeout:
                 orders += self._ends(one, "its connection was lost, and it has not come back")
         for pair in list(self._pairs.values()):
-            if self._listened - pair.since > UNREACHABLE * self.timeout and pair in self._pairs.values():
+            if pair not in self._pairs.values() or not self._need_each_other(pair):
+                continue
+            if self._listened - pair.since > UNREACHABLE * self.timeout:
                 lost = self._less_needed(pair)
                 kept = pair.one[0] if pair.one[0] != lost.host else pair.other[0]
                 orders += self._ends(lost, f"it and host {kept} can't reach each other")
@@ -209,6 +214,10 @@ class Hosts:
     def here(self) -> dict[str, int]:
         """Return the incarnations that live, by host."""
         return {host: one.incarnation for host, one in self._hosts.items() if one.here}
+
+    def lives(self, host: str, incarnation: int) -> bool:
+        """Whether this incarnation of the host lives."""
+        return self._living(host, incarnation) is not None
 
     def members(self) -> dict[str, int]:
         """Return the incarnations that take part, by host, in the order of their numbers."""
@@ -256,6 +265,11 @@ class Hosts:
 
     def _reports(self, end: tuple[str, int]) -> bool:
         return end[0] == self.head or self._living(*end) is not None
+
+    def _need_each_other(self, pair: _Pair) -> bool:
+        """Whether data moves between these two: to and from the head, and those that hold shards."""
+        two = pair.one[0], pair.other[0]
+        return self.head in two or any(self._hosts[host].shard for host in two)
 
     def _less_needed(self, pair: _Pair) -> _Host:
         """The one without a shard; if both or neither have one, the one with the higher number. Never the head."""

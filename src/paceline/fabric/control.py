@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 import msgspec
@@ -395,6 +396,9 @@ class HeadEnd:
         self._kinds = kinds
         self._seats: dict[str, _Seat] = {}
         self._connections: dict[int, _Connection] = {}
+        self._dues: list[tuple[float, int]] = []
+        """A heap of moments at which something may be due about a connection. With many hosts, looking through all of
+        them after each message would take longer than the message."""
 
     def unacknowledged(self, host: str) -> int:
         """How many messages the host has not acknowledged: 0 if it is not here."""
@@ -404,6 +408,7 @@ class HeadEnd:
         """A connection is opened. `peer`: where it comes from, as it is shown."""
         assert connection not in self._connections, f"connection {connection} is not new"
         self._connections[connection] = _Connection(now, peer)
+        heappush(self._dues, (now + HANDSHAKE, connection))
         return []
 
     def received(self, connection: int, data: bytes, now: float) -> Outcome:
@@ -475,20 +480,19 @@ class HeadEnd:
     def tick(self, now: float) -> Outcome:
         """See to what is due."""
         outcome: Outcome = []
-        for connection, one in list(self._connections.items()):
-            if one.seat is None and now >= one.since + HANDSHAKE:
+        while (due := self.due()) is not None and due <= now:
+            _, connection = heappop(self._dues)
+            if (seat := self._connections[connection].seat) is None:
                 outcome += self._turn_away(connection, f"it has said nothing for {HANDSHAKE:.0f} s")
-        for seat in self._seats.values():
-            outcome += self._acknowledge(seat, now)
+            else:
+                outcome += self._acknowledge(seat, now)
         return outcome
 
     def due(self) -> float | None:
         """When `tick` has something to do, if nothing else happens before."""
-        times = [one.since + HANDSHAKE for one in self._connections.values() if one.seat is None]
-        for seat in self._seats.values():
-            if seat.connection is not None and seat.line.acknowledge_at is not None:
-                times.append(seat.line.acknowledge_at)
-        return min(times, default=None)
+        while self._dues and not self._is_due(*self._dues[0]):
+            heappop(self._dues)
+        return self._dues[0][0] if self._dues else None
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -498,8 +502,11 @@ class HeadEnd:
                 outcome += self._met(connection, one, frame)
             case Data(), _Seat() as seat:
                 seat.line.acknowledged(frame.received)
+                owed_before = seat.line.acknowledge_at is not None
                 if (message := seat.line.take(frame, now)) is not None:
                     outcome.append(Delivered(seat.host, seat.incarnation, message))
+                if not owed_before:
+                    self._owes(seat)
             case Acknowledged(received), _Seat() as seat:
                 seat.line.acknowledged(received)
             case Beat(beat, received), _Seat() as seat:
@@ -526,6 +533,7 @@ class HeadEnd:
         one = self._connections[connection]
         one.hello, one.seat, one.frames.most = None, seat, _longest()
         seat.connection = connection
+        self._owes(seat)
         received = seat.line.received
         try:
             again = seat.line.again(hello.received)
@@ -537,6 +545,19 @@ class HeadEnd:
             Write(connection, written(answer) + again),
             Connected(seat.host, seat.incarnation),
         ]
+
+    def _owes(self, seat: _Seat) -> None:
+        """Note when an acknowledgement is due to the host, if one is."""
+        if seat.connection is not None and (at := seat.line.acknowledge_at) is not None:
+            heappush(self._dues, (at, seat.connection))
+
+    def _is_due(self, at: float, connection: int) -> bool:
+        """Whether something is still due about this connection at that moment."""
+        one = self._connections.get(connection)
+        if one is None or one.seat is None:
+            return one is not None
+        owed = one.seat.line.acknowledge_at
+        return owed is not None and owed <= at
 
     def _acknowledge(self, seat: _Seat | None, now: float) -> Outcome:
         if seat is None or seat.connection is None or (at := seat.line.acknowledge_at) is None or now < at:

@@ -14,7 +14,8 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -29,9 +30,11 @@ from paceline.host import messages
 from paceline.host.processes import fork_orphan
 from paceline.records import snapshots
 from paceline.training.buffers import Policy
+from paceline.training.keeping import Keeping
 from paceline.training.link import MakeStore
 from paceline.training.packing import packed, unpacked
 from paceline.training.parts import STATE
+from paceline.training.shares import Share, pack_share, pack_whole, unpack_share, unpack_whole
 from paceline.training.snapshots import write_packed
 from paceline.training.store import Committed, Store
 
@@ -42,6 +45,7 @@ def fork_store(
     slots: int,
     areas: int,
     steps: bool,
+    within: tuple[int, int],
     end: socket.socket,
     launcher: int,
 ) -> None:
@@ -49,7 +53,7 @@ def fork_store(
 
     The store is built before the fork: a device's tensors can't be read after it.
     """
-    store = make_store(region, slots, areas, steps)
+    store = make_store(region, slots, areas, steps, within)
     fork_orphan(lambda: _serve(store, end), launcher)
     end.close()
 
@@ -61,7 +65,9 @@ def _serve(store: Store, end: socket.socket) -> int:
     store.let_go_of_script()
     keep_freed_memory()
     channel = Channel(end, messages.ToStore, "the coordinator")
-    recorder = _Recorder(channel)
+    recorder, gatherings = _Recorder(channel), _Gatherings()
+    held: dict[str, Callable[[], None]] = {}
+    """By file: what is to be written there once all of it has come from other hosts."""
     try:
         channel.send(messages.StoreReady(os.getpid(), store.beginning()))
         while True:
@@ -69,7 +75,7 @@ def _serve(store: Store, end: socket.socket) -> int:
             match order:
                 case messages.Commit():
                     began = time.perf_counter()
-                    made = _commit(store, order)
+                    made = _commit(store, order, recorder)
                     found = made.not_finite
                     said = None if found is None else (found.parameter, found.worker)
                     seconds = time.perf_counter() - began
@@ -78,18 +84,32 @@ def _serve(store: Store, end: socket.socket) -> int:
                     store.adopted = True
                     if descriptors:
                         store.load(unpacked(attached(descriptors[0])))
-                case messages.SendState(worker=worker):
-                    _send_state(store, worker, recorder)
+                case messages.SendWhole():
+                    _send_packed(recorder, messages.WholeReady, lambda: pack_whole(store.pass_on()))
+                case messages.Load():
+                    store.begin_with(unpack_whole(attached(descriptors[0])))
+                case messages.SendShare(number=number):
+                    recorder.share(store, number)
+                case messages.TakeShare(number=number, error=error):
+                    gatherings.take(number, error, descriptors)
+                case messages.SendState(worker=worker, number=number, shares=shares):
+                    send = partial(_send_state, recorder, worker, store, store.begin_keeping())
+                    gatherings.begin(number, shares, send)
                 case messages.Record():
                     tensors = store.tensors(order.slot, order.workers, cast(Policy, order.buffers))
-                    recorder.write(store, tensors, order)
+                    if order.waits:
+                        held[order.file] = partial(recorder.write, store, tensors, order)
+                    else:
+                        recorder.write(store, tensors, order)
+                case messages.GoOn(file=file):
+                    held.pop(file)()
                 case messages.RecordMean():
                     tensors, distance = store.mean(order.sources, order.target, cast(Policy, order.buffers))
                     sha256 = store.record(tensors, Path(order.file))
                     recorder.send(messages.MeanRecorded(order.version, sha256, distance))
-                case messages.KeepState(slot=slot, file=file):
-                    keeping = store.begin_keeping()
-                    recorder.keep(file, partial(store.keep, keeping, slot, Path(file)))
+                case messages.KeepState(file=file, number=number, shares=shares):
+                    keep = partial(_keep_state, recorder, order, store, store.begin_keeping())
+                    gatherings.begin(number, shares, keep)
                 case messages.KeepReplica(area=area, file=file):
                     recorder.keep(file, partial(store.keep_replica, area, Path(file)))
                 case messages.KeepWorker(file=file):
@@ -110,12 +130,17 @@ def _serve(store: Store, end: socket.socket) -> int:
         return 1
 
 
-def _commit(store: Store, order: messages.Commit) -> Committed:
+def _commit(store: Store, order: messages.Commit, recorder: _Recorder) -> Committed:
     if order.first:
         store.prepare_slot(order.target)
     if order.scalars is not None:
         store.set_scalars(order.scalars)
-    return store.commit(order.source, order.target, order.pushed, threads=order.threads, look=order.look)
+
+    def made(begin: int, end: int) -> None:
+        recorder.send(messages.Making(order.version, begin, end))
+
+    tell = made if order.tells else None
+    return store.commit(order.source, order.target, order.pushed, threads=order.threads, look=order.look, made=tell)
 
 
 def _keep_worker(file: Path, descriptor: int) -> str:
@@ -146,13 +171,27 @@ def _restored(store: Store, order: messages.Restore) -> messages.Restored:
     return messages.Restored(beginning, None)
 
 
-def _send_state(store: Store, worker: int, recorder: _Recorder) -> None:
+def _send_state(recorder: _Recorder, worker: int, store: Store, keeping: Keeping, shares: Iterable[Share]) -> None:
+    said = partial(messages.StateReady, worker)
+    _send_packed(recorder, said, lambda: packed(store.whole(keeping, shares).state, STATE))
+
+
+def _keep_state(
+    recorder: _Recorder, order: messages.KeepState, store: Store, keeping: Keeping, shares: Iterable[Share]
+) -> None:
+    recorder.keep(order.file, partial(store.keep, keeping, order.slot, Path(order.file), shares))
+
+
+def _send_packed(
+    recorder: _Recorder, said: Callable[[str | None], messages.Message], packing: Callable[[], bytes]
+) -> None:
+    """Send what can be packed along with what is said of it, or say why it can't be."""
     try:
-        descriptor = attachment(packed(store.state(), STATE))
+        descriptor = attachment(packing())
     except ConfigError as error:
-        recorder.send(messages.StateReady(worker, str(error)))
+        recorder.send(said(str(error)))
         return
-    recorder.send(messages.StateReady(worker, None), (descriptor,))
+    recorder.send(said(None), (descriptor,))
     os.close(descriptor)
 
 
@@ -160,6 +199,48 @@ def _said(error: Exception) -> str:
     """The error and where it was raised, in one line."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+
+
+class _Gatherings:
+    """What waits for other ranges' shares of the optimizer's state, by the number that these have."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, _Gathering] = {}
+
+    def begin(self, number: int, shares: int, go_on: Callable[[Iterable[Share]], None]) -> None:
+        """Go on once so many shares have come. To iterate them reads them, or raises ConfigError if one is lacking."""
+        if shares:
+            self._waiting[number] = _Gathering(shares, go_on)
+        else:
+            go_on(())
+
+    def take(self, number: int, error: str | None, descriptors: list[int]) -> None:
+        """A share has come, or it can't be packed."""
+        gathering = self._waiting[number]
+        gathering.lacking -= 1
+        gathering.error = gathering.error or error
+        gathering.come += descriptors
+        if not gathering.lacking:
+            gathering.go_on(self._waiting.pop(number).read())
+
+
+@dataclass(slots=True)
+class _Gathering:
+    lacking: int
+    """How many shares are still to come."""
+    go_on: Callable[[Iterable[Share]], None]
+    come: list[int] = field(default_factory=list)
+    """The descriptors of those that have come."""
+    error: str | None = None
+    """Why a share can't be packed."""
+
+    def read(self) -> Iterator[Share]:
+        if self.error is not None:
+            for descriptor in self.come:
+                os.close(descriptor)
+            raise ConfigError(self.error)
+        for descriptor in self.come:
+            yield unpack_share(attached(descriptor))
 
 
 class _Recorder:
@@ -195,6 +276,18 @@ class _Recorder:
                 self.send(messages.FileKept(file, "", f"{file} can't be written: {error}"))
 
         self._work.put(keep)
+
+    def share(self, store: Store, number: int) -> None:
+        """Send what the store has for its range now, while commits go on."""
+        keeping = store.begin_keeping()
+
+        def send() -> None:
+            try:
+                _send_packed(self, partial(messages.ShareReady, number), lambda: pack_share(store.share(keeping)))
+            except Exception as error:
+                self.send(messages.StoreFailed(_said(error)))
+
+        self._work.put(send)
 
     def seal(self, order: messages.Seal) -> None:
         """Make a snapshot whole. What was to be written before is on disk by then."""

@@ -11,6 +11,7 @@ import msgspec
 
 from paceline.cluster.scenario import MOST_WORKERS
 from paceline.core.orders import Order
+from paceline.core.shards import Shard
 from paceline.fabric.numbered import Count
 from paceline.host import messages
 from paceline.host.machine import Machine
@@ -66,6 +67,15 @@ class Folder(msgspec.Struct, frozen=True, array_like=True):
     """The working directory of the workers, in that place."""
 
 
+class Neighbour(msgspec.Struct, frozen=True, array_like=True):
+    """Another host besides the head's."""
+
+    host: str
+    incarnation: int
+    address: tuple[str, int]
+    """Where it listens for data."""
+
+
 class Introduce(Message):
     """Say what this host has for the run."""
 
@@ -78,6 +88,8 @@ class Introduce(Message):
     """None: the script has to be there."""
     machine: Machine
     """The head's. A host that can't train together with it leaves before it asks for the folder."""
+    spreads: bool = False
+    """Whether hosts besides the head's are to make versions: then each listens for the others' data."""
 
 
 class Part(Message):
@@ -108,6 +120,49 @@ class Train(Message):
     """The version that training begins with."""
     at: float
     """Seconds since the run's start, as the head sent this."""
+    shards: tuple[Shard, ...] = ()
+    """Who makes which bytes of each version. Empty: the head makes them all."""
+    state: Attached | None = None
+    """What a host with a shard begins with besides the version."""
+    neighbours: tuple[Neighbour, ...] = ()
+    """This host and those besides the head's with which it exchanges ranges: who comes first in this order listens."""
+
+
+class Bring(Message):
+    """Bring this host's range of that update here."""
+
+    worker: int
+    step: int
+
+
+class Drop(Message):
+    """No version will have that update, whether it is here or on its way."""
+
+    worker: int
+    step: int
+
+
+class MakeRange(Message):
+    """Make this host's range of that version, the next one. See `host.maker.Maker`."""
+
+    version: int
+    contributions: list[tuple[int, int, float]]
+    """(worker, step, weight), in the order in which they are summed."""
+    scalars: list[dict[str, Any]] | None
+    look: bool
+
+
+class Free(Message):
+    """Nobody needs that version any more, which this host has a range of."""
+
+    version: int
+
+
+class SendShare(Message):
+    """Send what the optimizer has for this host's range, as of the version that was ordered last."""
+
+    number: int
+    """What the request is known by. See `Share`."""
 
 
 class CarryOut(Message):
@@ -131,7 +186,7 @@ class CarryOut(Message):
 
 
 class Made(Message):
-    """The store has made that version, the next one."""
+    """The store has made that version, and all before it. A host is told of those that its orders are about."""
 
     version: int
 
@@ -170,6 +225,8 @@ class Adopted(Message):
     """The first version is what that worker has written: take it anew, before all that comes after this."""
 
     worker: int
+    state: Attached | None = None
+    """The optimizer's state that goes with it, for a host with a shard."""
 
 
 class StartWorker(Message):
@@ -226,6 +283,9 @@ class Close(Message):
     """One line on why it did not complete, if there is one."""
 
 
+OfRange = Bring | Drop | MakeRange | Free | SendShare
+"""What a host with a shard is ordered, in the order in which it has to do it."""
+
 FromHead = (
     Introduce
     | Part
@@ -233,6 +293,7 @@ FromHead = (
     | Open
     | Train
     | CarryOut
+    | OfRange
     | Made
     | Let
     | Look
@@ -266,6 +327,8 @@ class Here(Message):
     workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_WORKERS)]
     """How many it brings."""
     machine: Machine
+    address: tuple[str, Annotated[int, msgspec.Meta(ge=1, le=0xFFFF)]] | None = None
+    """Where it listens for other hosts' data, if it was to."""
 
 
 class Leaves(Message):
@@ -376,9 +439,46 @@ class Moved(Message):
     cpu_seconds: float
 
 
+class Stored(Message):
+    """This host's range of that update is here."""
+
+    worker: int
+    step: int
+
+
+class RangeMade(Message):
+    """This host's range of that version is made."""
+
+    made: messages.Committed
+
+
+class Share(Message):
+    """What the optimizer has for this host's range comes along. Nothing comes if it can't be packed."""
+
+    number: int
+    error: str | None
+    attached: Attached | None
+
+
+class ShardLost(Message):
+    """This host makes no versions any more."""
+
+    why: str
+
+
+class Reaches(Message):
+    """Whether data moves between this host and that one."""
+
+    host: str
+    reached: bool
+
+
 OfStep = Taken | AwaitsVersion | AwaitsPlace | Computes
 """What a host says of a worker that takes part."""
 OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
-ToHead = OfWorker | SendPart | Here | Leaves | Begun | Has | Fetched | Moved | Printed | Said
+OfShard = Stored | RangeMade | Share | ShardLost
+"""What a host with a shard says of that."""
+
+ToHead = OfWorker | OfShard | SendPart | Here | Leaves | Begun | Has | Fetched | Moved | Printed | Said | Reaches

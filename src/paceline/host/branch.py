@@ -1,9 +1,12 @@
-"""A host whose versions another host's store makes: its workers, and what of versions and updates lies here."""
+"""A host that is not the head: its workers, and what of versions and updates lies here.
+
+The head's store makes versions, or this host makes a range of each of them, as others do. See `Ranges`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Protocol
@@ -11,9 +14,10 @@ from typing import Protocol
 from paceline.core.items import Beginning, Blob, Item, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
+from paceline.core.shards import Shard, pieces
 from paceline.fabric.endpoint import Coding
 from paceline.fabric.memory import Region, Span
-from paceline.host import messages
+from paceline.host import between, messages
 from paceline.host.attached import bring, empty_file, file_bytes, long_message
 from paceline.host.between import Attached, GoesOn
 from paceline.host.carrier import Carrier
@@ -21,11 +25,13 @@ from paceline.host.contract import WorkersNews
 from paceline.host.fetch import Fetcher, Local
 from paceline.host.fetches import Where
 from paceline.host.linked import Told
+from paceline.host.loop import Loop
 from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
 from paceline.host.pushes import Pushes
+from paceline.host.ranges import Ranges
 from paceline.host.releases import Releases, look_of, step_of
-from paceline.host.seat import Seat, Seats
+from paceline.host.seat import Seat, Seats, idle_cores
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.versions import Elsewhere
 from paceline.host.wire import ADOPTED, FIXED, Wire
@@ -48,10 +54,22 @@ def _written_by(worker: int) -> Owner:
 
 
 class BranchNews(WorkersNews, Protocol):
-    """What is told of a host whose versions another host's store makes, each thing once."""
+    """What is told of a host that is not the head, each thing once."""
+
+    def stored(self, worker: int, step: int) -> None:
+        """See `RangesNews`."""
+
+    def range_made(self, made: messages.Committed) -> None:
+        """See `RangesNews`."""
+
+    def shard_lost(self, why: str) -> None:
+        """See `RangesNews`."""
 
     def heard_with(self, worker: int, message: messages.Message | None, attached: Attached) -> None:
         """The worker has said this, and that comes along. None: the message is what comes along."""
+
+    def share(self, number: int, error: str | None, attached: Attached | None) -> None:
+        """What the optimizer has for this host's range comes along, or can't be packed."""
 
     def has(self, attached: str) -> None:
         """What came along with a message is here."""
@@ -69,7 +87,7 @@ def _shown_to(worker: int) -> Owner:
 
 
 class Branch:
-    """Carries out orders about its workers. The head's host has the store, and fetches their updates from here."""
+    """Carries out orders about its workers. Who makes versions fetches their updates from here."""
 
     def __init__(
         self,
@@ -78,12 +96,17 @@ class Branch:
         workers: Workers,
         carrier: Carrier,
         news: BranchNews,
+        loop: Loop,
         *,
+        name: str,
+        hosts: Mapping[int, str],
         head: str,
+        threads: int,
         now: Callable[[], float],
         linked: bool = False,
     ) -> None:
-        """`head` is the host that has the store. `now()` is seconds since the run's start.
+        """`name` is this host's, `head` the head's, and `hosts` has that of each worker. `threads` are those of each
+        worker here. `now()` is seconds since the run's start.
 
         `linked`: whether the head says who may have a version, as a model of links has it.
         """
@@ -95,7 +118,20 @@ class Branch:
         self._workers = workers
         self._carrier = carrier
         self._news = news
+        self._loop = loop
+        self._name = name
+        self._hosts = hosts
         self._head = head
+        self._threads = threads
+        self._shards: Sequence[Shard] = ()
+        """Who makes which range of each version. Empty: the head makes them all."""
+        self._own: Shard | None = None
+        """This host's."""
+        self._ranges: Ranges | None = None
+        """What makes that. None: nothing is made here."""
+        self._whole: set[Version] = set()
+        """Versions of which all ranges are here, if one of them is made here."""
+        self.shelf.freed = self._freed
         self._beside: dict[Item, Span] = {}
         """What is brought to no place of the region's pool: where it goes."""
         self._attached: dict[Item, Span] = {}
@@ -117,7 +153,7 @@ class Branch:
         if linked:
             fetcher = self._told = Told(fetcher, now, news.happened)
         self.pushes = Pushes(self.shelf, plan, fetcher, seats)
-        self.pulls = Pulls(self.shelf, self.versions, fetcher, seats)
+        self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=not linked)
         self.releases = Releases(
             self.shelf, self.pulls, self.pushes, self.versions, None, seats, news, workers.send, now
         )
@@ -128,12 +164,51 @@ class Branch:
         """Listen to the workers."""
         self._workers.open(self._hear, self._gone)
 
-    def begin(self, workers: Mapping[int, GoesOn | None], version: int, begun: Callable[[], None]) -> None:
-        """Fetch what training begins with, and let these workers train. What else comes until then waits."""
+    def begin(
+        self,
+        workers: Mapping[int, GoesOn | None],
+        version: int,
+        begun: Callable[[], None],
+        shards: Sequence[Shard] = (),
+        state: Attached | None = None,
+    ) -> None:
+        """Fetch what training begins with, and let these workers train. What else comes until then waits.
+
+        `shards`: who makes which range of each version. `state`: what goes with one that is made here.
+        """
         assert self._offer is not None
         self._later = []
         self.region = Region.create(self._plan.region_bytes(self._offer))
         self.versions.newest = version
+        self._shards, self._own = shards, next((one for one in shards if one.host == self._name), None)
+        if self._own is None:
+            self._fetch_beginning(workers, version, begun, None)
+            return
+        self._ranges = Ranges(
+            self._own,
+            self.shelf,
+            self._plan,
+            self._workers,
+            self._carrier,
+            self,
+            self._loop,
+            own=self._seats,
+            idle_cores=lambda: idle_cores(self._seats.values(), self._threads),
+        )
+        self.versions.begins = self._ranges.when_begun
+        steps, forker = self._spec.optimizer == "store", min(workers)
+        # what the worker begins with is the region's first version only until the head's is fetched
+        self._ranges.fork(forker, self.region, steps, lambda: self._fetch_beginning(workers, version, begun, state))
+
+    def _fetch_beginning(
+        self,
+        workers: Mapping[int, GoesOn | None],
+        version: int,
+        begun: Callable[[], None],
+        state: Attached | None,
+    ) -> None:
+        assert self._offer is not None
+        assert self.region is not None
         items = self._comes_to(FIXED, self._plan.fixed(self._offer))
         if workers:  # else one comes while others train, and fetches the newest
             self.shelf.claim(BEGINNING, Version(version))
@@ -143,17 +218,24 @@ class Branch:
             if goes_on is not None:
                 items += self._comes_to(Blob(goes_on.buffers.name), self._plan.buffers(worker, self._offer))
             if goes_on is not None and goes_on.kept is not None:
-                kept[worker], self._beside[Blob(goes_on.kept.name)] = empty_file(goes_on.kept.size)
+                kept[worker] = self._file_for(goes_on.kept)
                 items.append(Blob(goes_on.kept.name))
+        state_file = None if state is None else self._file_for(state)
+        if state is not None:
+            items.append(Blob(state.name))
 
         def lost(why: str) -> None:
-            for file in kept.values():
+            for file in (*kept.values(), *(() if state_file is None else (state_file,))):
                 os.close(file)
             for worker in workers:
                 self._news.lacks(worker, f"what training begins with can't come: {why}")
 
         def there() -> None:
             assert not workers or self.shelf.place(Version(version)) == 0  # where all have mapped it
+            if self._ranges is not None:
+                self._whole.add(Version(version))
+                self._ranges.begins(version, state_file)
+            self._has(state, state_file)
             for worker, goes_on in workers.items():
                 self._train(worker, goes_on, kept.get(worker))
             self._go_on()
@@ -183,13 +265,31 @@ class Branch:
             case _:
                 raise TypeError(f"{type(order).__name__} is carried out where the store is")
 
+    def about_range(self, order: between.OfRange) -> None:
+        """Carry out an order about this host's range."""
+        if self._waits(partial(self.about_range, order)):
+            return
+        assert self._ranges is not None
+        match order:
+            case between.Bring(worker=worker, step=step):
+                self._ranges.bring(worker, step)
+            case between.Drop(worker=worker, step=step):
+                self._ranges.drop(worker, step)
+            case between.MakeRange():
+                self._ranges.make(order)
+            case between.Free(version=version):
+                self._ranges.free(version)
+            case between.SendShare(number=number):
+                self._ranges.send_share(number)
+
     def made(self, version: int) -> None:
-        """The store has made that version, the next one."""
+        """The store has made that version, and all before it."""
         if self._waits(partial(self.made, version)):
             return
         self.shelf.release(BEGINNING)  # whoever needs it has claimed it
-        for worker, step in self._contributed.pop(version, ()):
-            self.pushes.dropped(worker, step)
+        for made in [one for one in self._contributed if one <= version]:
+            for worker, step in self._contributed.pop(made):
+                self.pushes.dropped(worker, step)
         self.versions.made(version)
 
     def let(self, worker: int, version: int) -> None:
@@ -271,18 +371,27 @@ class Branch:
         assert place is not None  # only the first version is here
         self._workers.send(worker, messages.AdoptInto(place))
 
-    def adopted(self, worker: int) -> None:
-        """The first version is what that worker has written. Fetch it. What else comes until then waits."""
-        if self.region is None or self._waits(partial(self.adopted, worker)):  # without one, no worker trains here
+    def adopted(self, worker: int, state: Attached | None = None) -> None:
+        """The first version is what that worker has written. Fetch it. What else comes until then waits.
+
+        `state`: that of the optimizer, which goes with it.
+        """
+        if self.region is None or self._waits(partial(self.adopted, worker, state)):  # without, no worker trains here
             return
         assert self._offer is not None
+        state_file = None if state is None else self._file_for(state)
 
         def there() -> None:
             self.shelf.replace(Version(0), Beginning(worker))
+            if self._ranges is not None:
+                self._ranges.adopted(state_file)
+            self._has(state, state_file)
             self.shelf.release(_written_by(worker))
             self._go_on()
 
         def lost(why: str) -> None:
+            if state_file is not None:
+                os.close(state_file)
             for one in self._seats:
                 self._news.lacks(one, f"what training begins with can't come: {why}")
 
@@ -290,6 +399,8 @@ class Branch:
         items: list[Item] = []
         if not self.shelf.has(Beginning(worker)):  # it has been written elsewhere
             items = [*self._comes_to(ADOPTED, self._plan.adopted(self._offer)), Beginning(worker)]
+        if state is not None:
+            items.append(Blob(state.name))
         bring(self._carrier, items, "adopted", there, lost)
 
     def drop(self, attached: str) -> None:
@@ -318,37 +429,81 @@ class Branch:
 
     def close(self) -> None:
         """All workers have been told to end: the memory of all items here is free."""
+        if self._ranges is not None:
+            self._ranges.close()
         if self.region is not None:
             self.region.free()
+
+    # --- what is made here: see `RangesNews` ---------------------------------------------------------
+
+    def stored(self, worker: int, step: int) -> None:
+        """See `RangesNews`."""
+        self._news.stored(worker, step)
+
+    def range_made(self, made: messages.Committed) -> None:
+        """See `RangesNews`."""
+        if len(self._shards) == 1:
+            self._whole.add(Version(made.version))
+        self._news.range_made(made)
+
+    def share_ready(self, number: int, error: str | None, file: int | None) -> None:
+        """See `RangesNews`."""
+        attached = None
+        if file is not None:
+            span, name = file_bytes(file), f"share {number} of {self._name}"
+            attached, self._attached[Blob(name)] = Attached(name, span.nbytes), span
+        self._news.share(number, error, attached)
+
+    def shard_lost(self, why: str) -> None:
+        """See `RangesNews`."""
+        self._news.shard_lost(why)
 
     # --- items: see `carrier.Items` -----------------------------------------------------------------
 
     def ranges(self, item: Item) -> list[tuple[str, int, int]]:
-        """See `Items`. The head's host has all that comes here."""
+        """See `Items`. The head's host has what training begins with, and what comes along with what it says."""
         assert self._offer is not None
-        size = self._beside[item].nbytes if isinstance(item, Blob) else self._offer.slot_bytes
-        return [(self._head, 0, size)]
+        if isinstance(item, Blob):
+            return [(self._head, 0, self._beside[item].nbytes)]
+        if isinstance(item, Update):  # this host's range of it, and which parameters have a gradient
+            assert self._own is not None
+            host, end = self._hosts[item.worker], self._offer.cuts[-1]
+            return [(host, self._own.begin, self._own.end), (host, end, end + self._offer.flags_bytes)]
+        if isinstance(item, Version) and self._later is None:
+            shards = self._shards or [Shard(self._head, 0, self._offer.cuts[-1])]
+            return pieces(self._offer.cuts, [one for one in shards if one.host != self._name])
+        return [(self._head, 0, self._offer.cuts[-1])]
 
     def lay(self, item: Item) -> Span:
         """See `Items`. There is a place for a version that was claimed, as there is for all that workers may claim."""
         if isinstance(item, Blob):
             return self._beside[item]
+        if isinstance(item, Update):
+            assert self._ranges is not None
+            assert self._offer is not None
+            return self._bytes(self._plan.bytes_of(self._ranges.place_of(item), self._offer))
         assert isinstance(item, Version | Beginning)
-        owner = _arriving(item) if isinstance(item, Version) else _written_by(item.worker)
-        place = self.shelf.put(item, owner, self._plan.shared)
-        assert place is not None
+        if not self.shelf.has(item):  # else a range of it is made here
+            owner = _arriving(item) if isinstance(item, Version) else _written_by(item.worker)
+            place = self.shelf.put(item, owner, self._plan.shared)
+            assert place is not None
         return self.view(item)
 
     def free(self, item: Item, whole: bool) -> None:
         """See `Items`. A worker that has left may claim a version that did not come, until its process ends."""
         if isinstance(item, Version):
-            if not whole:
+            if whole and self._ranges is not None:
+                self._whole.add(item)
+            if not whole and item in self.shelf.claimed(_arriving(item)):
                 self.shelf.withdraw(item)
             self.shelf.release(_arriving(item))
         elif isinstance(item, Beginning):
             if not whole:
                 self.shelf.release(_written_by(item.worker))
-        else:
+        elif isinstance(item, Update):
+            if not whole and self._ranges is not None:
+                self._ranges.lacks(item)
+        elif isinstance(item, Blob):
             del self._beside[item]
 
     def fetched(self, fetch: Fetch) -> None:
@@ -357,8 +512,14 @@ class Branch:
         if not modelled:
             self._news.fetched(fetch)
 
-    def look(self, item: Item) -> Where:
+    def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`. An update is here before the head hears that it is ready."""
+        if isinstance(item, Version):
+            if self._ranges is None:
+                return "gone"
+            if item.version > self._ranges.newest:
+                return "here" if self._ranges.has(item.version, begin, end) else "coming"
+            return "here" if self.shelf.has(item) else "gone"
         there = self.shelf.has(item) if isinstance(item, Update | Beginning) else item in (ADOPTED, *self._attached)
         return "here" if there else "gone"
 
@@ -372,10 +533,19 @@ class Branch:
         return self._bytes(self._plan.bytes_of(self.shelf.place(item), self._offer))
 
     def claim(self, item: Item, owner: Owner) -> None:
-        """See `Items`. An update stays until it is in a version, and before that the head has fetched it."""
+        """See `Items`. An update stays until it is in a version: who makes that has fetched it before."""
+        if isinstance(item, Version):
+            self.shelf.claim(owner, item)
 
     def release(self, item: Item, owner: Owner) -> None:
         """See `Items`."""
+        self.shelf.release(owner)
+
+    def _freed(self, item: Item) -> None:
+        """Nobody claims it any more, and its place is free."""
+        self._whole.discard(item)
+        if self._ranges is not None:
+            self._ranges.go_on()
 
     def _bytes(self, span: tuple[int, int]) -> Span:
         assert self.region is not None
@@ -389,7 +559,12 @@ class Branch:
         return [item] if there.nbytes else []
 
     def _away(self, item: Update | Version) -> bool:
-        return isinstance(item, Version) and (not self.shelf.has(item) or item in self.shelf.claimed(_arriving(item)))
+        """Whether the item has to be brought here, or is on its way."""
+        if not isinstance(item, Version):
+            return False
+        if self._ranges is not None:
+            return len(self._shards) > 1 and item not in self._whole
+        return not self.shelf.has(item) or item in self.shelf.claimed(_arriving(item))
 
     def _bring(self, worker: int, version: Version, there: Callable[[], None]) -> None:
         """Bring the version outside of any step, until the worker's process ends. Whoever needs it has claimed it."""
@@ -405,7 +580,7 @@ class Branch:
     def _bring_attached(self, attached: Attached) -> None:
         """Bring what comes along with messages to workers, and tell them these."""
         name = attached.name
-        file, self._beside[Blob(name)] = empty_file(attached.size)
+        file = self._file_for(attached)
 
         def there() -> None:
             for worker, message in self._waited(name):
@@ -418,6 +593,17 @@ class Branch:
             os.close(file)
 
         self._carrier.fetch(Blob(name), ("attached", name), there, lost)
+
+    def _file_for(self, attached: Attached) -> int:
+        """Lay out an anonymous file for what comes along with a message. Return its descriptor."""
+        file, self._beside[Blob(attached.name)] = empty_file(attached.size)
+        return file
+
+    def _has(self, attached: Attached | None, file: int | None) -> None:
+        """What came along with a message, if anything did, has been passed on from that file."""
+        if attached is not None and file is not None:
+            os.close(file)
+            self._news.has(attached.name)
 
     def _waited(self, name: str) -> list[tuple[int, messages.Message]]:
         """Return who has waited for what comes along by that name, and with which message. Nobody does any more."""

@@ -20,6 +20,7 @@ from paceline.host.bulk import Bulk, BulkNews, Pipe
 from paceline.host.fetches import (
     Arrived,
     Ask,
+    Brought,
     Cancel,
     Claim,
     Fetches,
@@ -58,10 +59,10 @@ class Items(Protocol):
         """
 
     def fetched(self, fetch: Fetch) -> None:
-        """An item is here: all of it has come. Who waits for it hears of that next."""
+        """All that one host has of an item has come. Who waits for the item hears once it is whole, after this."""
 
-    def look(self, item: Item) -> Where:
-        """Where an item is that another host asks for."""
+    def look(self, item: Item, begin: int, end: int) -> Where:
+        """Where these bytes are of an item that another host asks for."""
 
     def claim(self, item: Item, owner: Owner) -> None:
         """Keep the item for that owner, whether it is made or not."""
@@ -96,12 +97,14 @@ class Carrier:
 
         `pipe`: see `Mover`.
         """
+        self.reached: Callable[[str, bool], object] = lambda host, reached: None
+        """Told of each connection with another host as it comes, and as it goes."""
         self._pipe = pipe
         self._host = host
         self._now = now
         self._segment = -1
         self._fetches = Fetches(room)
-        self._serves = Serves(lambda item: self._items.look(item), self._segment)
+        self._serves = Serves(lambda *asked: self._items.look(*asked), self._segment)
         self._incarnations: dict[str, int] = {}
         """By host: the last one that takes part, or did."""
         self._pipes: dict[Peer, Pipe] = {}
@@ -160,7 +163,7 @@ class Carrier:
     # --- what is served -----------------------------------------------------------------------------
 
     def made(self, item: Item) -> None:
-        """The item is here from now on."""
+        """The item is here from now on, or more of it."""
         self._obey(self._serves.made(Named(self._segment, item)))
 
     def never(self, item: Item, why: str) -> None:
@@ -178,10 +181,12 @@ class Carrier:
 
     def connected(self, peer: Peer) -> None:
         """See `BulkNews`."""
+        self.reached(peer.host, True)
         self._obey(self._fetches.connected(peer))
 
     def disconnected(self, peer: Peer) -> None:
         """See `BulkNews`."""
+        self.reached(peer.host, False)
         self._fetches.disconnected(peer)
         self._obey(self._serves.disconnected(peer))
 
@@ -210,10 +215,7 @@ class Carrier:
         """See `BulkNews`."""
         if (missing := self._fetches.missing(peer, request)) is None:
             return
-        orders = self._fetches.arrived(peer, request, missing.begin, missing.begin + count)
-        if orders:
-            self._tell(missing.named, peer.host)
-        self._obey(orders)
+        self._obey(self._fetches.arrived(peer, request, missing.begin, missing.begin + count))
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -239,6 +241,8 @@ class Carrier:
                 self._pipes[peer].ask(request, named, begin, end)
             case Cancel(peer, request):
                 self._pipes[peer].cancel(request)
+            case Brought(named, peer, size):
+                self._tell(named, peer.host, size)
             case Arrived(named, owner):
                 if (one := self._waiting.pop(owner, None)) is not None:
                     one.arrived()
@@ -257,9 +261,8 @@ class Carrier:
             case Say(peer, request, why):
                 self._pipes[peer].refuse(request, why)
 
-    def _tell(self, named: Named, source: str) -> None:
-        """The item is whole, and that host's bytes were the last ones."""
-        began, size = min(one.since for one in self._waiting.values() if one.named == named), self._places[named].nbytes
+    def _tell(self, named: Named, source: str, size: int) -> None:
+        began = min(one.since for one in self._waiting.values() if one.named == named)
         fetch = Fetch.of(named.item, host=self._host, source=source, size=size, began=began, ended=self._now())
         self._items.fetched(fetch)
 

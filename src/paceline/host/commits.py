@@ -1,28 +1,38 @@
-"""Versions that the store makes: one commit at a time, in the order of the orders. Whoever needs one waits for it."""
+"""Versions that the store makes: one commit at a time, in the order of the orders. Whoever needs one waits for it.
+
+Several hosts may make a range of each version. It is made once they all have.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from paceline.core.items import Beginning, Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.contract import News
+from paceline.host.maker import Maker, Pushed, Scalars
 from paceline.host.plan import Plan
 from paceline.host.pushes import Pushes
 from paceline.host.seat import Seat
 from paceline.host.shelf import Shelf
+from paceline.host.versions import Awaited
 
-MOST_THREADS = 2  # one core gets 75 % of this memory's bandwidth (docs/performance.md)
+HERE = ""
+"""What this host's range goes by."""
 NEWEST = ("newest version",)
 MAKING = ("version that is being made",)
 
-Scalars = list[dict[str, Any]]
-"""An optimizer's hyperparameters, by parameter group."""
+
+class OtherMakers(Protocol):
+    """The other hosts that make a range of each version."""
+
+    def make(self, order: ApplyUpdate, pushed: Pushed, scalars: Scalars | None, *, look: bool) -> Sequence[str]:
+        """Have them make their ranges of this version. Return their names. See `Maker`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +40,7 @@ class _Ordered:
     """A commit that waits for its turn."""
 
     order: ApplyUpdate
-    pushed: list[tuple[int, float]]
-    """(area, weight)."""
+    pushed: Pushed
     scalars: Scalars | None
 
 
@@ -53,20 +62,27 @@ class Commits:
         idle_cores: Callable[[], int],
         steps_in_store: bool,
         rate_scale: float,
+        others: OtherMakers | None = None,
+        spreads: bool = False,
     ) -> None:
-        """`idle_cores()` are those that the store may use in addition to its own.
+        """`idle_cores()`: see `Maker`. `others`: None if this host makes all of each version.
+
+        `spreads`: whether versions go to other hosts while they are being made.
 
         If the store does not step the optimizer, no hyperparameters are sent to it. `rate_scale` is the factor of the
         learning rates until an order says otherwise.
         """
         self.newest = 0
         self._shelf = shelf
+        self.others = others
+        self.brings: Callable[[int, Callable[[], object]], object] = lambda version, then: then()
+        """Brings what others make of a version here, then goes on."""
         self._plan = plan
         self._arithmetic = arithmetic
+        self.maker = Maker(shelf, plan, arithmetic, idle_cores, tells=spreads)
         self._pushes = pushes
         self._news = news
         self._seats = seats
-        self._idle_cores = idle_cores
         self._steps_in_store = steps_in_store
         self._rate_scale = rate_scale
         self._scales: dict[int, tuple[float, float]] = {}
@@ -74,11 +90,11 @@ class Commits:
         self._said: dict[tuple[int, int], Scalars] = {}
         """By worker and step: the hyperparameters, as the worker may have pushed another step by the commit."""
         self._look = True
-        self._used: set[int] = set()
-        """Places that a version has been in."""
         self._orders: deque[_Ordered] = deque()
         self._committing: ApplyUpdate | None = None
-        self._waiting: dict[int, list[Callable[[], None]]] = {}
+        self._ranges: dict[str, messages.Committed | None] = {}
+        """By host that makes a range of it, this one first: what it has said of that. None: it makes it."""
+        self._waiting, self._beginning = Awaited(), Awaited()
         self._known_scalars: Scalars | None = None
 
     def begin(self, version: int) -> None:
@@ -86,7 +102,7 @@ class Commits:
         self.newest = version
         place = self._shelf.put(Version(version), NEWEST, self._plan.shared)
         assert place == 0  # where all have mapped it
-        self._used.add(place)
+        self.maker.uses(place)
 
     @property
     def making(self) -> int | None:
@@ -122,44 +138,67 @@ class Commits:
         if version <= self.newest:
             call()
         else:
-            self._waiting.setdefault(version, []).append(call)
+            self._waiting.add(version, call)
+
+    def when_begun(self, version: int, call: Callable[[], None]) -> None:
+        """See `Versions`."""
+        if version <= self.newest or version == self.making:
+            call()
+        else:
+            self._beginning.add(version, call)
 
     def adopted(self, worker: int) -> None:
         """The first version is what that worker has written from now on."""
-        self._used.add(self._shelf.place(Beginning(worker)))
+        self.maker.uses(self._shelf.place(Beginning(worker)))
         self._shelf.replace(Version(0), Beginning(worker))
         self._shelf.claim(NEWEST, Version(0))  # what it was is needed by those only who compute on it
 
     def record(self, version: int, workers: Sequence[int], file: str, buffers: str) -> None:
         """Have that version, which is made, written with the buffers of these workers."""
         place = self._shelf.place(Version(version))
-        self._arithmetic.write(messages.Record(version, place, file, list(workers), buffers), Version(version))
+        waits = self.others is not None
+        order = messages.Record(version, place, file, list(workers), buffers, waits)
+        self._arithmetic.write(order, Version(version))
+        if waits:
+            self.brings(version, lambda: self._arithmetic.send(messages.GoOn(file)))
 
-    def committed(self, message: messages.Committed, at: float) -> bool:
-        """The store has made the version, heard at that moment. Return whether it was told to."""
+    def range_made(self, host: str, message: messages.Committed) -> bool:
+        """That host has made its range of the version. Return whether it was told to."""
         order = self._committing
-        if order is None or order.version != message.version:
+        if order is None or order.version != message.version or self._ranges.get(host, message) is not None:
             return False
+        self._ranges[host] = message
+        return True
+
+    @property
+    def whole(self) -> bool:
+        """Whether all ranges of the version that is being made are made."""
+        return self._committing is not None and None not in self._ranges.values()
+
+    def made(self, at: float) -> int:
+        """The version is made, since that moment. Return which one."""
+        order, ranges = self._committing, [one for one in self._ranges.values() if one is not None]
+        assert order is not None
         self.newest = order.version
         self._shelf.claim(NEWEST, Version(order.version))
         self._shelf.release(MAKING)
-        self._news.committed(order.version, message.checksum, at)
-        if message.not_finite is not None:
+        self._news.committed(order.version, sum(one.checksum for one in ranges) % (1 << 64), at)
+        if (found := next((one.not_finite for one in ranges if one.not_finite is not None), None)) is not None:
             self._look = False
-            self._news.not_finite(order, *message.not_finite)
+            self._news.not_finite(order, *found)
         for worker, step, _ in order.contributions:
             self.dropped(worker, step)
             self._pushes.dropped(worker, step)
-        for call in self._waiting.pop(order.version, ()):
-            call()
+        self._waiting.come(order.version)
         self._committing = None  # only now: what was told may ask to go on, and the next commit comes after all that
         self.go_on()
-        return True
+        return order.version
 
     def lost(self) -> None:
         """The store has gone: its orders will not be done."""
         self._orders.clear()
         self._waiting.clear()
+        self._beginning.clear()
         self._shelf.release(MAKING)
         self._committing = None
 
@@ -168,26 +207,15 @@ class Commits:
         if self._committing or not self._orders:
             return
         ordered = self._orders[0]
-        version = ordered.order.version
-        target = self._shelf.put(Version(version), MAKING, self._plan.shared)
-        if target is None:
+        order, pushed = ordered.order, ordered.pushed
+        scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
+        if not self.maker.make(order.version, self.newest, pushed, MAKING, scalars=scalars, look=self._look):
             return  # until a version is on disk: no worker's claim can be what it waits for
         self._orders.popleft()
-        scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
-        self._committing, self._known_scalars = ordered.order, ordered.scalars
-        self._arithmetic.send(
-            messages.Commit(
-                version=version,
-                source=self._shelf.place(Version(self.newest)),
-                target=target,
-                pushed=ordered.pushed,
-                scalars=scalars,
-                threads=min(MOST_THREADS, max(1, self._idle_cores())),
-                look=self._look,
-                first=target not in self._used,
-            )
-        )
-        self._used.add(target)
+        self._committing, self._known_scalars = order, ordered.scalars
+        others = () if self.others is None else self.others.make(order, pushed, scalars, look=self._look)
+        self._ranges = dict.fromkeys([HERE, *others])
+        self._beginning.come(order.version)
 
     def _longest(self, order: ApplyUpdate) -> tuple[int, int]:
         """The contribution of the worker that has served longest: one that has joined may have other hyperparameters.

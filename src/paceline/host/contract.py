@@ -12,6 +12,7 @@ from typing import Protocol
 
 from paceline.core.facts import Fact
 from paceline.core.orders import ApplyUpdate, Order
+from paceline.core.shards import Shard
 from paceline.host import messages
 from paceline.records.times import Fetch, TransferTimes
 
@@ -75,6 +76,10 @@ class Host(Protocol):
     def progress(self) -> Progress:
         """How far the host has come."""
 
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """Who makes which range of each version, from `prepare` on. Empty: the head makes all of it, or nobody does."""
+
     def updates(self, worker: int) -> Updates:
         """The worker's updates that others wait for."""
 
@@ -86,6 +91,9 @@ class Host(Protocol):
 
         A worker that can't do so is ended. Another one may be asked then. `resumption`: what all go on from.
         """
+
+    def why_not(self, workers: Sequence[int]) -> str:
+        """Why training can't begin with these workers, once all is prepared. Empty: it can."""
 
     def begin(self, workers: Sequence[int]) -> None:
         """Let these workers train, from the first version on."""

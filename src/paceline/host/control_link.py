@@ -106,6 +106,8 @@ class _Link(ABC):
         self._lines = lines
         self._streams: dict[int, Stream | Opening[Any]] = {}
         self._outcome: deque[Any] = deque()
+        self._unwritten: dict[int, list[bytes]] = {}
+        """By connection: what is written before the loop waits. One write costs more than many messages in it."""
         self._handling = False
         self._closed = False
         self._alarm = Alarm(loop, self._tick)
@@ -122,6 +124,7 @@ class _Link(ABC):
         while self._outcome:
             if isinstance(order := self._outcome.popleft(), Write | Close):
                 self._handle(order)
+        self._write()
         for one in self._streams.values():
             one.close()
         self._streams.clear()
@@ -154,9 +157,11 @@ class _Link(ABC):
     def _handle(self, one: Any) -> None:
         match one:
             case Write(connection, data):
-                if isinstance(stream := self._streams.get(connection), Stream):
-                    stream.write(data)
+                if not self._unwritten:
+                    self._loop.soon(self._write)
+                self._unwritten.setdefault(connection, []).append(data)
             case Close(connection, why):
+                self._write()
                 if (one := self._streams.pop(connection, None)) is not None:
                     one.close()
                 if why:
@@ -165,6 +170,12 @@ class _Link(ABC):
                 self._dial(connection)
             case _:
                 self._happened(one)
+
+    def _write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, {}
+        for connection, data in unwritten.items():
+            if isinstance(stream := self._streams.get(connection), Stream):
+                stream.write(b"".join(data))
 
     def _opened(self, connection: int, end: Any) -> None:
         stream = self._streams[connection] = Stream(

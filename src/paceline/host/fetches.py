@@ -30,7 +30,7 @@ from paceline.host.shelf import Owner
 
 
 class Range(NamedTuple):
-    """A range of an item's bytes, and the host that has them."""
+    """A range of an item's bytes, and the host that has them. A host may have several ranges of an item."""
 
     host: str
     incarnation: int
@@ -99,6 +99,15 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Brought:
+    """All that this host has of the item is here. Other hosts may have more of it."""
+
+    named: Named
+    peer: Peer
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Arrived:
     """The item is here, whole."""
 
@@ -115,7 +124,7 @@ class Lost:
     why: str
 
 
-Order = TakePlace | FreePlace | Ask | Cancel | Arrived | Lost
+Order = TakePlace | FreePlace | Ask | Cancel | Brought | Arrived | Lost
 
 
 @dataclass(slots=True)
@@ -144,6 +153,13 @@ class _Record:
     @property
     def here(self) -> bool:
         return self.placed and all(one.have == one.end for one in self.coming)
+
+    def brought(self, peer: Peer) -> list[Order]:
+        """Say so if all that this host has of the item is here."""
+        if any(one.peer == peer and one.have < one.end for one in self.coming):
+            return []
+        size = sum(one.end - one.begin for one in self.ranges if one.host == peer.host)
+        return [Brought(self.named, peer, size)]
 
 
 class Fetches:
@@ -242,10 +258,12 @@ class Fetches:
             missing = f"{coming.have:,} to {coming.end:,}"
             raise MessageUnreadable(f"bytes {begin:,} to {end:,} came, and {missing} are missing")
         coming.have = end
-        if coming.have == coming.end:
-            del self._requests[request]
-            coming.request = None
-        return [Arrived(record.named, owner) for owner in record.owners] if record.here else []
+        if coming.have < coming.end:
+            return []
+        del self._requests[request]
+        coming.request = None
+        here = [Arrived(record.named, owner) for owner in record.owners] if record.here else []
+        return [*record.brought(peer), *here]
 
     def refused(self, peer: Peer, request: int, why: str) -> list[Order]:
         """The host will never have it. Raises MessageUnreadable if there was no such request."""
@@ -404,7 +422,7 @@ class Say:
 
 ServeOrder = Claim | Release | Send | Stop | Say
 Where = Literal["here", "coming", "gone"]
-"""Where an item is that belongs to this host: on the shelf, on its way there, or neither."""
+"""Where bytes of an item are that belong to this host: on the shelf, on their way there, or neither."""
 MOST_ASKED = 10_000
 """Requests that another host may have at a time. A run has a few for each worker."""
 
@@ -427,28 +445,32 @@ class _Request:
 class Serves:
     """What others want of this host."""
 
-    def __init__(self, look: Callable[[Item], Where], segment: int = 0) -> None:
+    def __init__(self, look: Callable[[Item, int, int], Where], segment: int = 0) -> None:
+        """`look(item, begin, end)`: where these bytes of an item are."""
         self._look = look
         self._segment = segment
         self._requests: dict[Peer, dict[int, _Request]] = {}
+        """By host that has asked for something: all hosts are many, and these are few."""
 
     def asked(self, peer: Peer, request: int, named: Named, begin: int, end: int) -> list[ServeOrder]:
         """That host asks for these bytes. A request for a segment that has not begun here waits for it.
 
         Raises MessageUnreadable if it asks for nothing, for too much, or twice.
         """
-        requests = self._requests.setdefault(peer, {})
+        requests = self._requests.get(peer, {})
         if begin >= end or request in requests:
             raise MessageUnreadable(f"request {request} for bytes {begin:,} to {end:,} is empty, or came before")
         if len(requests) >= MOST_ASKED:
             raise MessageUnreadable(f"it asks for more than {MOST_ASKED:,} items at a time")
-        if why := self._why_not(named):
+        one = _Request(named, begin, end)
+        if why := self._why_not(one):
             return [Say(peer, request, why)]
-        one = requests[request] = _Request(named, begin, end)
+        requests[request] = one
+        self._requests[peer] = requests
         return self._send(peer, request, one)
 
     def made(self, named: Named) -> list[ServeOrder]:
-        """The item is on the shelf now."""
+        """The item is on the shelf now, or more of it."""
         orders: list[ServeOrder] = []
         for peer, request, one in self._all():
             if one.named == named:
@@ -461,7 +483,7 @@ class Serves:
 
     def sent(self, peer: Peer, request: int) -> list[ServeOrder]:
         """All bytes of the request that were to be sent have been written."""
-        one = self._requests.get(peer, {}).pop(request, None)
+        one = self._forget(peer, request)
         return [] if one is None else [Release(one.named, _owner(peer, request))]
 
     def cancelled(self, peer: Peer, request: int) -> list[ServeOrder]:
@@ -472,7 +494,7 @@ class Serves:
         if one.sends:
             one.stops = True
             return [Stop(peer, request)]
-        del self._requests[peer][request]
+        self._forget(peer, request)
         return [Release(one.named, _owner(peer, request))] if one.claimed else []
 
     def disconnected(self, peer: Peer) -> list[ServeOrder]:
@@ -493,7 +515,7 @@ class Serves:
         for peer, request, one in self._all():
             if one.stops:
                 continue
-            if why := self._why_not(one.named):
+            if why := self._why_not(one):
                 orders += self._end([(peer, request, one)], why)
             else:
                 orders += self._send(peer, request, one)
@@ -508,18 +530,26 @@ class Serves:
     def _all(self) -> list[tuple[Peer, int, _Request]]:
         return [(peer, *asked) for peer, requests in self._requests.items() for asked in requests.items()]
 
-    def _why_not(self, named: Named) -> str | None:
-        if named.segment < self._segment:
-            return f"segment {named.segment} has ended"
-        gone = named.segment == self._segment and self._look(named.item) == "gone"
-        return f"{named.item} is not here any more" if gone else None
+    def _forget(self, peer: Peer, request: int) -> _Request | None:
+        requests = self._requests.get(peer, {})
+        one = requests.pop(request, None)
+        if not requests:
+            self._requests.pop(peer, None)
+        return one
+
+    def _why_not(self, one: _Request) -> str | None:
+        segment, item = one.named
+        if segment < self._segment:
+            return f"segment {segment} has ended"
+        gone = segment == self._segment and self._look(item, one.begin, one.end) == "gone"
+        return f"{item} is not here any more" if gone else None
 
     def _send(self, peer: Peer, request: int, one: _Request) -> list[ServeOrder]:
         orders: list[ServeOrder] = []
         if one.named.segment == self._segment and not one.claimed:
             one.claimed = True
             orders.append(Claim(one.named, _owner(peer, request)))
-        if one.claimed and not one.sends and self._look(one.named.item) == "here":
+        if one.claimed and not one.sends and self._look(one.named.item, one.begin, one.end) == "here":
             one.sends = True
             orders.append(Send(peer, request, one.named, one.begin, one.end))
         return orders

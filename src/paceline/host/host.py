@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from paceline.cluster.group_links import GroupLinks
@@ -24,12 +25,13 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
+from paceline.core.shards import Shard, cut
 from paceline.fabric.memory import Region, Span
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.attached import recorded_file
 from paceline.host.averages import Averages
-from paceline.host.commits import NEWEST, Commits
+from paceline.host.commits import HERE, NEWEST, Commits
 from paceline.host.contract import News, Progress, Resumption, Updates
 from paceline.host.copies import Copies
 from paceline.host.evaluator import Evaluator
@@ -41,7 +43,8 @@ from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
 from paceline.host.pushes import Pushes
 from paceline.host.releases import Releases
-from paceline.host.seat import Seat, Seats
+from paceline.host.seat import Seat, Seats, idle_cores
+from paceline.host.shares import Shares
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.snapshots import Snapshots
 from paceline.host.steps import Steps
@@ -53,6 +56,7 @@ if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.carrier import Carrier
     from paceline.host.fetches import Where
     from paceline.host.linked import Linked
+    from paceline.host.shards import OtherShards
 
 
 def beginning_of(worker: int) -> Owner:
@@ -71,8 +75,10 @@ class LocalHost:
         loop: Loop,
         news: News,
         *,
+        name: str = "",
         elsewhere: Sequence[int] = (),
         carrier: Carrier | None = None,
+        shards_on: Sequence[str] = (),
         threads: int,
         rate_scale: float,
         network: Network | None,
@@ -84,16 +90,30 @@ class LocalHost:
         deaths_are_told: bool,
     ) -> None:
         """`elsewhere` are workers of other hosts. The store that is here is theirs, too; see `SeveralHosts`.
-        `carrier` fetches their updates. `threads` are those of each worker. `network` paces pushes and pulls, `groups`
+        `carrier` fetches their updates. `shards_on`: the hosts that make versions, where this one, called `name`, does
+        not make them alone. `threads` are those of each worker. `network` paces pushes and pulls, `groups`
         averages, and `traffic` what moves between hosts. `evaluator` is forked besides the arithmetic process, if it is
         given. `now()` is seconds since the run's start. See `Commits`, `Steps` and `Averages` for the others.
         """
         self.plan = plan
         self.shelf = Shelf()
         self.region: Region | None = None
+        self.shards: Sequence[Shard] = ()
+        """See `contract.Host`."""
+        self.state: int | None = None
+        """The descriptor of what the others' ranges begin with besides the version, if they make some."""
+        self.name = name
+        self.shards_on = shards_on
+        """The hosts that are to make versions, if not this one alone."""
+        self._whole: set[Version] = set()
+        """Versions of which all ranges are here, if others make some."""
+        self._numbers = count()
+        self._beginning = ""
+        """The checksum of what training begins with."""
         self._spec = spec
         self._workers = workers
         self._news = news
+        self._carrier = carrier
         self._threads = threads
         self._network = network
         self._evaluator = evaluator
@@ -104,8 +124,8 @@ class LocalHost:
         seats.update((worker, Seat(worker, elsewhere=True)) for worker in elsewhere)
         self.made: Callable[[int], None] = lambda version: None
         """Called when a version is made."""
-        self.adopted: Callable[[int], None] = lambda worker: None
-        """Called when the first version is what that worker has written."""
+        self.adopted: Callable[[int, int | None], None] = lambda worker, state: None
+        """Called when the first version is what that worker has written, with the file of the optimizer's state."""
         self._lent: set[str] = set()
         """Other hosts that fetch what training begins with."""
         self.hands: Callable[[int, messages.Message, int | None], None] = lambda worker, message, file: None
@@ -130,7 +150,14 @@ class LocalHost:
                 news.happened,
                 away=self._away,
                 lost=lambda worker, why: self.never_comes(worker, why),
+                brought=news.brought,
             )
+        self.others: OtherShards | None = None
+        if carrier is not None and shards_on:
+            from paceline.host.shards import OtherShards  # which a run on one host does without
+
+            self._fetcher = self.others = OtherShards(self._fetcher)
+            self.shelf.freed = self._freed
         self._linked: Linked | None = None
         if traffic is not None:
             from paceline.host.linked import Linked  # which a run on one host does without
@@ -160,12 +187,18 @@ class LocalHost:
             idle_cores=self._idle_cores,
             steps_in_store=spec.optimizer == "store",
             rate_scale=rate_scale,
+            others=self.others,
+            spreads=carrier is not None and traffic is None,
         )
+        self.commits.brings = self._brings
+        self.shares = Shares(self.arithmetic, self.others)
         copies = Copies(self.shelf, plan, self.arithmetic, self.steps, news)
         self._recorder = copies if spec.versions == "means" else self.commits
-        self.snapshots = Snapshots(self.shelf, plan, self.arithmetic, self.commits, self.steps, news)
+        self.snapshots = Snapshots(self.shelf, plan, self.arithmetic, self.commits, self.steps, self.shares, news)
         lets = None if traffic is None else self._lets
-        self.pulls = Pulls(self.shelf, self.commits, self._fetcher, seats, lets)
+        self.pulls = Pulls(
+            self.shelf, self.commits, self._fetcher, seats, lets, early=carrier is not None and traffic is None
+        )
         self.releases = Releases(
             self.shelf, self.pulls, self.pushes, self.commits, self.steps, seats, news, workers.send, now
         )
@@ -213,13 +246,21 @@ class LocalHost:
         if self.arithmetic.lost:
             return
         self.snapshots.resumption = resumption
+        offer = self._offers[worker]
         if self.region is None:
-            self.region = Region.create(self.plan.region_bytes(self._offers[worker]))
+            self.region = Region.create(self.plan.region_bytes(offer))
+        shards = cut(offer.cuts, self.shards_on) if self.shards_on else []
+        self.shards = shards if any(one.host != self.name for one in shards) else []
+        own = self._own_range(offer)
         self._forker, ends = worker, [self.arithmetic.open()]
         if self._evaluator is not None:
             ends.append(self._evaluator.connect())
-        message = messages.ForkStore(self.plan.slots, self.plan.areas, steps=self._spec.optimizer == "store")
+        message = messages.ForkStore(self.plan.slots, self.plan.areas, self._spec.optimizer == "store", *own)
         self._send_with(worker, message, ends)
+
+    def why_not(self, workers: Sequence[int]) -> str:
+        """See `contract.Host`."""
+        return ""
 
     def begin(self, workers: Sequence[int]) -> None:
         """See `contract.Host`."""
@@ -237,6 +278,7 @@ class LocalHost:
             self._send_with(worker, message, ends)
         if not resumes:
             self.commits.begin(0)
+        self._whole.add(Version(self.newest))
         model_bytes = self._offers[workers[0]].model_bytes
         given = None if self._network is None else self._network.message
         self._paced.size = model_bytes if given is None else given
@@ -401,6 +443,10 @@ class LocalHost:
         """Whether a model of links says what comes from other hosts, and when."""
         return self._linked is not None
 
+    def prepares(self, worker: int) -> bool:
+        """Whether the worker's script has come to `prepare`, and its process is there."""
+        return worker in self._offers and self._seats[worker].here
+
     def expects(self, workers: Sequence[int]) -> None:
         """These workers of another host are about to begin, while others train."""
         self._seats.update((worker, Seat(worker, elsewhere=True)) for worker in workers)
@@ -433,11 +479,15 @@ class LocalHost:
             return self._bytes(self.plan.adopted(self._offer))
         return self._bytes(self.plan.bytes_of(self.shelf.place(self.meant(item)), self._offer))
 
-    def look(self, item: Item) -> Where:
-        """Where an item is that another host asks for: a version, or what never moves."""
+    def look(self, item: Item, begin: int, end: int) -> Where:
+        """Where an item is that another host asks for: a version, an update for its range, or what never moves."""
         if isinstance(item, Version) and item.version > self.commits.newest:
-            return "coming"
-        there = item in (FIXED, ADOPTED) or (isinstance(item, Version | Beginning) and self.shelf.has(self.meant(item)))
+            return "here" if self.commits.maker.has(item.version, begin, end) else "coming"
+        there = item in (FIXED, ADOPTED)
+        if isinstance(item, Update):
+            there = self.shelf.has(item) and not self._seats[item.worker].elsewhere
+        elif isinstance(item, Version | Beginning):
+            there = self.shelf.has(self.meant(item))
         return "here" if there and self.region is not None else "gone"
 
     def meant(self, item: Item) -> Item:
@@ -459,7 +509,58 @@ class LocalHost:
         self.lets(worker, version)
 
     def _away(self, item: Update | Version) -> bool:
-        return isinstance(item, Update) and self._seats[item.worker].elsewhere
+        if isinstance(item, Update):
+            return self._seats[item.worker].elsewhere
+        return bool(self.shards) and item not in self._whole
+
+    @property
+    def cuts(self) -> Sequence[int]:
+        """Where versions may be cut. See `messages.Offered`."""
+        return self._offer.cuts
+
+    def is_whole(self, version: Version) -> None:
+        """All ranges of that version are here."""
+        self._whole.add(version)
+
+    def _brings(self, version: int, then: Callable[[], object]) -> None:
+        """Bring the ranges of that version here that are made elsewhere, then go on. Whoever needs it has claimed it.
+
+        It does not come if a host is lost that makes a range: the store is lost then.
+        """
+        if not self._away(Version(version)):
+            then()
+            return
+        assert self._carrier is not None
+        self._carrier.fetch(Version(version), ("brought", next(self._numbers)), then, lambda why: None)
+
+    def _freed(self, item: Item) -> None:
+        """Nobody claims that item any more."""
+        if isinstance(item, Version):
+            self._whole.discard(item)
+            if self.others is not None:
+                self.others.freed(item.version)
+
+    def ranges_of_updates(self, size: int) -> list[tuple[int, int]]:
+        """The bytes that are to come here of an update from elsewhere, which has that size: all but others' ranges."""
+        begin, end = self._own_range(self._offer)
+        behind = self._offer.cuts[-1], size
+        return [(begin, end), behind] if begin < end else [behind]
+
+    def forget_state(self) -> None:
+        """All others have been told of the optimizer's state, or there is another: it takes as much as the model."""
+        if self.state is not None:
+            os.close(self.state)
+        self.state = None
+
+    def loses(self, why: str) -> None:
+        """A host has gone that made a range of each version: no version can be made."""
+        self.arithmetic.lose(why)
+
+    def _own_range(self, offer: messages.Offered) -> tuple[int, int]:
+        """The bytes of each version that are made here."""
+        if not self.shards:
+            return 0, offer.cuts[-1]
+        return next(((one.begin, one.end) for one in self.shards if one.host == self.name), (0, 0))
 
     @property
     def _offer(self) -> messages.Offered:
@@ -489,12 +590,12 @@ class LocalHost:
             case messages.SnapshotWanted(hold=hold):
                 version = self.releases.hold(worker) if hold else self.releases.look(worker)
                 if not seat.elsewhere:
-                    self._workers.send(worker, messages.Snapshot(self.shelf.place(Version(version))))
+                    self._brings(version, lambda: self._show(seat, Version(version)))
             case messages.SnapshotTaken():
                 self.releases.looked(worker)
                 self.commits.go_on()
             case messages.StateWanted():
-                self.arithmetic.want_state(worker)
+                self.arithmetic.send(messages.SendState(worker, *self.shares.ask()))
             case messages.Adopted():
                 self._adopt(worker, descriptors)
             case messages.Kept():
@@ -504,6 +605,10 @@ class LocalHost:
         for descriptor in descriptors:
             os.close(descriptor)
         self._news.heard(worker, message)
+
+    def _show(self, seat: Seat, version: Version) -> None:
+        if self._seats[seat.worker] is seat and seat.here:
+            self._workers.send(seat.worker, messages.Snapshot(self.shelf.place(version)))
 
     def _computed(self, seat: Seat, step: int) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""
@@ -519,6 +624,8 @@ class LocalHost:
         """There will be no update of this step, or none that counts: its place is free."""
         self.commits.dropped(worker, step)
         self.pushes.dropped(worker, step)
+        if self.others is not None:
+            self.others.dropped(worker, step)
 
     def _adopt(self, worker: int, descriptors: list[int]) -> None:
         """The first version is what that worker has written from now on. The optimizer's state may come along.
@@ -534,22 +641,20 @@ class LocalHost:
         else:
             self.commits.adopted(worker)
         self.shelf.release(beginning_of(worker))
-        self.adopted(worker)
+        self.adopted(worker, descriptors[0] if descriptors else None)
 
     # --- what the arithmetic process says -----------------------------------------------------------
 
     def _hear_arithmetic(self, message: Any, descriptors: list[int]) -> bool:
         """Pass on what the process has done. Return whether it was asked to."""
         match message:
-            case messages.Committed():
-                at = self._at = self._now()  # workers that wait for it go on at the same moment
-                if self._linked is not None:
-                    self._linked.made(message.version, at)
-                asked = self.commits.committed(message, at)
-                self._at = None
-                if asked:
-                    self.made(message.version)
+            case messages.Making(version=version):
+                asked = self.commits.maker.made(message)
+                if asked and self._carrier is not None:
+                    self._carrier.made(Version(version))
                 return asked
+            case messages.Committed():
+                return self.range_made(HERE, message)
             case messages.Recorded(version=version, sha256=sha256):
                 return self._written(version, sha256, None)
             case messages.MeanRecorded(version=version, sha256=sha256, distance=distance):
@@ -562,7 +667,15 @@ class LocalHost:
                 if refused is not None:
                     self._news.refused(refused)
                 else:
-                    self._news.prepared(beginning)
+                    self._prepared(beginning)
+                return True
+            case messages.WholeReady(error=error):
+                if error is not None:
+                    self._news.refused(error)
+                else:
+                    self.forget_state()
+                    self.state = os.dup(descriptors[0])
+                    self._news.prepared(self._beginning)
                 return True
             case messages.StateReady(worker=worker, error=error):
                 if worker not in self._seats:
@@ -576,6 +689,21 @@ class LocalHost:
                 return True
         return False
 
+    def range_made(self, host: str, message: messages.Committed) -> bool:
+        """That host has made its range of a version. Return whether it was asked to."""
+        if self.arithmetic.lost:  # no version is made any more
+            return True
+        if not self.commits.range_made(host, message):
+            return False
+        if self.commits.whole:
+            at = self._at = self._now()  # workers that wait for it go on at the same moment
+            if self._linked is not None:
+                self._linked.made(message.version, at)
+            version = self.commits.made(at)
+            self._at = None
+            self.made(version)
+        return True
+
     def _written(self, version: int, sha256: str, distance: float | None) -> bool:
         if not self.arithmetic.written(version):
             return False
@@ -587,12 +715,20 @@ class LocalHost:
     def _ready(self, beginning: str) -> None:
         """The arithmetic process is there. If the run goes on, that process first reads what it goes on from."""
         if self.snapshots.resumption is None:
-            self._news.prepared(beginning)
+            self._prepared(beginning)
             return
         workers = [worker for worker in self._offers if self._seats[worker].here]
         assert self._forker is not None
         buffers = self._offers[self._forker].buffers or "mean"
         self.snapshots.restore(workers, self._spec.holder == "replica", buffers)
+
+    def _prepared(self, beginning: str) -> None:
+        """The store has what training begins with. Hosts that make ranges of it go on from the same."""
+        if not self.shards:
+            self._news.prepared(beginning)
+            return
+        self._beginning = beginning
+        self.arithmetic.send(messages.SendWhole())
 
     def _not_forked(self) -> None:
         assert self._forker is not None
@@ -618,9 +754,7 @@ class LocalHost:
             end.close()
 
     def _idle_cores(self) -> int:
-        """Cores that no worker computes on now."""
-        computing = sum(seat.step is not None for seat in self._seats.values())
-        return len(os.sched_getaffinity(0)) - computing * self._threads
+        return idle_cores((self._seats[worker] for worker in self._workers.numbers), self._threads)
 
     def _moment(self) -> float:
         return self._now() if self._at is None else self._at

@@ -8,6 +8,7 @@ import os
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from paceline.fabric.unix import Channel, pair
 
 LONGEST = 86_400.0  # seconds that one call waits at most: the kernel accepts no more than some weeks
+BACKLOG = 128
+"""Connections that the kernel keeps until they are accepted."""
 
 
 def family(address: tuple[str, int]) -> socket.AddressFamily:
@@ -29,6 +32,7 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
+        self._soon: deque[Callable[[], None]] = deque()
 
     def now(self) -> float:
         """Return the time in seconds: the clock that timers go by, and the workers' steps."""
@@ -60,8 +64,14 @@ class Loop:
         """Call once, after so many seconds."""
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), call))
 
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call once, before the loop waits for anything."""
+        self._soon.append(call)
+
     def wait(self, most: float | None = None) -> None:
         """Wait for the next event or time, so many seconds at most, and handle all that is there."""
+        while self._soon:
+            self._soon.popleft()()
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
         if timeout is not None:
             timeout = min(timeout, LONGEST)
@@ -88,6 +98,17 @@ class Loop:
             end.close()
             raise OSError(failed, os.strerror(failed))
         return end
+
+    def listen(self, towards: tuple[str, int]) -> socket.socket:
+        """Return a socket that listens at this machine's own address on the way to that one. Nothing is sent for that.
+
+        Raises OSError where there is no such way.
+        """
+        kind = family(towards)
+        with socket.socket(kind, socket.SOCK_DGRAM) as end:
+            end.connect(towards)
+            own = end.getsockname()[0]
+        return socket.create_server((own, 0), family=kind, backlog=BACKLOG)
 
     def await_end(self, process: int, call: Callable[[], object]) -> None:
         """Call once, when that process has ended."""

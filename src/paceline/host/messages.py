@@ -29,6 +29,10 @@ class Offered(Message):
     fixed_bytes: Count
     slot_bytes: Count
     push_bytes: Count
+    flags_bytes: Count
+    """What the flags take that say which parameters have a gradient. They follow the gradients in a push area."""
+    cuts: Annotated[list[Count], msgspec.Meta(min_length=2)]
+    """Where a version may be cut into ranges that several hosts make, in bytes. The last is where it ends."""
     state_bytes: Count
     model_bytes: Count
     optimizer: str
@@ -276,6 +280,10 @@ class ForkStore(Message):
     areas: int
     steps: bool
     """Whether the store steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions."""
+    begin: int
+    """Where the range of each version begins that the store makes: one of `Offered.cuts`."""
+    end: int
+    """Where the range ends."""
 
 
 class Resumed(msgspec.Struct, array_like=True):
@@ -504,6 +512,8 @@ class Commit(Message):
     """Whether NaN and infinity are looked for."""
     first: bool
     """Whether the slot is used for the first time."""
+    tells: bool = False
+    """Whether `Making` is to be told meanwhile."""
 
 
 class Record(Message):
@@ -514,6 +524,14 @@ class Record(Message):
     file: str
     workers: list[int]
     buffers: str
+    waits: bool
+    """Whether other hosts make ranges of the version: then the file is written after `GoOn`."""
+
+
+class GoOn(Message):
+    """All of the version is in its slot that is to be written to that file."""
+
+    file: str
 
 
 class RecordMean(Message):
@@ -532,20 +550,54 @@ class Adopt(Message):
     descriptors: ClassVar[int] = 1
 
 
+class SendWhole(Message):
+    """Before the first commit: send what the stores of the other ranges are to begin with."""
+
+
+class Load(Message):
+    """Begin with this, which another store has sent as `WholeReady`."""
+
+    descriptors: ClassVar[int] = 1
+
+
+class SendShare(Message):
+    """Send what the optimizer has for your range, as of the newest version. Commits may follow at once."""
+
+    number: int
+    """What the request is known by, on all hosts. See `TakeShare`."""
+
+
+class TakeShare(Message):
+    """Another range's store has sent this as `ShareReady`. A `SendState` or `KeepState` of that number came before."""
+
+    descriptors: ClassVar[int] = 1
+
+    number: int
+    error: str | None
+
+
 class SendState(Message):
-    """That worker wants the optimizer's state."""
+    """That worker wants the optimizer's state, as of the newest version. Commits may follow at once.
+
+    If so many shares of that number are to come, send it once the last of them is here.
+    """
 
     worker: int
+    number: int = 0
+    shares: int = 0
 
 
 class KeepState(Message):
     """Write the newest version, which is in that slot, and the optimizer's state to a file. Commits may follow at once.
 
-    There is no slot where workers own replicas.
+    There is no slot where workers own replicas. If so many shares of that number are to come, write it once the last
+    of them is here. By then the whole version is in its slot.
     """
 
     slot: int | None
     file: str
+    number: int = 0
+    shares: int = 0
 
 
 class KeepReplica(Message):
@@ -599,8 +651,13 @@ class Quit(Message):
 ToStore = (
     Commit
     | Record
+    | GoOn
     | RecordMean
     | Adopt
+    | SendWhole
+    | Load
+    | SendShare
+    | TakeShare
     | SendState
     | KeepState
     | KeepReplica
@@ -620,6 +677,14 @@ class StoreReady(Message):
     """Its checksum."""
 
 
+class Making(Message):
+    """These bytes of that version are made. What is left is still being made."""
+
+    version: int
+    begin: int
+    end: int
+
+
 class Committed(Message):
     """That version is whole."""
 
@@ -629,6 +694,23 @@ class Committed(Message):
     """See `training.store.Committed`."""
     not_finite: tuple[str, int | None] | None
     """A parameter with a NaN or an infinity, and the worker whose gradient has it, if one has."""
+
+
+class WholeReady(Message):
+    """What the stores of the other ranges begin with comes along, packed. Nothing comes if it can't be packed."""
+
+    descriptors: ClassVar[int] = 1
+
+    error: str | None
+
+
+class ShareReady(Message):
+    """What the optimizer has for the range comes along, packed. Nothing comes if it can't be packed."""
+
+    descriptors: ClassVar[int] = 1
+
+    number: int
+    error: str | None
 
 
 class StateReady(Message):
@@ -685,7 +767,20 @@ class StoreFailed(Message):
     error: str
 
 
-FromStore = StoreReady | Committed | StateReady | Recorded | MeanRecorded | FileKept | Sealed | Restored | StoreFailed
+FromStore = (
+    StoreReady
+    | Making
+    | Committed
+    | WholeReady
+    | ShareReady
+    | StateReady
+    | Recorded
+    | MeanRecorded
+    | FileKept
+    | Sealed
+    | Restored
+    | StoreFailed
+)
 
 
 # the launcher to the zygote, and back

@@ -28,8 +28,14 @@ class Pulls:
         fetcher: Fetcher,
         seats: Mapping[int, Seat],
         lets: Callable[[int, int], None] | None = None,
+        *,
+        early: bool = False,
     ) -> None:
-        """`lets(worker, version)` lets a worker of another host have that version. None: that host doesn't ask."""
+        """`lets(worker, version)` lets a worker of another host have that version. None: that host doesn't ask.
+
+        `early`: whether versions are brought here while other hosts make them.
+        """
+        self._early = early
         self._shelf = shelf
         self._versions = versions
         self._fetcher = fetcher
@@ -47,19 +53,34 @@ class Pulls:
             self.pull(order.worker, order.version, lambda: None)
 
     def pull(self, worker: int, version: int, then: Callable[[], None]) -> None:
-        """Bring that version to the worker once it is made, then go on. Whoever needs it has claimed it."""
+        """Bring that version to the worker, and go on once it is made. Whoever needs it has claimed it."""
+        seat = self._seats[worker]
+
+        def waits() -> bool:
+            return seat.trains and self._seats[worker] is seat  # else another process has begun as this worker
 
         def taken(at: float) -> Fact:
             then()
             return ParametersTaken(worker=worker, version=version, at=at)
 
-        seat = self._seats[worker]
+        def here(at: float) -> Fact | None:
+            if version <= self._versions.newest:
+                return taken(at)
+            self._versions.when_made(version, made)
+            return None
 
         def made() -> None:
-            if seat.trains and self._seats[worker] is seat:  # else another process has begun as this worker
+            if waits():
                 self._fetcher.fetch(worker, Version(version), taken)
 
-        self._versions.when_made(version, made)
+        def begun() -> None:
+            if waits():
+                self._fetcher.fetch(worker, Version(version), here)
+
+        if self._early:
+            self._versions.when_begun(version, begun)
+        else:
+            self._versions.when_made(version, made)
 
     def lend(self, worker: int, version: int) -> None:
         """Let a worker of another host have that version once it is made, and a link has brought it there."""

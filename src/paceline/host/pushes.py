@@ -92,12 +92,13 @@ class Pushes:
 
         self._fetcher.fetch(worker, Update(worker, step), arrived)
 
-    def applied(self, order: ApplyUpdate) -> list[tuple[int, float]]:
-        """That version is ordered. Return its updates: (area, weight)."""
+    def applied(self, order: ApplyUpdate) -> list[tuple[Update, float]]:
+        """That version is ordered. Return its updates, each with its weight."""
         pushed = []
         for worker, step, weight in order.contributions:
-            place = self._shelf.place(Update(worker, step))
-            pushed.append((self._plan.area(place), weight * self._scales[worker, step]))
+            update = Update(worker, step)
+            self._shelf.place(update)  # NotHere is told as the order comes
+            pushed.append((update, weight * self._scales[worker, step]))
             self.ordered(worker, step, order.version)
         return pushed
 

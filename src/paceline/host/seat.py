@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,3 +39,8 @@ class Seats(dict[int, Seat]):
     def __missing__(self, worker: int) -> Seat:
         """Say that the host has no such worker."""
         raise NotHere(f"there is no worker {worker} here")
+
+
+def idle_cores(seats: Iterable[Seat], threads: int) -> int:
+    """Return how many cores no worker of this host computes on now. `seats` are its own, with so many threads each."""
+    return len(os.sched_getaffinity(0)) - threads * sum(seat.step is not None for seat in seats)

@@ -1,17 +1,18 @@
-"""The hosts of a run, as one: the head's has the store, and the others have workers besides."""
+"""The hosts of a run, as one: the head's has the store, or all make ranges of versions. All have workers."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import cast
 
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.items import Beginning, Blob, Item, Update, Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
+from paceline.core.shards import Shard, pieces
 from paceline.errors import MessageUnreadable
 from paceline.fabric.endpoint import Coding
 from paceline.fabric.memory import Span
@@ -40,11 +41,19 @@ class Other:
     away: set[int] = field(default_factory=set)
     """Workers that ended with an earlier incarnation of the host, and have not begun again: this one knows nothing of
     them."""
+    knows: int = 0
+    """The last version that it was told is made."""
 
     def tell_of(self, worker: int, message: messages.Message) -> None:
         """Send it this about one of its workers, unless that is away."""
         if worker not in self.away:
             self.tell(message)
+
+    def made(self, version: int) -> None:
+        """That version is made, and all before it."""
+        if version > self.knows:
+            self.knows = version
+            self.tell(between.Made(version))
 
 
 @dataclass(slots=True)
@@ -82,8 +91,16 @@ class SeveralHosts:
         """What is brought to no place of the region's pool: the host that has it, and where it goes."""
         self._behind: dict[int, list[between.OfWorker]] = {}
         """By worker that has said something which is being fetched: what its host has said of it since."""
+        self._awaited: dict[int, dict[str, Other]] = {}
+        """By version that is not made: the hosts that were told an order about it."""
         self._fetched: dict[tuple[str, int], Fetch] = {}
         """By host and version: the last fetches."""
+        self._made_at: dict[int, float] = {}
+        """By version: when it was made. Those made last are remembered."""
+        self.makes: Callable[[str], None] = lambda host: None
+        """Told of each of these hosts that makes a range of each version, as training begins."""
+        self.neighbours: Callable[[str, Sequence[str]], tuple[between.Neighbour, ...]] = lambda host, hosts: ()
+        """Returns with which of these hosts that one of them exchanges ranges, itself included."""
         self._numbers = count()
         self._coding = Coding(messages.FromWorker)
         head.made, head.adopted, head.lets = self._made, self._adopted, self._lets
@@ -100,6 +117,8 @@ class SeveralHosts:
         self._deliver(name, message)
 
     def _may_say(self, name: str, message: messages.Message) -> None:
+        if isinstance(message, between.OfShard) and name not in self._shards:
+            raise MessageUnreadable("it makes no versions")
         match message:
             case between.Heard(worker=worker) | between.Gone(worker=worker) if worker in self._gone:
                 raise MessageUnreadable(f"worker {worker} has ended, and says more")
@@ -132,7 +151,8 @@ class SeveralHosts:
                 self._never_comes(worker, why)
             case between.Taken(worker=worker, version=version):
                 if (fetched := self._fetched.get((name, version))) is not None:
-                    self._news.brought(worker, fetched.began, fetched.ended)
+                    began = max(fetched.began, self._made_at.get(version, fetched.began))
+                    self._news.brought(worker, min(began, fetched.ended), fetched.ended)
                 self._news.happened(ParametersTaken(worker=worker, version=version, at=self._now()))
             case between.Begun():
                 self._head.begun(name)
@@ -142,6 +162,17 @@ class SeveralHosts:
                 self._news.awaits_place(worker)
             case between.Fetched():
                 self._has_fetched(message.heard(name, self._now()))
+            case between.Stored(worker=worker, step=step):
+                self._stored(name, worker, step)
+            case between.RangeMade(made=made):
+                if not self._head.range_made(name, made):
+                    raise MessageUnreadable(f"its range of version {made.version} was not to be made")
+            case between.Share(number=number, error=error, attached=None):
+                self._head.shares.came(number, error, None)
+            case between.Share(number=number, error=error, attached=between.Attached() as attached):
+                self._bring_share(name, number, error, attached)
+            case between.ShardLost(why=why):
+                self._shard_lost(name, why)
             case between.Computes(worker=worker):
                 self._news.computes(worker, self._now())
 
@@ -150,6 +181,7 @@ class SeveralHosts:
         other = self._others.pop(name, None)
         if other is None:
             return
+        self._shard_lost(name, f"it is lost ({why})")
         self._head.begun(name)  # what training begins with is not lent to it any more
         self._begun.discard(name)
         self._attached = {item: one for item, one in self._attached.items() if one.host != name}
@@ -180,8 +212,13 @@ class SeveralHosts:
         if item in self._beside:
             host, span = self._beside[item]
             return [(host, 0, span.nbytes)]
+        if isinstance(item, Version):
+            return pieces(self._head.cuts, self._elsewhere)  # also of one that is lost: then it never comes
         assert isinstance(item, Update | Beginning)
-        return [(self._by_worker[item.worker].name, 0, self.view(item).nbytes)]
+        host, size = self._by_worker[item.worker].name, self.view(item).nbytes
+        if isinstance(item, Beginning) or not self._head.shards:
+            return [(host, 0, size)]
+        return [(host, *bytes_) for bytes_ in self._head.ranges_of_updates(size)]
 
     def lay(self, item: Item) -> Span:
         """See `Items`. The update's place was laid out as its push began, and stays as if its worker were here."""
@@ -190,15 +227,17 @@ class SeveralHosts:
     def free(self, item: Item, whole: bool) -> None:
         """See `Items`."""
         self._beside.pop(item, None)
+        if whole and isinstance(item, Version):
+            self._head.is_whole(item)
 
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`. What a model of links is asked about is noted as that says."""
         if fetch.kind != "update" or not self._head.linked:
             self._news.fetched(fetch.ending(self._now()))
 
-    def look(self, item: Item) -> Where:
+    def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`."""
-        return "here" if item in self._attached else self._head.look(item)
+        return "here" if item in self._attached else self._head.look(item, begin, end)
 
     def view(self, item: Item) -> Span:
         """See `Items`."""
@@ -220,6 +259,11 @@ class SeveralHosts:
         """See `contract.Host`."""
         return self._head.progress
 
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """See `contract.Host`."""
+        return self._head.shards
+
     def updates(self, worker: int) -> Updates:
         """See `contract.Host`."""
         return self._head.updates(worker)
@@ -235,28 +279,56 @@ class SeveralHosts:
         if worker in self._by_worker:
             self._news.lost("no worker of the head's host has come to prepare(), which makes the store there")
             return
+        came = {other.name for worker, other in self._by_worker.items() if self._head.prepares(worker)}
+        none_came = {other.name for other in self._by_worker.values()} - came
+        self._head.shards_on = [host for host in self._head.shards_on if host not in none_came]
         self._head.prepare(worker, resumption)
+
+    def why_not(self, workers: Sequence[int]) -> str:
+        """See `contract.Host`."""
+        for host in (one.host for one in self._elsewhere):
+            other = self._others.get(host)
+            if other is None or not any(worker in other.workers for worker in workers):
+                why = "it is lost" if other is None else "none of its workers has come to prepare()"
+                return f"host {host} was to make a part of every version, and {why}"
+        return ""
 
     def begin(self, workers: Sequence[int]) -> None:
         """See `contract.Host`."""
         self._head.begin(workers)
+        if self._head.shards and self._head.others is not None:
+            makers = [one.host for one in self._elsewhere]
+            self._head.others.begin(makers, self._tell_host)
+            for host in makers:
+                self.makes(host)
         for other in self._others.values():
-            if there := [worker for worker in workers if worker in other.workers]:
+            if any(worker in other.workers for worker in workers):
                 self._head.lends_beginning(other.name)
                 self._begun.add(other.name)
-                goes_on = {worker: self._goes_on(worker) for worker in there}
-                other.tell(between.Train(goes_on, self._head.newest, self._now()))
+        for other in [one for one in self._others.values() if one.name in self._begun]:
+            self._train(other, {worker: self._goes_on(worker) for worker in workers if worker in other.workers})
+        self._head.forget_state()
 
     def carry_out(self, order: Order, at: float) -> None:
         """See `contract.Host`."""
         self._head.carry_out(order, at)
         match order:
-            case Release() | StartPull() | StartPush() | DropUpdate():
+            case Release() | StartPull():
+                other = self._by_worker.get(order.worker)
+                if other is not None and order.worker not in other.away:
+                    self._needs(other, order.version)
+                    other.tell(between.CarryOut.of(order))
+            case StartPush() | DropUpdate():
                 self._tell(order.worker, between.CarryOut.of(order))
             case ApplyUpdate(contributions=contributions):
-                for other in self._others.values():
-                    if any(worker in other.workers for worker, _, _ in contributions):
-                        other.tell(between.CarryOut.of(order))
+                there: dict[str, list[tuple[int, int, float]]] = {}
+                for one in contributions:
+                    if one[0] in self._by_worker:
+                        there.setdefault(self._by_worker[one[0]].name, []).append(one)
+                for name, own in there.items():
+                    if (other := self._others.get(name)) is not None:
+                        self._needs(other, order.version)
+                        other.tell(between.CarryOut.of(replace(order, contributions=tuple(own))))
 
     def tell(self, fact: Fact) -> None:
         """See `contract.Host`."""
@@ -272,6 +344,9 @@ class SeveralHosts:
         """See `contract.Host`."""
         self._head.gone(worker)
         self._tell(worker, between.SeenOff(worker))
+        other = self._by_worker.get(worker)
+        if other is not None and other.name not in self._begun and not any(map(self._head.prepares, other.workers)):
+            self._shard_lost(other.name, "none of its workers has come to prepare()")
 
     def returns(self, worker: int) -> None:
         """See `contract.Host`."""
@@ -287,7 +362,8 @@ class SeveralHosts:
             return
         if other.name not in self._begun:
             self._begun.add(other.name)
-            other.tell(between.Train({}, self._head.newest, self._now()))
+            self._train(other, {})
+        other.made(self._head.newest)
         other.tell(between.Admit(worker, epoch, at))
 
     def join(self, worker: int, others: Sequence[int]) -> None:
@@ -349,10 +425,26 @@ class SeveralHosts:
 
     # --- inside -------------------------------------------------------------------------------------
 
+    @property
+    def _shards(self) -> set[str]:
+        """Hosts that make a range of each version, if several do."""
+        return {one.host for one in self._head.shards}
+
+    @property
+    def _elsewhere(self) -> list[Shard]:
+        """The ranges that other hosts make, or did before they were lost."""
+        return [one for one in self._head.shards if one.host != self._head.name]
+
     def _tell(self, worker: int, message: messages.Message) -> None:
         """Tell the worker's host, if that is not the head's."""
         if (other := self._by_worker.get(worker)) is not None:
             other.tell_of(worker, message)
+
+    def _needs(self, other: Other, version: int) -> None:
+        """That host is about to be told an order about that version. It knows by then what is made."""
+        other.made(min(version, self._head.newest))
+        if version > self._head.newest:
+            self._awaited.setdefault(version, {})[other.name] = other
 
     def _has_fetched(self, fetch: Fetch) -> None:
         if fetch.kind == "version" and fetch.number is not None:
@@ -365,13 +457,13 @@ class SeveralHosts:
         """Tell a worker of another host that, with a file if there is one."""
         if worker in self._gone:
             return
-        attached = None if file is None else self._attach(worker, file_bytes(file))
+        attached = None if file is None else self._attach(self._by_worker[worker].name, file_bytes(file))
         self._tell(worker, between.Say(worker, cast(messages.ToWorker, message), attached))
 
-    def _attach(self, worker: int, span: Span) -> between.Attached:
-        """Have these bytes come along with a message to the worker's host."""
+    def _attach(self, host: str, span: Span) -> between.Attached:
+        """Have these bytes come along with a message to that host."""
         name = f"attached {next(self._numbers)}"
-        self._attached[Blob(name)] = _Attached(self._by_worker[worker].name, span)
+        self._attached[Blob(name)] = _Attached(host, span)
         return between.Attached(name, span.nbytes)
 
     def _has(self, item: Item) -> None:
@@ -386,11 +478,11 @@ class SeveralHosts:
         if (goes_on := self._head.goes_on(worker)) is None:
             return None
         epoch, buffers, file = goes_on
-        kept = None
+        kept, host = None, self._by_worker[worker].name
         if file is not None:
             with file:
-                kept = self._attach(worker, file_bytes(file.fileno()))
-        return between.GoesOn(epoch, self._attach(worker, buffers), kept)
+                kept = self._attach(host, file_bytes(file.fileno()))
+        return between.GoesOn(epoch, self._attach(host, buffers), kept)
 
     def _heard(self, worker: int, said: messages.FromWorker, descriptors: list[int]) -> None:
         self._head.hear(worker, said, descriptors)
@@ -456,13 +548,62 @@ class SeveralHosts:
         self._tell(worker, between.Let(worker, version))
 
     def _made(self, version: int) -> None:
+        self._made_at[version] = self._now()
+        if len(self._made_at) > KEPT * len(self._by_worker):
+            del self._made_at[next(iter(self._made_at))]
         self._carrier.made(Version(version))
-        for other in self._others.values():
-            other.tell(between.Made(version))
+        awaited = self._awaited.pop(version, {})
+        for other in self._others.values() if self._shards else awaited.values():
+            if other.name in awaited or other.name in self._shards:
+                other.made(version)
 
-    def _adopted(self, worker: int) -> None:
+    def _adopted(self, worker: int, state: int | None) -> None:
         for other in self._others.values():
-            other.tell(between.Adopted(worker))
+            with_it = None
+            if state is not None and other.name in self._shards:
+                with_it = self._attach(other.name, file_bytes(state))
+            other.tell(between.Adopted(worker, with_it))
+
+    def _train(self, other: Other, workers: dict[int, between.GoesOn | None]) -> None:
+        """Have these workers of that host train, and the host make its range of each version, if it is to."""
+        state = None
+        if other.name in self._shards:
+            assert self._head.state is not None
+            state = self._attach(other.name, file_bytes(self._head.state))
+        shards = tuple(self._head.shards)
+        other.knows = self._head.newest
+        near = self.neighbours(other.name, [*self._begun]) if shards else ()
+        other.tell(between.Train(workers, self._head.newest, self._now(), shards, state, near))
+
+    def _stored(self, host: str, worker: int, step: int) -> None:
+        assert self._head.others is not None
+        if (fact := self._head.others.stored(host, worker, step, self._now())) is not None:
+            self._news.happened(fact)
+
+    def _bring_share(self, host: str, number: int, error: str | None, attached: between.Attached) -> None:
+        try:
+            file, span = empty_file(attached.size)
+        except OSError as full:
+            self._head.shares.came(number, f"host {host}'s part of it has no room here: {full.strerror}", None)
+            self._tell_host(host, between.Has(attached.name))
+            return
+        self._beside[Blob(attached.name)] = host, span
+
+        def there() -> None:
+            self._head.shares.came(number, error, file)
+            os.close(file)
+            self._tell_host(host, between.Has(attached.name))
+
+        self._carrier.fetch(Blob(attached.name), ("share", number, host), there, lambda why: os.close(file))
+
+    def _tell_host(self, host: str, message: messages.Message) -> None:
+        if (other := self._others.get(host)) is not None:
+            other.tell(message)
+
+    def _shard_lost(self, host: str, why: str) -> None:
+        """That host makes no versions any more. If it was to, nobody can."""
+        if host in self._shards:
+            self._head.loses(f"host {host} made a part of every version, and {why}")
 
 
 _: type[Host] = SeveralHosts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from paceline.core.items import Former, Item
 from paceline.host.contract import NotHere
@@ -20,6 +20,8 @@ class Shelf:
     """
 
     def __init__(self) -> None:
+        self.freed: Callable[[Item], object] = lambda item: None
+        """Told of an item that lay in a place, and that nobody claims any more."""
         self._places: dict[Item, int] = {}
         self._items: dict[int, dict[Item, None]] = {}
         """By place. No place without an item."""
@@ -125,3 +127,4 @@ class Shelf:
         del self._owners[item]
         if item in self._places:
             self.withdraw(item)
+            self.freed(item)

@@ -13,6 +13,7 @@ from paceline.host.arithmetic import Arithmetic
 from paceline.host.commits import NEWEST, Commits
 from paceline.host.contract import News, Resumption
 from paceline.host.plan import Plan
+from paceline.host.shares import Shares
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.steps import Steps
 from paceline.records.snapshots import STATE, STORE, replica_file, worker_file
@@ -25,7 +26,14 @@ class Snapshots:
     """
 
     def __init__(
-        self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic, commits: Commits, steps: Steps, news: News
+        self,
+        shelf: Shelf,
+        plan: Plan,
+        arithmetic: Arithmetic,
+        commits: Commits,
+        steps: Steps,
+        shares: Shares,
+        news: News,
     ) -> None:
         self.resumption: Resumption | None = None
         """What the run goes on from; None: it begins."""
@@ -35,6 +43,7 @@ class Snapshots:
         self._commits = commits
         self._steps = steps
         self._news = news
+        self._shares = shares
         self._folder: Path | None = None
         """Where the present snapshot is written."""
         self._number = 0
@@ -155,7 +164,10 @@ class Snapshots:
 
     def _keep_version(self, version: int) -> None:
         self._shelf.claim(_owner(STORE), Version(version))
-        self._send(messages.KeepState(self._shelf.place(Version(version)), self._path(STORE)))
+        number, shares = self._shares.ask(held=True)
+        place, file = self._shelf.place(Version(version)), self._path(STORE)
+        self._send(messages.KeepState(place, file, number, shares))
+        self._commits.brings(version, lambda: self._shares.release(number))
 
     def _keep_replicas(self, replicas: Sequence[Replica]) -> None:
         for replica in replicas:

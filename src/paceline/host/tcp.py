@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from paceline.host.loop import Loop, family
+from paceline.host.loop import BACKLOG, Loop, family
 
 T = TypeVar("T")
 
@@ -26,8 +26,6 @@ LOOPBACK: Address = ("127.0.0.1", 0)
 """Where hosts listen unless they are told otherwise. The kernel chooses the port."""
 AT_ONCE = 1 << 20
 """Bytes that one connection may write or read before others have their turn."""
-BACKLOG = 128
-"""Connections that the kernel keeps until they are accepted."""
 ACCEPTS = 16
 """Connections that are accepted before others have their turn."""
 NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}

@@ -16,23 +16,52 @@ class Versions(Protocol):
     def when_made(self, version: int, call: Callable[[], None]) -> None:
         """Call once that version is whole. Whoever needs it then claims it before."""
 
+    def when_begun(self, version: int, call: Callable[[], None]) -> None:
+        """Call once ranges of that version may be brought here: other hosts may be making them."""
+
+
+class Awaited:
+    """What is to be done once a version has come."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, list[Callable[[], None]]] = {}
+
+    def add(self, version: int, call: Callable[[], None]) -> None:
+        """Call once that version has come."""
+        self._calls.setdefault(version, []).append(call)
+
+    def come(self, version: int) -> None:
+        """That version has come, and all before it."""
+        for come in sorted(one for one in self._calls if one <= version):
+            for call in self._calls.pop(come):
+                call()
+
+    def clear(self) -> None:
+        """No version comes any more."""
+        self._calls.clear()
+
 
 class Elsewhere:
     """The store is on another host, which tells what it has made."""
 
     def __init__(self) -> None:
         self.newest = 0
-        self._waiting: dict[int, list[Callable[[], None]]] = {}
+        self.begins: Callable[[int, Callable[[], None]], None] = lambda version, call: call()
+        """See `Versions.when_begun`. A host with a range of it begins itself."""
+        self._waiting = Awaited()
+
+    def when_begun(self, version: int, call: Callable[[], None]) -> None:
+        """See `Versions`."""
+        self.begins(version, call)
 
     def when_made(self, version: int, call: Callable[[], None]) -> None:
         """See `Versions`."""
         if version <= self.newest:
             call()
         else:
-            self._waiting.setdefault(version, []).append(call)
+            self._waiting.add(version, call)
 
     def made(self, version: int) -> None:
-        """The store has made that version, the next one."""
+        """The store has made that version, and all before it."""
         self.newest = version
-        for call in self._waiting.pop(version, ()):
-            call()
+        self._waiting.come(version)

@@ -32,10 +32,12 @@ class Wire:
         *,
         away: Callable[[Update | Version], bool],
         lost: Callable[[int, str], None],
+        brought: Callable[[int, float, float], None] = lambda worker, began, ended: None,
     ) -> None:
         """`away(item)`: whether it is not here, and lies on another host.
 
-        `lost(worker, why)` is told in place of `then` if an item of the worker can't come. See `Local` for the others.
+        `lost(worker, why)` is told in place of `then` if an item of the worker can't come. `brought(worker, began,
+        ended)` is told of each version that has come for a worker, before `then`. See `Local` for the others.
         """
         self._local = local
         self._carrier = carrier
@@ -43,6 +45,7 @@ class Wire:
         self._happened = happened
         self._away = away
         self._lost = lost
+        self._brought = brought
         self._numbers = count()
         self._under_way: dict[Owner, int] = {}
         """By fetch from another host: its worker."""
@@ -52,10 +55,12 @@ class Wire:
         if isinstance(item, Replica) or not self._away(item):
             self._local.fetch(worker, item, then)
             return
-        owner = "fetch", worker, next(self._numbers)
+        owner, began = ("fetch", worker, next(self._numbers)), self._now()
 
         def arrived() -> None:
             del self._under_way[owner]
+            if isinstance(item, Version):
+                self._brought(worker, began, self._now())
             if (fact := then(self._now())) is not None:
                 self._happened(fact)
 

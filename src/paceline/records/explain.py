@@ -119,6 +119,8 @@ class Past:
     """By worker that finished a step: the median of its steps, in seconds."""
     hosts: dict[int, str] = field(default_factory=dict)
     """By worker: where it was last."""
+    head: str = ""
+    """The host of the head."""
     links: list[Link] = field(default_factory=list)
     """Between hosts; none in a run on one host."""
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -160,6 +162,7 @@ def past(run: RecordedRun, worker: int | None = None, step: int | None = None) -
                     found.spent.setdefault(one, Spent()).stayed += before - since
                 here = {one: at for one, _, _ in members}
                 found.hosts.update((one, host) for one, host, _ in members)
+                found.head = members[0][1]
             case WorkerJoined(worker=one, host=host):
                 here[one], found.hosts[one] = at, host
             case WorkerLeft(worker=one) if one in here:
@@ -555,13 +558,20 @@ def _meanwhile(past: Past, culprits: Sequence[int]) -> str:
     )
     if its.moving >= WORTH_SAYING * its.waited:
         what = "what it needed or had made was" if one else "what they needed or had made was"
-        text += f", and for {_percent(its.moving, its.waited)} of it {what} between {past.hosts[culprit]} and the head"
+        ends = f"{past.hosts[culprit]} and {_other_end(past, past.hosts[culprit])}"
+        text += f", and for {_percent(its.moving, its.waited)} of it {what} between {ends}"
     ratio = _ratio(past, culprits) if one else None
     if ratio is not None and ratio >= SLOWER:
         return f"{text}: a step takes it {ratio:.1f} times as long as the others."
     if ratio is not None:
         return f"{text}, though its steps take no longer than the others' ({ratio:.2f} times): now and then one does."
     return f"{text}."
+
+
+def _other_end(past: Past, host: str) -> str:
+    """What the other ends of that host's links are called."""
+    ends = {one for link in past.links for one in (link.source, link.host) if host in (link.source, link.host)}
+    return "the head" if ends - {host} == {past.head} else "other hosts"
 
 
 def _what_helps(past: Past, phases: Mapping[str, float], total: float) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from paceline.records.reading import read_fetches
@@ -13,8 +13,16 @@ from paceline.records.times import Busy
 LEAST = 1000
 """How many spans are kept before those that no longer matter are forgotten."""
 
+_CAME_LAST = """
+    SELECT kind, source, host, count(*) FROM (
+        SELECT kind, source, host, max(rowid) FROM fetches WHERE kind <> 'other'
+        GROUP BY kind, iif(kind = 'version', host, NULL), worker, number
+    ) GROUP BY kind, source, host ORDER BY kind, source, host
+"""
+"""For each link, how often it brought the last part of a version to a host, or of an update to all that need it."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Link:
     """One way between two hosts."""
 
@@ -24,9 +32,11 @@ class Link:
     busy: Busy = field(default_factory=Busy)
     """The time in which anything moved over it."""
     versions: dict[int, float] = field(default_factory=dict)
-    """By worker: seconds that it waited for versions over this link."""
+    """By worker: seconds that it waited for versions over this link.
+
+    A wait for several links is divided among them by how often each one was the last to bring its part."""
     updates: dict[int, float] = field(default_factory=dict)
-    """By worker: seconds that it waited for its updates to go over this link."""
+    """By worker: seconds that it waited for its updates to go over this link, divided in the same way."""
 
     def __str__(self) -> str:
         return f"{self.source} → {self.host}"
@@ -40,21 +50,28 @@ class Link:
 def links(ledger: sqlite3.Connection, hosts: Mapping[int, str]) -> list[Link]:
     """All links of a run that anything moved over, in the order of their names. `hosts`: by worker."""
     found: dict[tuple[str, str], Link] = {}
-    of: dict[tuple[str, str], Link] = {}
-    """By kind of item, and the host that is not the head."""
     for fetch in read_fetches(ledger):
         link = found.setdefault((fetch.source, fetch.host), Link(fetch.source, fetch.host))
         link.bytes += fetch.bytes
         link.busy.add(fetch.began, fetch.ended)
-        of[fetch.kind, fetch.source if fetch.kind == "update" else fetch.host] = link
+    last: dict[tuple[str, str], dict[Link, int]] = {}
+    """By kind of item and the worker's host: how often each link was the one that was waited for."""
+    for kind, source, host, times in ledger.execute(_CAME_LAST):
+        last.setdefault((kind, host if kind == "version" else source), {})[found[source, host]] = times
     rows = ledger.execute("SELECT worker, sum(push), sum(pull) FROM step_times GROUP BY worker ORDER BY worker")
     for worker, push, pull in rows if found else ():
         host = hosts.get(worker, "")
-        if ("version", host) in of:
-            of["version", host].versions[worker] = pull
-        if ("update", host) in of:
-            of["update", host].updates[worker] = push
+        for link, share in _shares(last.get(("version", host), {})):
+            link.versions[worker] = pull * share
+        for link, share in _shares(last.get(("update", host), {})):
+            link.updates[worker] = push * share
     return [found[ends] for ends in sorted(found)]
+
+
+def _shares(times: Mapping[Link, int]) -> Iterator[tuple[Link, float]]:
+    """Yield each link and its share of all times."""
+    for link, number in times.items():
+        yield link, number / sum(times.values())
 
 
 class Moving:

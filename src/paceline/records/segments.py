@@ -16,9 +16,15 @@ from paceline.core.choice import Choice, choose, written
 from paceline.core.listed import count
 from paceline.core.machine import Spec
 
-OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed")
+PLACEMENT = "placement"
+"""The key under which a run notes which hosts make versions, if several do: by host, the first byte of its range and
+the byte after its last one. Without it the head makes all of each version."""
+OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed", PLACEMENT)
 """Keys of the table `run` that tell of one segment: of the newest one. The others' are in the table `segments`."""
-ASKED = ("arguments", "threads", "shards", "record", "limits", "learning_rate_scale", "start", "hosts", "scenario")
+ASKED = (
+    *("arguments", "threads", "shards", "record", "limits", "learning_rate_scale", "start"),
+    *("hosts", "shards_on", "scenario"),
+)
 """Keys of the table `run` that a resumed run may have otherwise. Those of earlier segments are in that table, too."""
 
 SEGMENT_OF_FACT = "(SELECT count(*) FROM segments WHERE segments.fact <= facts.id)"

@@ -337,9 +337,11 @@ def read_transfers(ledger: sqlite3.Connection) -> Iterator[tuple[int, Transfer]]
 
 
 _FETCHED = """
-    SELECT worker, 'push', number, bytes, began, ended FROM fetches WHERE kind = 'update'
-    UNION ALL SELECT worker, 'pull', number, bytes, began, ended FROM (
-        SELECT taken.worker, fetches.number, fetches.bytes, fetches.began, fetches.ended, max(fetches.rowid)
+    SELECT worker, 'push', number, sum(bytes), min(began), max(ended) FROM fetches WHERE kind = 'update'
+    GROUP BY worker, number
+    UNION ALL SELECT worker, 'pull', number, sum(bytes), min(began), max(ended) FROM (
+        SELECT taken.id AS taken, taken.worker, fetches.number, fetches.bytes, fetches.began, fetches.ended,
+            max(fetches.rowid)
         FROM facts AS taken
         JOIN (
             SELECT facts.id AS id, CAST(json_extract(member.value, '$[0]') AS INTEGER) AS worker,
@@ -350,10 +352,11 @@ _FETCHED = """
         JOIN fetches ON fetches.number = taken.version AND fetches.kind = 'version' AND fetches.host = stay.host
             AND fetches.fact < taken.id
         WHERE taken.kind = 'ParametersTaken'
-        GROUP BY taken.id
-    )
+        GROUP BY taken.id, fetches.source
+    ) GROUP BY taken
 """
-"""Updates that the head fetched, and for each version that a worker took, its host's last fetch of that before."""
+"""Updates that were fetched, by one host or by several, and for each version that a worker took, its host's last fetch
+of that before, from each host that has a part of it."""
 
 
 def fetched(ledger: sqlite3.Connection) -> bool:

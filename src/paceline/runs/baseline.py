@@ -9,7 +9,7 @@ from paceline.errors import ConfigError
 
 NAME = "ddp"
 """Where a protocol is named, in `run` and `compare`."""
-WITHOUT = ("max_steps", "max_seconds", "stop_at_target", "tensorboard", "shards")
+WITHOUT = ("max_steps", "max_seconds", "stop_at_target", "tensorboard", "shards", "shards_on")
 """Flags that make no sense there: DDP's workers can't be stopped between two steps, and share data by themselves."""
 
 

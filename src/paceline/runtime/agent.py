@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from paceline.host import between, messages
 from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
 from paceline.host.control_link import HostLink
+from paceline.host.door import Door
 from paceline.host.loop import Alarm, Loop
 from paceline.host.machine import difference, machine
 from paceline.host.movers import InLoop, InProcess, Mover, forked_mover
@@ -151,6 +153,8 @@ class _Agent:
     """From here on: what there is once the head has told the run."""
     _branch: Branch
     _carrier: Carrier
+    _hello: Hello
+    """What it says to other hosts with which it exchanges bytes."""
 
     def __init__(
         self,
@@ -177,6 +181,10 @@ class _Agent:
         self._company, self._received, self._say = company, received, say
         self._directory: Path | None = None
         """Where workers begin, if the head has sent a folder."""
+        self._listener: socket.socket | None = None
+        """Where other hosts dial for data, if they are to. They wait until this one knows who they are."""
+        self._door: Door | None = None
+        """What lets them in then."""
         self.takes_part = False
         """Whether the head has told this incarnation the run."""
         self._loop, self._mover = loop, mover
@@ -217,6 +225,10 @@ class _Agent:
         """Leave no socket, and free the memory of items."""
         self._alarm.turn_off()
         self._link.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._door is not None:
+            self._door.close()
         if self.takes_part:
             self._carrier.close()
             self._mover.close()
@@ -237,9 +249,12 @@ class _Agent:
                 self._prepare(unpacked(settings), workers)
             case between.Open():
                 self._branch.open()
-            case between.Train(workers=workers, version=version, at=at):
+            case between.Train(workers=workers, version=version, at=at, shards=shards, state=state):
                 self._begun = self._loop.now() - at
-                self._branch.begin(workers, version, lambda: self._link.send(between.Begun()))
+                self._meet(message.neighbours)
+                self._branch.begin(workers, version, lambda: self._link.send(between.Begun()), shards, state)
+            case between.Bring() | between.Drop() | between.MakeRange() | between.Free() | between.SendShare():
+                self._branch.about_range(message)
             case between.CarryOut():
                 self._branch.carry_out(message.order)
             case between.Made(version=version):
@@ -252,8 +267,8 @@ class _Agent:
                 self._branch.say(worker, said, attached)
             case between.Adopt(worker=worker):
                 self._branch.adopt(worker)
-            case between.Adopted(worker=worker):
-                self._branch.adopted(worker)
+            case between.Adopted(worker=worker, state=state):
+                self._branch.adopted(worker, state)
             case between.Has(attached=name):
                 self._branch.drop(name)
             case between.StartWorker(worker=worker):
@@ -328,10 +343,18 @@ class _Agent:
     def _here(self, directory: Path | None) -> None:
         """Say what this host has, if it has the script, from that working directory of the workers."""
         self._directory = directory
-        if (why := _lacks(Path(self._asked.script), self._asked.sha256, directory or Path())) is None:
-            self._link.send(between.Here(self._brings, machine()))
-        else:
+        if why := _lacks(Path(self._asked.script), self._asked.sha256, directory or Path()):
             self.leave(why, "refused")
+            return
+        address = None
+        if self._asked.spreads:
+            try:
+                self._listener = self._loop.listen(self._address)
+            except OSError as error:
+                self.leave(f"it can't listen to other hosts: {error.strerror}", "refused")
+                return
+            address = self._listener.getsockname()[:2]
+        self._link.send(between.Here(self._brings, machine(), address))
 
     def _prepare(self, settings: Settings, workers: Sequence[int]) -> None:
         """Take part, and begin these workers."""
@@ -345,8 +368,8 @@ class _Agent:
         places = plan(spec, settings.choice.unapplied, settings.workers)
         self._carrier = Carrier(self._name, places.places, self._loop.now, self._mover.pipe)
         pipe = self._carrier.meet(head, HEAD)
-        hello = Hello(self._name, secrets.token_bytes(16), self._incarnation, 0)
-        self._mover.dial(pipe, self._address, hello, settings.host_timeout)
+        self._hello = Hello(self._name, secrets.token_bytes(16), self._incarnation, 0)
+        self._mover.dial(pipe, self._address, self._hello, settings.host_timeout)
         script = Path(self._asked.script)
         self._workers = self._company(replace(settings, script=script, directory=self._directory), self._output)
         linked = settings.scenario.links_hosts
@@ -355,9 +378,43 @@ class _Agent:
                 self._workers.start(workers[first : first + AT_ONCE])
         except NoProcess as error:
             self.leave(f"{workers_named(workers)} can't be started: {error}")
-        self._branch = Branch(places, spec, self._workers, self._carrier, self, head=head, now=self._now, linked=linked)
+        self._branch = Branch(
+            places,
+            spec,
+            self._workers,
+            self._carrier,
+            self,
+            self._loop,
+            name=self._name,
+            hosts=settings.hosts_of_workers,
+            head=head,
+            threads=settings.threads,
+            now=self._now,
+            linked=linked,
+        )
         self._carrier.begins(0, self._branch)
         self.takes_part = True
+
+    def _meet(self, neighbours: Sequence[between.Neighbour]) -> None:
+        """Be connected with the hosts with which ranges are exchanged, each of which listens to those after it."""
+        if self._listener is None:
+            return
+        if not neighbours:  # the head makes all of each version after all
+            self._listener.close()
+            return
+        self._door = Door(self._listener, self._loop, self._keys, self._say)
+        timeout, dials = self._fence.timeout, True
+        self._mover.listen(self._door, self._hello, timeout)
+        self._carrier.reached = lambda host, reached: self._link.send(between.Reaches(host, reached))
+        for one in neighbours:
+            if one.host == self._name:
+                dials = False
+                continue
+            pipe = self._carrier.meet(one.host, one.incarnation)
+            if dials:
+                self._mover.dial(pipe, one.address, self._hello, timeout)
+            else:
+                self._mover.expect(pipe)
 
     def _not_let_in(self, tried: float) -> None:
         if not self._let_in:
@@ -410,6 +467,22 @@ class _Agent:
     def computes(self, worker: int, at: float) -> None:
         """See `WorkersNews`."""
         self._link.send(between.Computes(worker))
+
+    def stored(self, worker: int, step: int) -> None:
+        """See `RangesNews`."""
+        self._link.send(between.Stored(worker, step))
+
+    def range_made(self, made: messages.Committed) -> None:
+        """See `RangesNews`."""
+        self._link.send(between.RangeMade(made))
+
+    def share(self, number: int, error: str | None, attached: between.Attached | None) -> None:
+        """See `BranchNews`."""
+        self._link.send(between.Share(number, error, attached))
+
+    def shard_lost(self, why: str) -> None:
+        """See `RangesNews`."""
+        self._link.send(between.ShardLost(why))
 
     def has(self, attached: str) -> None:
         """See `BranchNews`."""

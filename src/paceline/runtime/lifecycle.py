@@ -11,6 +11,7 @@ from paceline.fabric.memory import available_bytes
 from paceline.host import messages
 from paceline.host.contract import Resumption
 from paceline.records.before import read_before
+from paceline.records.segments import PLACEMENT
 from paceline.records.snapshots import replica_file, worker_file
 from paceline.runtime.member import Member
 from paceline.runtime.offers import (
@@ -64,8 +65,12 @@ class Gathering:
 
         One that has died since the store was asked for may be on its way once more.
         """
-        offered = self.rooms.membership.gathered()
-        return self.prepared and bool(offered) and not self.rooms.ending.stopping and self._fit(offered)
+        offered, rooms = self.rooms.membership.gathered(), self.rooms
+        if not (self.prepared and offered and not rooms.ending.stopping and self._fit(offered)):
+            return False
+        if why := rooms.host.why_not([member.worker for member in offered]):
+            rooms.ending.fail(why)
+        return not why
 
     def _let_scripts_begin(self) -> None:
         """Tell workers whose scripts are to begin. Note what the others wait for."""
@@ -140,6 +145,8 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.Offered], None]) ->
     on_begin(offer)
     if absent := [worker for worker in range(settings.workers) if worker not in workers]:
         rooms.journal.ledger.note("absent", absent)
+    if shards := rooms.host.shards:
+        rooms.journal.ledger.note(PLACEMENT, {one.host: [one.begin, one.end] for one in shards})
     rooms.versions.begin(offer, workers)
     rooms.snapshots.keeps = offer.keeps or settings.choice.spec.holder != "window"
     amount = work(offer, settings)

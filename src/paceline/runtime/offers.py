@@ -9,6 +9,7 @@ from paceline.core.choice import nearest
 from paceline.core.leases import Dealing
 from paceline.core.listed import listed
 from paceline.core.machine import Spec
+from paceline.core.placement import HEAD
 from paceline.host.messages import Offered
 from paceline.host.plan import BESIDE_READERS
 from paceline.runtime.settings import Settings
@@ -177,6 +178,11 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
         yield f"{spec.name} with one worker has nothing to average"
     if spec.remark is not None and (line := spec.remark(settings.choice.config, hosts)):
         yield line
+    if settings.shards_on not in (None, HEAD) and len(offer.cuts) < 3:
+        yield (
+            "one host makes all of each version: this model has one piece only, as it is small, or as its optimizer "
+            "may look at several elements at once"
+        )
     if spec.in_groups and (links := assumed(settings.scenario, spec.name)):
         yield links
     if settings.epochs is not None and offer.epochs is not None and settings.epochs != offer.epochs:

@@ -14,6 +14,8 @@ from typing import Any
 from paceline.cluster.host_traffic import HostTraffic
 from paceline.core.hosts import Admit, EndHost, Hosts, Order, Refuse
 from paceline.core.listed import count, listed, printable
+from paceline.core.placement import HEAD as ON_HEAD
+from paceline.core.placement import How, hosts_with_shards, usual
 from paceline.errors import MessageUnreadable, NotGathered
 from paceline.fabric.control import HeadEnd, Hello
 from paceline.fabric.token import FILE_VARIABLE
@@ -96,6 +98,8 @@ class Others:
         self._mover.at_end(self._fails)
         self._moved: dict[tuple[str, int], float] = {}
         """By host and incarnation: seconds of processors that moving bytes has taken there."""
+        self._making: set[str] = set()
+        """Hosts that make ranges of versions."""
         self._failure = ""
         """Why no bytes are moved between hosts any more."""
         self._news: News | None = None
@@ -127,6 +131,26 @@ class Others:
             found[host] = found.get(host, 0.0) + seconds
         return found
 
+    @property
+    def head(self) -> str:
+        """The head's host."""
+        return self._meeting.head
+
+    @property
+    def shards_on(self) -> list[str]:
+        """The hosts that make ranges of versions, in order; none if the head makes all of each version."""
+        names, choice = [self._meeting.head, *(other.name for other in self.others)], self.settings.choice
+        found = hosts_with_shards(self.settings.shards_on, names, choice, **self._how)
+        return [] if found == names[:1] else found
+
+    @property
+    def _how(self) -> How:
+        """What decides where shards are if nobody says."""
+        settings = self.settings
+        return How(
+            restart=settings.any_comes_back, later=self._meeting.room is not None, linked=settings.scenario.links_hosts
+        )
+
     def traffic(self) -> HostTraffic | None:
         """Return the model of what moves between the hosts; None if the scenario has none."""
         settings = self.settings
@@ -138,6 +162,7 @@ class Others:
         hosts = SeveralHosts(head, self.others, self.carrier, news, now)
         self._delivered, self.lost = hosts.delivered, hosts.lost
         self._back = hosts.back
+        hosts.makes, hosts.neighbours = self._makes, self._neighbours_of
         self.added.append(hosts.adds)
         self.carrier.begins(0, hosts)
         self._news = news
@@ -270,7 +295,7 @@ class Others:
 
     def delivered(self, host: str, incarnation: int, message: Any) -> None:
         """See `HeadNews`."""
-        if self._hosts.here().get(host) != incarnation:  # what it had said as it was lost means nothing
+        if not self._hosts.lives(host, incarnation):  # what it had said as it was lost means nothing
             return
         match message:
             case _ if why := self._amiss(host, message):
@@ -287,6 +312,8 @@ class Others:
                 self._has_come(host, incarnation, message)
             case between.Moved(cpu_seconds=seconds):
                 self._moved[host, incarnation] = seconds
+            case between.Reaches(host=other, reached=reached):
+                self._reach(host, other, reached)
             case between.Leaves(why=why):
                 self.ended(host, incarnation, printable(why))
             case _:
@@ -360,7 +387,8 @@ class Others:
         settings, sent = self.settings, self._meeting.sent
         sha256 = hashlib.sha256(settings.source).digest()
         script, folder = (str(settings.script), None) if sent is None else (sent.script, sent.folder)
-        return between.Introduce(script, sha256, settings.host_timeout, folder, machine())
+        spreads = settings.choice.spec.versions == "stored" and usual(settings.shards_on, **self._how) != ON_HEAD
+        return between.Introduce(script, sha256, settings.host_timeout, folder, machine(), spreads=spreads)
 
     def _prepare(self, host: str, workers: Sequence[int]) -> None:
         """Tell the host the run, and have it begin these workers."""
@@ -369,6 +397,18 @@ class Others:
         # the host has no folder of the run
         settings = replace(self.settings, threads=self._threads(host), folder=Path())
         self._link.send(host, incarnation, between.Prepare(packed(settings), list(workers)))
+
+    def _neighbours_of(self, host: str, hosts: Sequence[str]) -> tuple[between.Neighbour, ...]:
+        """With which of these that host exchanges ranges, itself included. They aren't connected until they say so."""
+        near = []
+        for name in (other.name for other in self.others if other.name in hosts and other.name in self._prepared):
+            address = self._came[name].address
+            if address is None or (name != host and not {name, host} & self._making):
+                continue
+            near.append(between.Neighbour(name, self._incarnations[name], address))
+            if name != host:
+                self._reach(host, name, reached=False)
+        return tuple(near)
 
     def _has_come(self, host: str, incarnation: int, here: between.Here) -> None:
         """The host has said what it has: let it take part if that fits, now or once all have come."""
@@ -438,6 +478,23 @@ class Others:
         why = "its agent has ended"
         self._agents_ended.add(host)
         self._loop.after(0.0, lambda: self.ended(host, self._incarnations.get(host, 0), why))
+
+    def _reach(self, host: str, other: str, reached: bool) -> None:
+        """Data moves between these two hosts, or doesn't. The head sees to its own connections itself."""
+        if other not in self._prepared:
+            return
+        if reached:
+            self._hosts.reached(host, other)
+        else:
+            one = host, self._prepared[host]
+            self._hosts.unreachable(one, (other, self._prepared[other]), self._link.now())
+        self._judge_later()
+
+    def _makes(self, host: str) -> None:
+        """That host makes a range of each version from now on."""
+        self._making.add(host)
+        self._hosts.holds_shard(host, self._prepared[host])
+        self._judge_later()
 
     def _judge(self) -> None:
         """Judge who is lost, after all that came was heard: timers come after that."""

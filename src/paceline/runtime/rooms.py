@@ -242,6 +242,8 @@ class Rooms:
             self.news,
             elsewhere=[] if others is None else others.workers,
             carrier=None if others is None else others.carrier,
+            name="" if others is None else others.head,
+            shards_on=() if others is None else others.shards_on,
             threads=settings.threads,
             rate_scale=settings.learning_rate_scale,
             network=settings.scenario.network,

@@ -343,6 +343,7 @@ def _write_config(
         "protocol": settings.choice.to_plain(),
         "workers": settings.workers,
         **({} if alone else {"hosts": settings.hosts, "host_timeout": settings.host_timeout}),
+        **({} if alone else {"shards_on": settings.shards_on or ""}),
         "threads": settings.threads,
         "isa": settings.isa,
         "seed": settings.seed,

@@ -74,6 +74,8 @@ class Settings:
     """Hosts, to which the scenario deals workers once all have come. See `runtime.meeting`."""
     host_timeout: float = 15.0
     """Seconds after which a host that is silent is lost. See `core.hosts`."""
+    shards_on: str | None = None
+    """The hosts that have shards of the store, as the flag has them; None: as is usual. See `core.placement`."""
     resumed: Snapshot | None = None
     """What the run goes on from; None: it begins."""
     simulated: Scenario | None = None

@@ -60,8 +60,12 @@ class StoredVersions(_Versions):
         """`workers` are all of the run."""
         super().__init__(host, applied, recordings)
         self._workers = workers
-        self._there: dict[int, list[int]] = {}
+        self._there: dict[int, Sequence[int]] = {}
         """By version that is not made yet: the workers whose buffers it has."""
+        self._alive: Sequence[int] = ()
+        """The workers whose buffers count. It is made anew as workers die or return, and not for each version."""
+        self._alive_without: dict[int, None] | None = None
+        """Those that had died as it was made."""
 
     def ordered(self, version: int) -> None:
         """The store is to make that version, which is not made yet."""
@@ -81,11 +85,14 @@ class StoredVersions(_Versions):
         self._record(self._survivors())
         return True
 
-    def _survivors(self) -> list[int]:
+    def _survivors(self) -> Sequence[int]:
         """Workers whose buffers count: those that the machine does not know to be dead. A replay is told the same."""
-        return [worker for worker in self._workers if worker not in self._lost] or list(self._workers)
+        if self._alive_without != self._lost:
+            self._alive = [worker for worker in self._workers if worker not in self._lost] or list(self._workers)
+            self._alive_without = dict(self._lost)
+        return self._alive
 
-    def _record(self, workers: list[int]) -> None:
+    def _record(self, workers: Sequence[int]) -> None:
         """Write the newest version, with these workers' buffers."""
         self._host.record(self._recordings.newest.version, workers, self._recordings.begin(), self._buffers)
 

@@ -186,6 +186,8 @@ class WorkerLink:
                 fixed_bytes=layout.fixed_bytes,
                 slot_bytes=layout.slot_bytes,
                 push_bytes=layout.push_bytes,
+                flags_bytes=len(layout.moving),
+                cuts=offer.cuts,
                 state_bytes=offer.state_bytes,
                 model_bytes=sum(entry.count * entry.dtype.itemsize for entry in layout.moving),
                 optimizer=offer.optimizer,
@@ -206,14 +208,15 @@ class WorkerLink:
         while True:
             message, descriptors = self._channel.receive()
             match message:
-                case messages.ForkStore(slots=slots, areas=areas, steps=steps):
+                case messages.ForkStore(slots=slots, areas=areas, steps=steps) as order:
                     region, end, *others = Region.attach(descriptors[0]), *map(_socket, descriptors[1:])
                     evaluator = others[0] if others else None
                     if evaluator is not None and offer.measure is None:
                         self.refuse(NO_EVALUATOR)
                         raise ConfigError(NO_EVALUATOR)
                     try:
-                        fork_store(offer.make_store, region, slots, areas, steps, end, self._launcher)
+                        within = order.begin, order.end
+                        fork_store(offer.make_store, region, slots, areas, steps, within, end, self._launcher)
                         if evaluator is not None and offer.measure is not None:
                             assert isinstance(self._channel, Channel)  # the message has come through it
                             fork_evaluator(offer.measure, evaluator, self._channel, self._launcher, _show)

@@ -24,10 +24,11 @@ from paceline.training.store import Scalars, Store
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Measure = Callable[[int, Path], dict[str, float]]
 """The metrics of a recorded version, which is in that file."""
-MakeStore = Callable[[Region, int, int, bool], Store]
+MakeStore = Callable[[Region, int, int, bool, tuple[int, int]], Store]
 """Make the store over a region, with so many slots and so many push areas for each worker.
 
-The last argument: whether it steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions.
+Then: whether it steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions. The last
+argument is the range of each version that it makes. See `parts.parts_of`.
 """
 
 
@@ -36,6 +37,8 @@ class Offer:
     """What one worker brings to the start."""
 
     layout: Layout
+    cuts: list[int]
+    """Where a version may be cut. See `parts.cuts_of`."""
     state_bytes: int
     """An estimate of what the optimizer's state will take in the store."""
     make_store: MakeStore

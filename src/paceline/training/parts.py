@@ -250,9 +250,15 @@ def user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     return next(base for base in kind.__mro__ if not base.__dict__.get("paceline_made"))
 
 
-def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, halves: int = 2) -> list[list[Part]]:
-    """The parts of a commit, in `halves` shares of about the same size that can be worked on at the same time."""
+def parts_of(
+    layout: Layout, optimizer: torch.optim.Optimizer, within: tuple[int, int], halves: int = 2
+) -> list[list[Part]]:
+    """The parts of a commit, in `halves` shares of about the same size that can be worked on at the same time.
+
+    `within`: the first byte of a version that they make, and the one after the last, which are two of `cuts_of`.
+    """
     ranges = chunks_of(layout) if type(optimizer) in ELEMENTWISE else [_whole(layout)]
+    ranges = [pieces for pieces in ranges if _lies(pieces, *within)]
     total = sum(_span_of(pieces) for pieces in ranges)
     shares: list[list[list[Piece]]] = [[] for _ in range(halves)]
     before = 0
@@ -412,6 +418,15 @@ def chunks_of(layout: Layout) -> list[list[Piece]]:
     return chunks
 
 
+def cuts_of(layout: Layout, optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return where a version may be cut into ranges that are made apart, in bytes: 0, each chunk's beginning, the end.
+
+    If the optimizer may look at several elements at a time, there is only one range.
+    """
+    chunks = chunks_of(layout)[1:] if type(optimizer) in ELEMENTWISE else []
+    return [0, *(chunk[0].entry.offset for chunk in chunks), layout.flags_offset]
+
+
 def _run(layout: Layout, numbers: list[int]) -> Piece:
     """Join these neighbouring parameters into one piece, the padding between them included."""
     entries = [layout.moving[number] for number in numbers]
@@ -434,6 +449,11 @@ def _flat(entry: Entry, offset: int, first: int, count: int) -> Entry:
 
 def _arena(entry: Entry) -> tuple[int, str]:
     return entry.group, str(entry.dtype)
+
+
+def _lies(pieces: list[Piece], begin: int, end: int) -> bool:
+    """Whether the pieces lie between these bytes."""
+    return all(begin <= piece.entry.offset and piece.entry.stop <= end for piece in pieces)
 
 
 def _span_of(pieces: list[Piece]) -> int:

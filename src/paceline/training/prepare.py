@@ -25,6 +25,7 @@ from paceline.training.link import Baseline, Evaluate, HandOver, Keep, Link, Mea
 from paceline.training.loader import PacedLoader, PacedStream, checked, epoch_samples, length
 from paceline.training.names import check_name
 from paceline.training.optimizer import pace
+from paceline.training.parts import cuts_of
 from paceline.training.plain import hook_state_dict
 from paceline.training.seeding import mixed, seed_all
 from paceline.training.session import Session, install
@@ -165,12 +166,13 @@ def prepare(
     workers, epochs = link.workers, link.epochs or epochs
     leased = checked_loader is not None and not isinstance(checked_loader.dataset, IterableDataset)
 
-    def make_store(region: Region, slots: int, areas: int, steps: bool) -> Store:
-        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas), steps=steps)
+    def make_store(region: Region, slots: int, areas: int, steps: bool, within: tuple[int, int]) -> Store:
+        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas), steps, within)
 
     started = link.start(
         Offer(
             layout=layout,
+            cuts=cuts_of(layout, optimizer),
             state_bytes=_state_bytes(optimizer, layout),
             optimizer=type(optimizer).__name__,
             make_store=make_store,

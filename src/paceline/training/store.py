@@ -7,10 +7,12 @@ optimizer, of whatever class, without a byte of it being sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.fabric.memory import whole_pages
 from paceline.files import to_disk
 from paceline.training.averages import Averages
 from paceline.training.buffers import Policy, merged
@@ -31,8 +34,8 @@ from paceline.training.parts import (
     ELEMENTWISE,
     NotFinite,
     Part,
-    PartState,
     State,
+    cuts_of,
     own,
     parts_of,
     state_of,
@@ -40,6 +43,7 @@ from paceline.training.parts import (
 )
 from paceline.training.plain import OURS
 from paceline.training.pushed import Pushed
+from paceline.training.shares import Share, Whole
 from paceline.training.snapshots import OfReplica, OfStore, put, read, write
 
 Scalars = list[dict[str, Any]]
@@ -47,6 +51,7 @@ Scalars = list[dict[str, Any]]
 
 ORDER = "parameters"
 """In the metadata of a recorded version's file: the names of its parameters in the order of its hash, as JSON."""
+TELLS = 4 << 20  # bytes of a version that are told of at once: 34 ms of a link of 1 Gbit/s
 WORTH_TWO_THREADS = 1024 * 1024  # elements: with fewer, handing over half of a commit costs more than it saves
 
 
@@ -66,41 +71,66 @@ class Store:
     A commit writes into a slot that no process reads, and reads another. So readers are never disturbed, and
     never see two versions mixed. It goes part by part, so that what a part reads and writes stays in the
     cache from the previous version's copy to the sum of the gradients and the optimizer's step.
+
+    Where several hosts share the work, each has a store that makes a range of every version's bytes.
     """
 
-    def __init__(self, places: Places, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, places: Places, optimizer: torch.optim.Optimizer, within: tuple[int, int] | None = None) -> None:
+        """`within`: where the range begins and ends; None: it is the whole. See `parts.parts_of`."""
         self.places = places
         self.layout = layout = places.layout
         self.memory = places.region.memory
-        self.halves = parts_of(layout, optimizer)
+        self.within = within or (0, layout.flags_offset)
+        self._makes_all = self.within == (0, layout.flags_offset)
+        self.halves = parts_of(layout, optimizer, self.within)
+        cuts = cuts_of(layout, optimizer)
+        self._bytes = {id(part): _bytes_of(part, cuts) for half in self.halves for part in half}
+        """By part: the first byte of a version that it makes, and the byte after its last one."""
         self._sliced = type(optimizer) in ELEMENTWISE
         numbers = {parameter: n for n, parameter in enumerate(_parameters(optimizer))}
-        if optimizer.state:
-            self.load({numbers[parameter]: state for parameter, state in optimizer.state.items()})
+        state = {numbers[parameter]: values for parameter, values in optimizer.state.items()}
+        if state:
+            self.load(state)
         self.pushes = [places.push_area(area) for area in range(places.workers * places.areas)]
         self.names = [entry.name for entry in layout.moving]
         self.buffers: dict[int, dict[str, Tensor]] = {}
         """Each worker's buffers, as of its last applied update."""
         self._told = scalars_of(optimizer)
         """The hyperparameters that the script had when a worker last told of them."""
+        self._to_pass_on: Whole | None = None
+        """What the stores of all ranges begin with, if this one makes a part of a version: until the first commit."""
+        if not self._makes_all:
+            self._to_pass_on = Whole(
+                state={number: {key: own(value) for key, value in values.items()} for number, values in state.items()},
+                groups=[packable(group) for group in optimizer.param_groups],
+                attributes=own_attributes(optimizer),
+                told=self._told,
+            )
         self.adopted = False
         """Whether the fixed part is the adopted one."""
         self._keepings: list[Keeping] = []
         """States of the optimizer that are being copied, as of an earlier version."""
         self._averages: Averages | None = None
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
-        self._large = layout.slot_bytes > WORTH_TWO_THREADS * 4
+        self._large = self.within[1] - self.within[0] > WORTH_TWO_THREADS * 4
         self._helper: ThreadPoolExecutor | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, places: Places, steps: bool = True) -> Store:
-        """A store for this model, whose present values become the version in slot 0.
+    def of(
+        cls,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        places: Places,
+        steps: bool = True,
+        within: tuple[int, int] | None = None,
+    ) -> Store:
+        """A store for this model, whose present values, all of them, become the version in slot 0.
 
         If `steps` is false it subtracts what is pushed, as the workers' optimizers have made that.
         """
-        store = cls(places, optimizer if steps else subtracting(optimizer))
+        store = cls(places, optimizer if steps else subtracting(optimizer), within)
         store._script = model, optimizer
-        store.prepare_slot(0)
+        store._populate(0, 0, places.layout.flags_offset)
         places.region.populate(places.fixed_start(), places.fixed_start() + places.layout.fixed_bytes)
         present = dict(model.named_parameters())
         for entry, view in zip(store.layout.moving, places.slot(0), strict=True):
@@ -126,9 +156,8 @@ class Store:
         optimizer.state.clear()
 
     def prepare_slot(self, slot: int) -> None:
-        """Get the slot's memory before its first use."""
-        start = self.places.slot_start(slot)
-        self.places.region.populate(start, start + self.layout.slot_bytes)
+        """Get the slot's memory before the first commit into it: all of it, as the other ranges come there as well."""
+        self._populate(slot, 0, self.layout.slot_bytes)
 
     def set_scalars(self, scalars: Scalars) -> None:
         """Use these hyperparameters from now on.
@@ -152,16 +181,19 @@ class Store:
         *,
         threads: int = 1,
         look: bool = True,
+        made: Callable[[int, int], object] | None = None,
     ) -> Committed:
         """Make the version in slot `target` from the one in slot `source` and these (push area, weight).
 
         Gradients are summed in the order given. A weight of 1 multiplies nothing. With two threads the bits
-        are the same. If `look`, gradients and parameters are searched for a NaN or an infinity.
+        are the same. If `look`, gradients and parameters are searched for a NaN or an infinity. `made(begin, end)` is
+        called as bytes of the version are made, also by the second thread.
         """
+        self._to_pass_on = None
         pushed = [Pushed.of(self.places, area, self.pushes[area], weight) for area, weight in contributions]
         whole = all(all(one.present) for one in pushed)
         start, stop = self.places.slot_start(source), self.places.slot_start(target)
-        run = partial(self._commit, start, stop, pushed, whole, look)
+        run = partial(self._commit, start, stop, pushed, whole, look, made)
         if threads > 1 and self._large and self.halves[1]:
             second = self._second_thread().submit(run, self.halves[1])
             found = [run(self.halves[0]), second.result()]
@@ -173,17 +205,31 @@ class Store:
         not_finite = next((one for one, _ in found if one is not None), None)
         return Committed(not_finite, sum(checksum for _, checksum in found) % (1 << 64))
 
-    def state(self) -> State:
-        """The optimizer's state, by the parameter's number in the optimizer's order."""
-        return self._whole(part.state() for part in self._parts())
-
     def load(self, state: State) -> None:
-        """Replace the optimizer's state."""
+        """Replace the optimizer's state by this one, of whole parameters."""
         for part in self._parts():
             part.load(state, self.layout)
 
+    def pass_on(self) -> Whole:
+        """Return what the stores of the other ranges are to begin with, once and before the first commit."""
+        whole, self._to_pass_on = self._to_pass_on, None
+        assert whole is not None
+        return whole
+
+    def begin_with(self, whole: Whole) -> None:
+        """Give the optimizer what is in it for this store's range."""
+        self.load(whole.state)
+        for part in self._parts():
+            for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
+                group.update({key: own(value) for key, value in whole.groups[number].items()})
+            part.optimizer.__dict__.update(whole.attributes)
+        self._told, self._to_pass_on = whole.told, None
+
     def begin_keeping(self) -> Keeping:
-        """Keep what the newest version has, besides its parameters, for `keep`. Commits may go on meanwhile."""
+        """Keep what the newest version has, besides its parameters. Commits may go on meanwhile.
+
+        Pass it to `share`, `whole` or `keep`, once.
+        """
         parts = self._parts()
         groups: list[dict[str, Any]] = [{} for _ in self._told]
         for part in parts:
@@ -194,24 +240,48 @@ class Store:
         self._keepings.append(keeping)
         return keeping
 
-    def keep(self, keeping: Keeping, slot: int | None, file: Path) -> str:
-        """Write a version and what was kept of it to the file, while commits go on. Return the file's SHA-256.
-
-        The caller keeps its slot from being written. There is none where workers own replicas.
-        """
+    def share(self, keeping: Keeping) -> Share:
+        """What was kept of this store's range."""
         try:
-            state = self._whole(keeping.states())
+            state = [one for state in keeping.states() for one in state]
         finally:
             self._keepings.remove(keeping)
+        return Share(state=state, groups=keeping.groups, attributes=keeping.attributes)
+
+    def whole(self, keeping: Keeping, shares: Iterable[Share] = ()) -> Whole:
+        """What was kept here, and the shares of all other ranges, of the same version.
+
+        `shares` may raise an error as it is iterated. What was kept is let go of even then.
+        """
+        try:
+            others = list(shares)
+            state = state_of(chain(keeping.states(), (one.state for one in others)), self.layout, sliced=self._sliced)
+        finally:
+            self._keepings.remove(keeping)
+        groups = zip(keeping.groups, *(one.groups for one in others), strict=True)
+        attributes = [keeping.attributes, *(one.attributes for one in others)]
+        return Whole(
+            state=state,
+            groups=[next(filter(None, group), {}) for group in groups],
+            attributes=next(filter(None, attributes), {}),
+            told=keeping.told,
+        )
+
+    def keep(self, keeping: Keeping, slot: int | None, file: Path, shares: Iterable[Share] = ()) -> str:
+        """Write a version and what was kept of it to the file, while commits go on. Return the file's SHA-256.
+
+        The caller keeps its slot from being written. There is none where workers own replicas. `shares`: see `whole`.
+        """
+        whole = self.whole(keeping, shares)
         parameters = {} if slot is None else dict(zip(self.names, self.places.slot(slot), strict=True))
         part = OfStore(
             parameters=parameters,
             fixed=self.places.fixed(self.adopted),
             buffers=keeping.buffers,
-            state=state,
-            groups=keeping.groups,
-            attributes=keeping.attributes,
-            told=keeping.told,
+            state=whole.state,
+            groups=whole.groups,
+            attributes=whole.attributes,
+            told=whole.told,
         )
         return write(file, part)
 
@@ -237,18 +307,16 @@ class Store:
             )
         put(there.fixed, self.places.fixed())
         if slot is not None:
-            self.prepare_slot(slot)
+            self._populate(slot, 0, self.layout.flags_offset)
             put(there.parameters, dict(zip(self.names, self.places.slot(slot), strict=True)))
             copies = [there.buffers[worker] for worker in sorted(there.buffers)]
             others = merged(copies, policy) if copies else there.fixed
             for worker, area in areas.items():
                 put(there.buffers.get(worker, others), self.pushes[area].buffers)
-        self.load(there.state)
-        for part in self._parts():
-            for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
-                group.update({key: own(value) for key, value in there.groups[number].items()})
-            part.optimizer.__dict__.update(there.attributes)
-        self.buffers, self._told, self.adopted = there.buffers, there.told, False
+        whole = Whole(state=there.state, groups=there.groups, attributes=there.attributes, told=there.told)
+        self.begin_with(whole)
+        self._to_pass_on = None if self._makes_all else whole
+        self.buffers, self.adopted = there.buffers, False
         return checksum([*([] if slot is None else self.places.slot(slot)), *self.places.fixed().values()])
 
     @torch.no_grad()
@@ -308,9 +376,16 @@ class Store:
 
     @torch.no_grad()
     def _commit(
-        self, source: int, target: int, pushed: list[Pushed], whole: bool, look: bool, parts: list[Part]
+        self,
+        source: int,
+        target: int,
+        pushed: list[Pushed],
+        whole: bool,
+        look: bool,
+        made: Callable[[int, int], object] | None,
+        parts: list[Part],
     ) -> tuple[NotFinite | None, int]:
-        found, checksum = None, 0
+        found, checksum, told = None, 0, -1
         keepings = tuple(self._keepings)
         for part in parts:
             for keeping in keepings:
@@ -319,10 +394,16 @@ class Store:
             checksum += part.checksum(self.memory, target)
             if look and found is None:
                 found = part.find_not_finite(self.memory, pushed, self.names)
+            begin, end = self._bytes[id(part)]
+            told = begin if told < 0 else told
+            if made is not None and (end - told >= TELLS or part is parts[-1]):
+                made(told, end)
+                told = end
         return found, checksum
 
-    def _whole(self, states: Iterable[PartState]) -> State:
-        return state_of(states, self.layout, sliced=self._sliced)
+    def _populate(self, slot: int, begin: int, end: int) -> None:
+        start = self.places.slot_start(slot)
+        self.places.region.populate(start + begin, start + whole_pages(end))
 
     def _parts(self) -> list[Part]:
         return [part for half in self.halves for part in half]
@@ -332,6 +413,11 @@ class Store:
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, initializer=_one_thread_each)
         return self._helper
+
+
+def _bytes_of(part: Part, cuts: Sequence[int]) -> tuple[int, int]:
+    place = bisect_right(cuts, min(piece.entry.offset for piece in part.pieces)) - 1
+    return cuts[place], cuts[place + 1]
 
 
 def _one_thread_each() -> None:

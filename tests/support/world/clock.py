@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from support.world.lines import Line, Theirs, lines
 
 if TYPE_CHECKING:
-    from support.world.network import Machine, Socket
+    from support.world.network import Listening, Machine, Socket
 
 Seconds = float
 
@@ -155,6 +155,9 @@ class VirtualLoop:
         heapq.heappush(self._timers, (self.now() + seconds + PASSES, next(self._numbers), call))
         self._turn_by(self._timers[0][0] - self._origin)
 
+    def soon(self, call: Callable[[], None]) -> None:
+        self.after(0.0, call)
+
     def wait(self, most: float | None = None) -> None:
         self._waits = True
         if most is not None:
@@ -170,6 +173,10 @@ class VirtualLoop:
 
     def dial(self, address: tuple[str, int]) -> Socket:
         return self._machine.dial(address)
+
+    def listen(self, towards: tuple[str, int]) -> Listening:
+        self._machine.reaches_out()
+        return self._machine.listen()
 
     def await_end(self, process: int, call: Callable[[], object]) -> None:
         ended = self._machine.processes[process]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPush
 
 SIZE = 32
-"""Bytes of each item's content. A place has it as often as it fits."""
+"""Bytes of each item's content. What else is in its place follows from that, and no two pieces of it are alike."""
 TORN = b"\xee"
 """What a place is full of while something is written there."""
+WHOLE = b"what the optimizer has before the first version"
 
 
 class Contents:
@@ -73,6 +75,19 @@ class Contents:
     def update(self, worker: int, step: int) -> bytes:
         """The content of that worker's update."""
         return _digest("update", worker, step)
+
+
+@lru_cache(maxsize=4096)
+def filled(content: bytes, size: int) -> bytes:
+    """Return what is in an item's place of that size."""
+    if content == TORN:
+        return TORN * size
+    return content + b"".join(_digest(content, piece) for piece in range(1, size // SIZE))
+
+
+def share(begin: int, end: int, version: int) -> bytes:
+    """Return what the optimizer has for that range, as of that version."""
+    return f"bytes {begin} to {end} as of version {version}".encode()
 
 
 def _digest(*what: Any) -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import combinations
+from typing import Any, Literal
 
 from paceline.cluster.scenario import Scenario
 from paceline.core.choice import Choice, choose, declared, written
@@ -85,9 +86,27 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class StoreKilled:
-    """The process that makes versions is killed."""
+    """The process of a host is killed that makes versions."""
 
     at: Seconds
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStopped:
+    """That process is stopped for a while."""
+
+    at: Seconds
+    node: str
+    seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Diverges:
+    """That process finds a NaN in its range of that version."""
+
+    node: str
+    version: int
 
 
 Fault = (
@@ -103,6 +122,8 @@ Fault = (
     | NoDescriptor
     | Interrupted
     | StoreKilled
+    | StoreStopped
+    | Diverges
 )
 
 
@@ -125,6 +146,9 @@ class History:
     """How often each worker begins again that has died."""
     max_steps: int | None
     max_seconds: Seconds | None
+    shards_on: str | None
+    """As `--shards-on` has it."""
+    on_divergence: Literal["stop", "continue"]
     parts: int
     """Bytes of the parts in which items are sent."""
     end: Seconds
@@ -149,6 +173,11 @@ class History:
         return choose(self.protocol, registry())
 
     @property
+    def spread(self) -> bool:
+        """Whether hosts besides the head's may make versions, so that all are connected with each other."""
+        return not self.restart and self.shards_on != "head"
+
+    @property
     def limited(self) -> bool:
         """Whether the run may end before its work is done."""
         return self.max_steps is not None or self.max_seconds is not None
@@ -163,7 +192,11 @@ class History:
                     return set(self.names)
                 case NoDescriptor():
                     return set(self.names)
-                case Cut(other=node) | Stopped(node=node) | Killed(node=node) | Unreachable(node=node):
+                case Unreachable() if self.spread:  # another one is given up of two that can't reach each other
+                    return set(self.names)
+                case Cut(one=one, other=other):
+                    touched |= {one, other}
+                case Stopped(node=node) | Killed(node=node) | Unreachable(node=node):
                     touched.add(node)
                 case Blocked(sender=sender, receiver=receiver) | Slow(sender=sender, receiver=receiver):
                     touched |= {sender, receiver}
@@ -208,12 +241,29 @@ def drawn(seed: int) -> History:
         restart=lots.choice([0, 0, 1, 3]),
         max_steps=max_steps if not loads else lots.choice([None, None, None, max(1, max_steps // 2)]),
         max_seconds=None,
+        shards_on=None,
+        on_divergence="stop",
         parts=lots.choice([40, 100, 1 << 20]),
         end=0.0,
         lost=(),
         faults=(),
     )
-    return _with_faults(history, lots)
+    return _with_faults(_with_shards(history, random.Random(f"shards {seed}")), lots)
+
+
+def _with_shards(history: History, lots: random.Random) -> History:
+    """Have other hosts make versions, too, where they stay, unless the model is small."""
+    pieces = lots.choice([1, 2, 4, 4])
+    shards_on: str | None = lots.choice([None, "head"])
+    if not history.restart:
+        some = [name for name in history.names if lots.random() < 0.5] or history.names[-1:]
+        shards_on = lots.choice([None, None, "all", "head", ",".join(some)])
+    return replace(
+        history,
+        script=replace(history.script, pieces=pieces),
+        shards_on=shards_on,
+        on_divergence=lots.choice(["stop", "continue"]),
+    )
 
 
 def _protocol(lots: random.Random, hosts: int, workers: int) -> str:
@@ -250,7 +300,7 @@ def _with_faults(history: History, lots: random.Random) -> History:
         history = replace(history, max_seconds=lots.uniform(0, length))
     others = names[1:]
     some = Faults(
-        pairs=tuple((HEAD, name) for name in others),
+        pairs=tuple(combinations(names, 2)) if history.spread else tuple((HEAD, name) for name in others),
         mortal=tuple(others),
         timeout=history.timeout,
         end=end,
@@ -270,6 +320,8 @@ def _with_faults(history: History, lots: random.Random) -> History:
         "no descriptor": lots.choice([0, 0, 0.5]),
         "interrupted": lots.choice([0, 0, 1]),
         "store killed": lots.choice([0, 0, 0.1]),
+        "store stopped": lots.choice([0, 0, 1]),
+        "diverges": lots.choice([0, 0, 0.3]),
         "head killed": lots.choice([0, 0, 0.1]),
     }
     if not any(kinds.values()):
@@ -316,7 +368,11 @@ def _fault(kind: str, some: Faults, history: History, lots: random.Random) -> Fa
         case "interrupted":
             return Interrupted(at, lots.choice([1, 1, 1, 2]), lots.random() < 0.5)
         case "store killed":
-            return StoreKilled(at)
+            return StoreKilled(at, lots.choice(history.names))
+        case "store stopped":
+            return StoreStopped(at, lots.choice(history.names), lots.uniform(0, 2 * history.timeout))
+        case "diverges":
+            return Diverges(lots.choice(history.names), lots.randint(1, 8))
     raise AssertionError(kind)
 
 

@@ -78,6 +78,8 @@ def _less(history: History) -> Iterator[History]:
         yield replace(history, script=replace(script, epochs=1))
     if script.batches > 1:
         yield replace(history, script=replace(script, batches=script.batches // 2))
+    if history.shards_on != "head":
+        yield replace(history, shards_on="head")
     if script.looks:
         yield replace(history, script=replace(script, looks=0.0))
 
@@ -86,9 +88,11 @@ def _fitting(history: History, **given: int) -> History:
     """The history with fewer hosts or workers, and without the faults of those that are gone."""
     fewer = replace(history, **given)  # type: ignore[arg-type]
     gone = {f"node-{host}" for host in range(fewer.hosts, history.hosts)}
+    left = [name for name in (history.shards_on or "").split(",") if name and name not in gone]
     named = ("node", "one", "other", "sender", "receiver")
     return replace(
         fewer,
+        shards_on=",".join(left) or None,
         lost=tuple(one for one in history.lost if one[0] not in gone),
         faults=tuple(
             fault

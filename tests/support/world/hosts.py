@@ -148,8 +148,10 @@ class Agent:
         machine: Machine,
         loop: VirtualLoop,
         begins: Begins,
+        ends_store: Callable[[str], None],
         say: Callable[[str], None],
     ) -> None:
+        """`ends_store(host)`: ends the arithmetic process there, if there is one."""
         self.name = name
         self.machine = machine
         self.loop = loop
@@ -161,6 +163,7 @@ class Agent:
         """Its incarnations that are over."""
         self._brings = workers
         self._begins = begins
+        self._ends_store = ends_store
         self._say = say
         self._meets: tuple[Address, Keys] | None = None
         self.workers = self._no_workers()
@@ -180,6 +183,7 @@ class Agent:
             self.machine.lets_go(silently)
             self.workers.end_all()
             self.workers.await_all()
+            self._ends_store(self.name)
             if not silently:
                 self.machine.ended(self.process)
 

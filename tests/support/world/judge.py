@@ -8,6 +8,7 @@ from paceline.core.facts import Fact, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import Order
 from paceline.host.branch import BEGINNING
 from paceline.host.commits import NEWEST
+from paceline.host.ranges import _kept as kept
 from paceline.records.rules import Rules
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 MOST_UNACKNOWLEDGED = 3_000
 """Messages that may wait for one host. A world has some thousand facts."""
+
+UNMADE = "update", "for the range made here", "made here"
+"""What those claims are for that stay where a version is ordered and can't be made."""
 
 
 class Judge:
@@ -25,8 +29,10 @@ class Judge:
         """Every fact, with its orders."""
         self.here: dict[int, None] = {}
         """Workers that take part, as the machine knows."""
-        self._broken_off = False
-        """Whether the run has ended before all was done that was ordered."""
+        self._lacks_shard = False
+        """Whether a host that made versions was given up while workers trained."""
+        self._broken_off = self._store_lost = False
+        """Whether the run has ended before all was done that was ordered, and whether versions were not made then."""
         self._world = world
         choice = world.history.choice
         self._rules = Rules(choice.spec)
@@ -81,8 +87,12 @@ class Judge:
             for claim in host._head.shelf.claims()  # type: ignore[attr-defined]
             if claim[0] != NEWEST and not (claim[0][0] in ("lent", "serve") and claim[0][1] in here)
         ]
-        self._broken_off = host.progress.lost or ending.at_once
+        self._broken_off, self._store_lost = ending.at_once, host.progress.lost
+        if self._store_lost:
+            claims = [claim for claim in claims if claim[0][0] not in UNMADE]
         assert not claims or self._broken_off, f"claimed at the head's end: {claims}"
+        if self._lacks_shard:
+            assert ending.outcome != "completed", "the run completed without a host that made a part of every version"
         if ending.outcome == "completed":
             assert not self.here, f"workers {list(self.here)} are here after the last fact"
             left = self._rules.fates.ready
@@ -99,15 +109,21 @@ class Judge:
             return
         for name, agent in self._world.agents.items():
             for one in agent.ended:
-                told = one.over is not None and one.over.error is None  # by the head, that the run is over
+                told = one.over is not None and one.over.outcome not in ("lost", "refused")  # that the run is over
                 if told and one.takes_part and one._branch._later is None:  # else what it begins with was on its way
-                    claims = [claim for claim in one._branch.shelf.claims() if claim[0] != BEGINNING]
+                    stay = [BEGINNING]
+                    if (ranges := one._branch._ranges) is not None:
+                        stay.append(kept(ranges.newest))
+                    claims = [claim for claim in one._branch.shelf.claims() if claim[0] not in stay]
+                    if self._store_lost:
+                        claims = [claim for claim in claims if claim[0][0] not in UNMADE]
                     assert not claims, f"claimed at the end of {name}: {claims}"
 
     def _ended(self, host: str) -> None:
         """The head has given the host up. It may not take itself for a member for much longer."""
         world, agent = self._world, self._world.agents[host]
         assert world.others is not None
+        self._lacks_shard |= bool(self.here) and host in self._makers()
         assert host in world.history.touched, f"{host} is given up, and no fault concerns it"
         incarnation = world.others._incarnations[host]
 
@@ -118,9 +134,19 @@ class Judge:
 
         world.scheduler.after(world.history.timeout + 1.0, look)
 
+    def _makers(self) -> list[str]:
+        """The hosts that make versions."""
+        rooms = self._world.rooms
+        return [] if rooms is None else [one.host for one in rooms.host.shards]
+
     def _look_at_head(self) -> None:
         world = self._world
         assert world.others is not None
+        assert world.rooms is not None
+        newest = world.rooms.host._head.newest  # type: ignore[attr-defined]
+        for host in self._makers():
+            made = world.stores[host].made if host in world.stores else 0
+            assert made >= newest, f"version {newest} is made, and the store of {host} has made version {made}"
         for name in world.agents:
             waiting = world.others._link._end.unacknowledged(name)  # type: ignore[attr-defined]
             assert waiting <= MOST_UNACKNOWLEDGED, f"{waiting} messages wait for {name}"

@@ -59,9 +59,14 @@ class Machine:
 
     def listen(self) -> Listening:
         """Return a socket that listens."""
-        listening = Listening(self, (self.name, next(self._network.numbers)))
+        listening = Listening(self, (self.name, next(self._network.ports)))
         self.listeners[listening.address] = listening
         return listening
+
+    def reaches_out(self) -> None:
+        """Raises OSError while its network refuses to dial."""
+        if self.name in self._network.refuses:
+            raise OSError(errno.ENETUNREACH, "network is unreachable")
 
     def dial(self, address: Address) -> Socket:
         """Return a socket that is on its way there."""
@@ -358,6 +363,7 @@ class Network:
         self.processes: dict[int, Ended] = {}
         self.ends: dict[int, Line] = {}
         self.numbers = count(1_000_000)
+        self.ports = count(1)
         self.window = lots.choice([700, 5_000, 200_000])
         """Bytes that fit into a connection: as many again may lie unread."""
         self.refuses: set[str] = set()
@@ -379,8 +385,7 @@ class Network:
 
     def dial(self, machine: Machine, address: Address) -> Socket:
         """Connect the machine to that address. Raises OSError."""
-        if machine.name in self.refuses:
-            raise OSError(errno.ENETUNREACH, "network is unreachable")
+        machine.reaches_out()
         end = Socket(machine, self, (machine.name, next(self.numbers)), address)
         self.scheduler.after(self.takes(machine.name, address[0]), lambda: self._accept(end, address, self.now))
         return end

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,22 @@ from paceline.fabric.unix import attachment
 from paceline.host import messages
 from support.rooms import OFFER
 from support.world.clock import Scheduler, Seconds
-from support.world.contents import SIZE, TORN, Contents
+from support.world.contents import SIZE, TORN, WHOLE, Contents, filled, share
 from support.world.lines import Line, named_by
 from support.world.network import Machine
 
 KILLED, FAILED = 9, 1 << 8
 """Statuses of processes, as waitpid returns them."""
 STATE = b"the optimizer's state"
-SLOT, AREA, FIXED = 4 * SIZE, 3 * SIZE, 2 * SIZE
-"""Bytes of a version's place, of an update's, and of what never moves."""
+SLOT, FLAGS, FIXED = 4 * SIZE, SIZE, 2 * SIZE
+"""Bytes of a version, of an update's flags, and of what never moves."""
+AREA = SLOT + FLAGS + SIZE
+"""Bytes of an update, with its flags and buffers behind the rest."""
+CUTS = {1: [0, SLOT], 2: [0, SIZE, SLOT], 4: [0, SIZE, 2 * SIZE, 3 * SIZE, SLOT]}
+"""Where a version of so many pieces may be cut."""
+
+Bytes = tuple[int, int]
+"""The first byte of a range, and the byte after its last one."""
 
 Course = Generator[Seconds | None, Any, None]
 """What a process does. It yields for how long it computes, or None to wait for a message, which it then gets."""
@@ -139,19 +148,21 @@ class Memory:
         """The same of what never moves."""
         return os.fstat(self._file).st_size - 2 * FIXED, FIXED
 
-    def write(self, place: tuple[int, int], content: bytes) -> None:
-        """Fill the place with that."""
-        os.pwrite(self._file, content * (place[1] // len(content)), place[0])
+    def write(self, place: tuple[int, int], content: bytes, within: Bytes | None = None) -> None:
+        """Fill the place with that, or a range of it."""
+        begin, end = within or (0, place[1])
+        os.pwrite(self._file, filled(content, place[1])[begin:end], place[0] + begin)
 
     def read(self, place: tuple[int, int]) -> bytes:
         """What the place begins with."""
         return os.pread(self._file, SIZE, place[0])
 
-    def check(self, place: tuple[int, int], content: bytes, who: str, what: str) -> None:
-        """Raise Wrong unless the place has that content."""
-        found = os.pread(self._file, place[1], place[0])
-        if found != content * (place[1] // SIZE):
-            raise Wrong(f"{who} finds other bytes than those of {what}: {found.hex()}")
+    def check(self, place: tuple[int, int], content: bytes, who: str, what: str, within: Bytes | None = None) -> None:
+        """Raise Wrong unless the place has that content, or a range of it."""
+        begin, end = within or (0, place[1])
+        found = os.pread(self._file, end - begin, place[0] + begin)
+        if found != filled(content, place[1])[begin:end]:
+            raise Wrong(f"{who} finds other bytes than those of {what} from byte {begin} on: {found.hex()}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +182,8 @@ class Script:
     """Whether it calls `finish`."""
     looks: float
     """How often it calls `state_dict` between two steps."""
+    pieces: int = 1
+    """Of its model. See `CUTS`."""
 
     def offer(self) -> messages.Offered:
         """What a worker brings to `prepare`."""
@@ -179,6 +192,8 @@ class Script:
             | {
                 "slot_bytes": SLOT,
                 "push_bytes": AREA,
+                "flags_bytes": FLAGS,
+                "cuts": CUTS[self.pieces],
                 "fixed_bytes": FIXED,
                 "scalars": [{"lr": 0.5, "momentum": 0.9}],
                 "loads": self.loads,
@@ -426,26 +441,51 @@ class Worker(Program):
         self._memory.check(place, content, self.what, what)
 
 
+@dataclass(slots=True)
+class _Gathering:
+    """The optimizer's state on its way to a worker, as of that version."""
+
+    worker: int
+    version: int
+    lacking: int
+    """How many shares are to come."""
+    came: set[bytes] = field(default_factory=set)
+
+
 class Store(Program):
-    """The arithmetic process of the head's host."""
+    """The arithmetic process of a host."""
 
     def __init__(
         self,
+        host: str,
+        heads: bool,
         file: int,
         order: messages.ForkStore,
         contents: Contents,
+        cuts: Sequence[int],
         seconds: Seconds,
         scheduler: Scheduler,
         machine: Machine,
         line: Line,
         lots: random.Random,
     ) -> None:
-        """`seconds`: what a commit takes at most."""
+        """`heads`: whether its host is the head's. `seconds`: what a commit takes at most. `cuts`: see `CUTS`."""
+        self.host = host
+        self.range = order.begin, order.end
+        self.not_finite: Callable[[int], bool] = lambda version: False
+        """Whether it finds a NaN in its range of that version."""
+        self._heads = heads
+        self._held: dict[str, messages.Record] = {}
+        """By file: what is to be written there once all of it has come."""
+        self._gatherings: dict[int, _Gathering] = {}
         self._contents = contents
+        self._cuts = cuts
         self._seconds = seconds
+        self.others: Callable[[], list[Store]] = list
+        """The stores of the other hosts."""
         self._memory = Memory(file, order.slots)
         self._made = 0
-        super().__init__(scheduler, machine, line, "the store", lots)
+        super().__init__(scheduler, machine, line, f"the store of {host}", lots)
         self._files.append(file)
 
     @property
@@ -455,56 +495,114 @@ class Store(Program):
 
     def course(self) -> Course:
         memory = self._memory
-        memory.write(memory.slot(0), self._contents.version(0))
-        memory.write(memory.fixed(), self._contents.fixed)
+        if self._heads:
+            memory.write(memory.slot(0), self._contents.version(0))
+            memory.write(memory.fixed(), self._contents.fixed)
+        else:  # what its own worker begins with, until the head's comes
+            memory.write(memory.slot(0), TORN)
+            memory.write(memory.fixed(), TORN)
         self.say(messages.StoreReady(self.number, "beginning"))
         while True:
-            message, _ = yield None
+            message, files = yield None
             match message:
                 case messages.Commit():
                     yield from self._commits(message)
+                case messages.Record(waits=True):
+                    self._held[message.file] = message
                 case messages.Record():
                     self._records(message)
-                case messages.SendState(worker=worker):
-                    file = attachment(STATE)
-                    self.say(messages.StateReady(worker, None), (file,))
-                    os.close(file)
+                case messages.GoOn(file=file):
+                    self._records(self._held.pop(file))
+                case messages.SendWhole():
+                    self._says_with(messages.WholeReady(None), WHOLE)
+                case messages.Load():
+                    self._loads(files[0])
+                case messages.SendShare(number=number):
+                    content, answer = share(*self.range, self._made), messages.ShareReady(number, None)
+                    self._scheduler.after(self.takes(self._seconds), partial(self._says_with, answer, content))
+                case messages.SendState(worker=worker, number=number, shares=shares):
+                    if shares:
+                        self._gatherings[number] = _Gathering(worker, self._made, shares)
+                    else:
+                        self._says_with(messages.StateReady(worker, None), STATE)
+                case messages.TakeShare(number=number, error=None):
+                    self._takes_share(number, files[0])
                 case messages.Quit():
                     return
                 case _:
-                    raise Wrong(f"the store was sent {message}")
+                    raise Wrong(f"{self.what} was sent {message}")
 
     def _commits(self, order: messages.Commit) -> Course:
         if order.version != self._made + 1:
-            raise Wrong(f"the store is to make version {order.version} after version {self._made}")
+            raise Wrong(f"{self.what} is to make version {order.version} after version {self._made}")
         memory, target = self._memory, self._memory.slot(order.target)
         self._reads(order)
-        memory.write(target, TORN)
-        yield self.takes(self._seconds)
-        self._reads(order)
-        memory.write(target, self._contents.version(order.version))
+        memory.write(target, TORN, self.range)
+        pieces = [one for one in pairwise(self._cuts) if self.range[0] <= one[0] and one[1] <= self.range[1]]
+        if self._lots.random() < 0.3:  # two threads make them
+            pieces.reverse()
+        for piece in pieces:
+            yield self.takes(self._seconds / len(pieces))
+            self._reads(order)
+            memory.write(target, self._contents.version(order.version), piece)
+            if order.tells:
+                self.say(messages.Making(order.version, *piece))
         self._made = order.version
-        self.say(messages.Committed(order.version, 0.0, order.version, None))
+        found = ("weight", None) if order.look and self.not_finite(order.version) else None
+        self.say(messages.Committed(order.version, 0.0, order.version, found))
 
     def _reads(self, order: messages.Commit) -> None:
-        memory, contents, what = self._memory, self._contents, f"the store, at version {order.version},"
-        memory.check(memory.slot(order.source), contents.version(self._made), what, f"version {self._made}")
+        """Look at all that its range is made of. The head's has all buffers, too."""
+        memory, contents, what = self._memory, self._contents, f"{self.what}, at version {order.version},"
+        source = memory.slot(order.source)
+        memory.check(source, contents.version(self._made), what, f"version {self._made}", self.range)
         made_of = contents.made_of(order.version)
         weights = [weight for _, weight in order.pushed]
         if weights != [weight for _, _, weight in made_of]:
             raise Wrong(f"{what} has weights {weights} of {made_of}")
         for (worker, step, _), (area, _) in zip(made_of, order.pushed, strict=True):
-            memory.check(memory.area(area), contents.update(worker, step), what, f"step {step} of worker {worker}")
+            for within in (self.range, (SLOT, AREA if self._heads else SLOT + FLAGS)):
+                place, content = memory.area(area), contents.update(worker, step)
+                memory.check(place, content, what, f"step {step} of worker {worker}", within)
+
+    def _loads(self, file: int) -> None:
+        """Begin with what the head's store has passed on, and with the version that is here."""
+        memory = self._memory
+        if (whole := os.pread(file, 100, 0)) != WHOLE:
+            raise Wrong(f"{self.what} is to begin with {whole!r}")
+        memory.check(memory.slot(0), self._contents.version(0), self.what, "version 0")
+        memory.check(memory.fixed(), self._contents.fixed, self.what, "what never moves")
+
+    def _takes_share(self, number: int, file: int) -> None:
+        """Send the state once all shares are here, which are to be of one version."""
+        gathering, found = self._gatherings[number], os.pread(file, 100, 0)
+        gathering.came.add(found)
+        stores = [(store.range, share(*store.range, gathering.version)) for store in self.others()]
+        if found not in [content for _, content in stores]:
+            raise Wrong(f"{self.what} gets {found!r} for the state of version {gathering.version}")
+        gathering.lacking -= 1
+        if not gathering.lacking:
+            if gathering.came != {content for (begin, end), content in stores if begin < end}:
+                raise Wrong(f"{self.what} gets {gathering.came} for the state of version {gathering.version}")
+            del self._gatherings[number]
+            self._says_with(messages.StateReady(gathering.worker, None), STATE)
+
+    def _says_with(self, message: messages.Message, content: bytes) -> None:
+        """Say this, with that along."""
+        if self.status is None:
+            file = attachment(content)
+            self.say(message, (file,))
+            os.close(file)
 
     def _records(self, order: messages.Record) -> None:
         """Write the version beside everything else."""
         memory, place = self._memory, self._memory.slot(order.slot)
         content, what = self._contents.version(order.version), f"version {order.version}"
-        memory.check(place, content, "the store, which writes it,", what)
+        memory.check(place, content, f"{self.what}, which writes it,", what)
 
         def written() -> None:
             if self.status is None:
-                memory.check(place, content, "the store, which has written it,", what)
+                memory.check(place, content, f"{self.what}, which has written it,", what)
                 Path(order.file).write_bytes(content)
                 self.say(messages.Recorded(order.version, sha256(content).hexdigest()))
 

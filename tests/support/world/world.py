@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from paceline.cluster.scenario import Scenario
+from paceline.core import shards
 from paceline.core.drive import drive
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
@@ -26,7 +27,7 @@ from paceline.errors import NotGathered
 from paceline.fabric import memory
 from paceline.fabric.memory import Region
 from paceline.fabric.token import Token
-from paceline.host import bulk, messages
+from paceline.host import arithmetic, bulk, messages
 from paceline.host.opening import Keys
 from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
@@ -43,6 +44,7 @@ from support.world.clock import Scheduler, VirtualLoop
 from support.world.contents import Contents
 from support.world.faults import (
     HEAD,
+    Diverges,
     Fault,
     History,
     Interrupted,
@@ -50,6 +52,7 @@ from support.world.faults import (
     ScriptFails,
     Stopped,
     StoreKilled,
+    StoreStopped,
     Unreachable,
     WorkerKilled,
     WorkerStopped,
@@ -58,7 +61,7 @@ from support.world.hosts import Agent, Said, Signals, VirtualWorkers
 from support.world.judge import Judge
 from support.world.lines import Line
 from support.world.network import Network
-from support.world.processes import KILLED, Store, Worker
+from support.world.processes import CUTS, KILLED, Store, Worker
 
 
 class HeadKilled(BaseException):
@@ -77,7 +80,8 @@ class World:
         self.judge = Judge(self)
         self.said: list[str] = []
         """All lines, with their times."""
-        self.store: Store | None = None
+        self.stores: dict[str, Store] = {}
+        """By host: its arithmetic process."""
         self.signals = Signals()
         self.rooms: Rooms | None = None
         self.others: Others | None = None
@@ -96,7 +100,7 @@ class World:
     def run(self) -> None:
         """Let it all happen. Raises an error for whatever is wrong."""
         for fault in self.history.faults:
-            if not isinstance(fault, ScriptFails):
+            if not isinstance(fault, ScriptFails | Diverges):
                 self.scheduler.at(fault.at, partial(self._fault, fault))
         self.scheduler.at(self.history.end, self._faults_end)
         with suppress(HeadKilled):
@@ -114,8 +118,8 @@ class World:
             agent.die()
         self.workers.end_all()
         self.workers.await_all()
-        if self.store is not None:
-            self.store.end(KILLED)
+        for host in self.stores:
+            self._end_store(host)
 
     # --- the head -----------------------------------------------------------------------------------
 
@@ -168,7 +172,6 @@ class World:
         drive(self.machine, coordinator.facts(), coordinator.carry_out, record)
         self.judge.head_ended()
         self.workers.end_all()
-        rooms.host._head.arithmetic.process = None  # type: ignore[attr-defined]  # no such process runs here
         rooms.close()
         others.ended_with(rooms.ending, coordinator.parser_ended is not None)
         self._head_ends(others)
@@ -190,14 +193,14 @@ class World:
         loop = VirtualLoop(self.scheduler, self._lots(name), machine)
         workers = self.settings.workers_of(self.history.names.index(name))
         begins = partial(self._begin_worker, name)
-        return Agent(name, len(workers), machine, loop, begins, self._output(name).say)
+        return Agent(name, len(workers), machine, loop, begins, self._end_store, self._output(name).say)
 
     def _begin_worker(self, host: str, worker: int, line: Line) -> Worker:
         program = Worker(
             worker,
             self.history.script,
             self.contents,
-            self._fork_store,
+            partial(self._fork_store, host),
             self.scheduler,
             self.network.machines[host],
             line,
@@ -209,11 +212,33 @@ class World:
                 program.fails_at = fault.message
         return program
 
-    def _fork_store(self, line: Line, file: int, order: messages.ForkStore) -> None:
+    def _fork_store(self, host: str, line: Line, file: int, order: messages.ForkStore) -> None:
         line.expects(messages.ToStore)
-        self.store = Store(
-            file, order, self.contents, self.history.commits, self.scheduler, self.head, line, self._lots("store")
+        store = self.stores[host] = Store(
+            host,
+            host == HEAD,
+            file,
+            order,
+            self.contents,
+            CUTS[self.history.script.pieces],
+            self.history.commits,
+            self.scheduler,
+            self.network.machines[host],
+            line,
+            self._lots(f"store of {host}"),
         )
+        store.others = lambda: [one for one in self.stores.values() if one is not store]
+        store.not_finite = lambda version: Diverges(host, version) in self.history.faults
+
+    def _end_store(self, host: str) -> None:
+        if host in self.stores:
+            self.stores[host].end(KILLED)
+
+    def store_ends(self, process: int) -> None:
+        """That process was told to end, and does."""
+        for store in self.stores.values():
+            if store.number == process:
+                store.end(KILLED)
 
     def _program(self, worker: int) -> Worker | None:
         for workers in (self.workers, *(agent.workers for agent in self.agents.values())):
@@ -268,9 +293,11 @@ class World:
                 after(until, lambda: self._full(False))
             case Interrupted(times=times, keyboard=keyboard):
                 self.signals.send(times, keyboard)
-            case StoreKilled():
-                if self.store is not None:
-                    self.store.end(KILLED)
+            case StoreKilled(node=node):
+                self._end_store(node)
+            case StoreStopped(node=node, seconds=seconds):
+                if node in self.stores:
+                    self.stores[node].slow = seconds
 
     def _faults_end(self) -> None:
         """Faults are over, but for the hosts that are lost."""
@@ -311,8 +338,7 @@ class World:
         self.loop.die()
         self.head.lets_go(silently)
         self.workers.end_all()
-        if self.store is not None:
-            self.store.end(KILLED)
+        self._end_store(HEAD)
         raise HeadKilled
 
     # --- what is pending ----------------------------------------------------------------------------
@@ -344,6 +370,8 @@ def _settings(history: History, folder: Path) -> Settings:
         folder=folder,
         epochs=history.script.epochs,
         on_loss=history.on_loss,
+        on_divergence=history.on_divergence,
+        shards_on=history.shards_on,
         restart=history.restart,
         max_steps=history.max_steps,
         max_seconds=history.max_seconds,
@@ -360,15 +388,17 @@ def run(history: History) -> World:
     with (
         tempfile.TemporaryDirectory(prefix="world-") as folder,
         patch.object(bulk, "PART", history.parts),
+        patch.object(shards, "PIECE", history.parts // 2),
         _regions_unmapped(),
     ):
         (Path(folder) / "versions").mkdir()
         (Path(folder) / "train.py").touch()
         world = World(history, Path(folder))
-        try:
-            world.run()
-        finally:
-            world.clean()
+        with patch.object(arithmetic, "end_in_time", world.store_ends):
+            try:
+                world.run()
+            finally:
+                world.clean()
         return world
 
 

@@ -11,11 +11,13 @@ from operator import itemgetter
 from typing import Any
 
 from paceline.core.facts import TrainingBegan
+from paceline.core.listed import listed
 from paceline.records.broken import FETCHED, FETCHED_ONCE, FETCHES, READABLE, Broken, count
 from paceline.records.check.checking import Checking
 from paceline.records.check.times import TICK
 from paceline.records.ledger import FACTS, WITH_HOSTS
 from paceline.records.marks import Marks
+from paceline.records.segments import PLACEMENT
 from paceline.records.times import Fetch
 
 DRIFT = 1e-3
@@ -33,15 +35,21 @@ _EVENTS = """
 _ROWS = """
     SELECT fact, 2, rowid, host, source, kind, worker, number, bytes, began, ended FROM fetches ORDER BY rowid
 """
-_BEFORE_MADE = """
-    SELECT fetches.rowid, number, began, commits.at FROM fetches LEFT JOIN commits ON commits.version = fetches.number
+_BEFORE_ORDERED = """
+    WITH ordered AS (
+        SELECT orders.version, facts.at FROM orders JOIN facts ON facts.id = orders.fact
+        WHERE orders.kind = 'ApplyUpdate'
+    )
+    SELECT fetches.rowid, number, began, coalesce(ordered.at, commits.at) AS since FROM fetches
+    LEFT JOIN ordered ON ordered.version = fetches.number LEFT JOIN commits ON commits.version = fetches.number
     WHERE fetches.kind = 'version' AND number NOT IN (SELECT version FROM segments WHERE at IS NOT NULL)
-        AND (commits.at IS NULL OR began < commits.at - ? - ? * (ended - began))
+        AND (since IS NULL OR began < since - ? - ? * (ended - began))
     ORDER BY fetches.rowid LIMIT 1
 """
-"""The first version that was fetched before it was made. The head's moments are late, if at all.
+"""The first version that was fetched before it was ordered. It may be fetched while it is made, a piece at a time.
 
-What a segment begins with is there before it begins.
+The head's moments are late, if at all. What a segment begins with is there before it begins. That each version which
+is made was ordered is another rule.
 """
 
 
@@ -68,7 +76,7 @@ def fetches(checking: Checking) -> None:
             checking.table, checking.row = "facts", fact
             there.event(*event)
     checking.table, checking.row = "fetches", None
-    _made_before(ledger)
+    _ordered_before(ledger)
     checking.proved.append(f"{count(number, 'fetch', 'fetches')} between hosts, each of what is there and needed")
 
 
@@ -98,11 +106,11 @@ def _rows(checking: Checking) -> Iterator[tuple[Any, ...]]:
         yield fact, part, row, fetch
 
 
-def _made_before(ledger: sqlite3.Connection) -> None:
-    early = ledger.execute(_BEFORE_MADE, (TICK, DRIFT)).fetchone()
+def _ordered_before(ledger: sqlite3.Connection) -> None:
+    early = ledger.execute(_BEFORE_ORDERED, (TICK, DRIFT)).fetchone()
     if early is not None:
-        row, version, began, made = early
-        when = "once it is made, which it never is" if made is None else f"at {made!r}, when it is made, or later"
+        row, version, began, at = early
+        when = "once it is ordered, which it never is" if at is None else f"at {at!r}, when it is ordered, or later"
         raise Broken(FETCHES, f"version {version} is fetched {when}", began, "fetches", row)
 
 
@@ -123,28 +131,35 @@ class _There:
     number: int = -1
     """The segment."""
     head: str = ""
+    """Empty: there is one host."""
+    shards: dict[str, list[int]] = field(default_factory=dict)
+    """By host that makes a range of each version: its first byte, and the byte after its last one."""
+    fetchers: list[str] = field(default_factory=list)
+    """Hosts that fetch updates: the head, which has all workers' buffers, and those that make ranges."""
     first: int = 0
     """The version that the segment began with."""
     host: dict[int, str] = field(default_factory=dict)
     """By worker."""
-    links: bool = False
+    modelled: bool = False
     """Whether a model of links says how long fetches take."""
     ended: float = -math.inf
     """When the last fetch had ended."""
-    sizes: dict[str, int] = field(default_factory=dict)
-    """By kind."""
-    names: dict[str, int] = field(default_factory=dict)
-    """By host: a number for it."""
+    sizes: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By kind, and the host that makes that range of a version."""
+    links: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By source and host: a number for both."""
     versions: Marks = field(default_factory=Marks)
-    """(host's number, version) of all that were fetched."""
-    coming: dict[tuple[str, int], float] = field(default_factory=dict)
-    """By host and version: when it was fetched, if no worker there has it yet."""
+    """(link's number, version) of all that were fetched."""
+    coming: dict[tuple[str, str, int], float] = field(default_factory=dict)
+    """By source, host and version: when it was fetched, if no worker there has it yet."""
     ready: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By worker and step: when the update was ready that the head is to fetch."""
-    updates: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By worker and step: when the update was fetched that has not arrived yet."""
+    """By worker and step: when the update was ready that has not arrived yet."""
+    late: set[tuple[int, int]] = field(default_factory=set)
+    """(worker, step) of updates that were ready as their worker left. The head did not want them any more."""
+    updates: dict[tuple[int, int, str], float] = field(default_factory=dict)
+    """By worker, step and host: when the update was fetched that has not arrived yet."""
     has: dict[int, _Has] = field(default_factory=dict)
-    """By worker on another host than the head."""
+    """By worker."""
 
     def event(self, kind: str, worker: int, step: int, version: int, at: float, more: str | None) -> None:
         """A fact, or an order to a worker."""
@@ -154,7 +169,7 @@ class _There:
             return
         if kind == "WorkerJoined":
             self.host[worker] = str(more)
-        if self.head in ("", self.host.get(worker)):
+        if not self.head or self.fetchers == [self.host.get(worker)]:
             return
         if (had := self.has.pop(worker, None)) is not None and had.again is not None and had.again[1] < at:
             row, ended = had.again
@@ -164,30 +179,27 @@ class _There:
             case "GradientReady":
                 self.ready[worker, step] = at
             case "UpdateArrived":
-                ended = self.updates.pop((worker, step), math.inf)
-                self._before(ended, at, f"the update of step {step} of worker {worker}", self.head)
+                self._arrived(worker, step, at)
             case "ParametersTaken":
                 self._taken(worker, version, at)
             case "WorkerLeft":
-                for steps in (self.ready, self.updates):
-                    for key in [key for key in steps if key[0] == worker]:
-                        del steps[key]
+                self.late |= {key for key in self.ready if key[0] == worker}
+                self.ready = {key: at for key, at in self.ready.items() if key[0] != worker}
+                self.updates = {key: at for key, at in self.updates.items() if key[0] != worker}
 
     def fetch(self, row: int, fetch: Fetch) -> None:
         """An item has been fetched."""
         self.checking.table, self.checking.row = "fetches", row
         if self.checking.run.segments[max(0, self.number)].hosts == 1:
             raise Broken(FETCHES, "none: there is one host", "one")
-        links = self.links
-        after = fetch.began if links else max(self.ended, fetch.began)  # one as a model says, one as it is told
+        modelled = self.modelled
+        after = fetch.began if modelled else max(self.ended, fetch.began)  # one as a model says, one as it is told
         if not after <= fetch.ended:
             raise Broken(FETCHES, f"it ends at {after!r} or later", fetch.ended)
         self.ended = fetch.ended
         if fetch.kind == "other":
             return
-        beginning = fetch.kind == "version" and fetch.number == self.first and links  # which the model says nothing of
-        if not beginning and self.sizes.setdefault(fetch.kind, fetch.bytes) != fetch.bytes:
-            raise Broken(FETCHES, f"{self.sizes[fetch.kind]} bytes, as each {fetch.kind}", fetch.bytes)
+        self._size(fetch)
         if fetch.kind == "version":
             self._version(row, fetch)
         else:
@@ -198,49 +210,82 @@ class _There:
         self.host = {worker: host for worker, host, _ in fact.members}
         self.head, self.first, self.ended = fact.members[0][1], fact.version, -math.inf
         self.versions = Marks()
-        for outstanding in (self.coming, self.ready, self.updates, self.has):
+        for outstanding in (self.coming, self.ready, self.late, self.updates, self.has):
             outstanding.clear()
         run = self.checking.run
-        self.links = run.scenario_of(run.segments[self.number]).links_hosts
-        if run.segments[self.number].hosts == 1:
+        segment = run.segments[self.number]
+        self.modelled = run.scenario_of(segment).links_hosts
+        shards = dict(segment.notes.get(PLACEMENT, {self.head: []}))
+        if shards != self.shards:
+            self.sizes.clear()
+            self.shards = shards
+        self.fetchers = list(dict.fromkeys([self.head, *shards]))
+        if segment.hosts == 1:
             self.head = ""
+
+    def _size(self, fetch: Fetch) -> None:
+        """Compare the bytes with those of other fetches of the same range."""
+        key = fetch.kind, fetch.source if fetch.kind == "version" else fetch.host
+        if fetch.kind == "version" and fetch.number == self.first and (self.modelled or len(self.shards) > 1):
+            return  # the model says nothing of it, and the head has all of it
+        if self.sizes.setdefault(key, fetch.bytes) != fetch.bytes:
+            whose = f" {'by' if fetch.kind == 'update' else 'from'} {key[1]}" if len(self.shards) > 1 else ""
+            raise Broken(FETCHES, f"{self.sizes[key]} bytes, as each {key[0]}{whose}", fetch.bytes)
+
+    def _sources(self, version: int, host: str) -> list[str]:
+        """The hosts from which that one has to fetch the version. What a segment begins with is all at the head."""
+        return [one for one in ([self.head] if version == self.first else self.shards) if one != host]
 
     def _version(self, row: int, fetch: Fetch) -> None:
         what = f"version {fetch.number}, by {fetch.host} from {fetch.source}"
         assert fetch.number is not None
-        if fetch.source != self.head or fetch.host == self.head:
-            raise Broken(FETCHES, f"a version, from {self.head}", what)
+        sources = self._sources(fetch.number, fetch.host)
+        if fetch.source == fetch.host or fetch.source not in (*sources, *self.shards):
+            raise Broken(FETCHES, f"a version, from {listed(sources or [self.head])}", what)
         if fetch.number < self.first:
             raise Broken(FETCHES, f"version {self.first} or a later one", what)
         for worker, had in self.has.items():
             if had.version == fetch.number and self.host[worker] == fetch.host and had.again is None:
                 had.again = row, fetch.ended
-        self.versions.add(self._number_of(fetch.host), fetch.number)
-        self.coming[fetch.host, fetch.number] = fetch.ended
+        self.versions.add(self._number_of(fetch.source, fetch.host), fetch.number)
+        self.coming[fetch.source, fetch.host, fetch.number] = fetch.ended
 
     def _update(self, fetch: Fetch) -> None:
         assert fetch.worker is not None
         assert fetch.number is not None
         key, what = (fetch.worker, fetch.number), f"step {fetch.number} of worker {fetch.worker}"
-        if fetch.host != self.head or fetch.source != self.host.get(fetch.worker):
-            expected = f"by {self.head} from {self.host.get(fetch.worker)}"
+        source = self.host.get(fetch.worker)
+        if fetch.source != source or fetch.host == source or fetch.host not in self.fetchers:
+            expected = f"by {listed([one for one in self.fetchers if one != source])} from {source}"
             raise Broken(FETCHES, f"the update of {what}, {expected}", f"by {fetch.host} from {fetch.source}")
-        if key in self.updates:
+        if (*key, fetch.host) in self.updates:
             raise Broken(FETCHED_ONCE, "an update that was not fetched yet", f"{what} once more")
+        if key in self.late and fetch.host != self.head:  # which had not heard that the worker has left
+            self.updates[*key, fetch.host] = fetch.ended
+            return
         if key not in self.ready:
             raise Broken(FETCHES, "an update that is ready, and has not arrived", what)
-        if fetch.began < (ready := self.ready.pop(key)) - TICK:
+        if fetch.began < (ready := self.ready[key]) - TICK:
             raise Broken(FETCHES, f"{what} is fetched at {ready!r}, when it is ready, or later", fetch.began)
-        self.updates[key] = fetch.ended
+        self.updates[*key, fetch.host] = fetch.ended
+
+    def _arrived(self, worker: int, step: int, at: float) -> None:
+        self.ready.pop((worker, step), None)
+        for host in self.fetchers:
+            if host != self.host[worker]:
+                ended = self.updates.pop((worker, step, host), math.inf)
+                self._before(ended, at, f"the update of step {step} of worker {worker}", host)
 
     def _taken(self, worker: int, version: int, at: float) -> None:
         host = self.host[worker]
-        ended = self.coming.pop((host, version), None)
-        if version == self.first and self.checking.run.simulated:
-            ended = -math.inf  # what training begins with is on all hosts
-        elif ended is None:
-            ended = -math.inf if (self._number_of(host), version) in self.versions else math.inf
-        self._before(ended, at, f"version {version} for worker {worker}", host)
+        for source in self._sources(version, host):
+            ended = self.coming.pop((source, host, version), None)
+            if version == self.first and self.checking.run.simulated:
+                ended = -math.inf  # what training begins with is on all hosts
+            elif ended is None:
+                ended = -math.inf if (self._number_of(source, host), version) in self.versions else math.inf
+            what = f"version {version}" if len(self.shards) == 1 else f"what {source} has of version {version},"
+            self._before(ended, at, f"{what} for worker {worker}", host)
         if version > self.first:  # a script may still change the first one, which is fetched again then
             self.has[worker] = _Has(version)
 
@@ -249,5 +294,5 @@ class _There:
             found = "it never was" if ended == math.inf else f"at {ended!r}"
             raise Broken(FETCHED, f"{what} is fetched by {host} before {at!r}", found)
 
-    def _number_of(self, host: str) -> int:
-        return self.names.setdefault(host, len(self.names))
+    def _number_of(self, source: str, host: str) -> int:
+        return self.links.setdefault((source, host), len(self.links))

@@ -1,0 +1,87 @@
+"""What the arithmetic process is told to make a version with: of all of it, or of this host's range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.core.items import Update, Version
+from paceline.host import messages
+from paceline.host.arithmetic import Arithmetic
+from paceline.host.coverage import Coverage
+from paceline.host.plan import Plan
+from paceline.host.shelf import Owner, Shelf
+
+MOST_THREADS = 2  # one core gets 75 % of this memory's bandwidth (docs/performance.md)
+
+Scalars = list[dict[str, Any]]
+"""An optimizer's hyperparameters, by parameter group."""
+Pushed = Sequence[tuple[Update, float]]
+"""Updates, each with its weight, in the order in which they are summed."""
+
+
+class Maker:
+    """Has versions made, each from the one before."""
+
+    def __init__(
+        self, shelf: Shelf, plan: Plan, arithmetic: Arithmetic, idle_cores: Callable[[], int], *, tells: bool = False
+    ) -> None:
+        """`idle_cores()` are those that the process may use in addition to its own.
+
+        `tells`: whether other hosts get what is made of a version while the rest is being made. See `has`.
+        """
+        self._tells = tells
+        self._making = -1
+        """The version that was to be made last."""
+        self._made = Coverage()
+        """What there is of it, as far as that was told."""
+        self._shelf = shelf
+        self._plan = plan
+        self._arithmetic = arithmetic
+        self._idle_cores = idle_cores
+        self._used: set[int] = set()
+        """Places that a version has been in."""
+
+    def uses(self, place: int) -> None:
+        """A version is in that place, or is about to be."""
+        self._used.add(place)
+
+    def make(
+        self, version: int, source: int, pushed: Pushed, owner: Owner, *, scalars: Scalars | None, look: bool
+    ) -> bool:
+        """Have the version made, claimed by that owner. Return whether there is a place for it.
+
+        `source`: the version that it is made from. `scalars`: the hyperparameters, if they are not those of the last
+        one. `look`: whether NaN and infinity are looked for.
+        """
+        target = self._shelf.put(Version(version), owner, self._plan.shared)
+        if target is None:
+            return False
+        areas = [(self._plan.area(self._shelf.place(update)), weight) for update, weight in pushed]
+        self._arithmetic.send(
+            messages.Commit(
+                version=version,
+                source=self._shelf.place(Version(source)),
+                target=target,
+                pushed=areas,
+                scalars=scalars,
+                threads=min(MOST_THREADS, max(1, self._idle_cores())),
+                look=look,
+                first=target not in self._used,
+                tells=self._tells,
+            )
+        )
+        self._used.add(target)
+        self._making = version
+        self._made.clear()
+        return True
+
+    def made(self, message: messages.Making) -> bool:
+        """These bytes are made. Return whether they were to be."""
+        if message.version == self._making:
+            self._made.add(message.begin, message.end)
+        return message.version == self._making
+
+    def has(self, version: int, begin: int, end: int) -> bool:
+        """Whether these bytes are made of a version that is being made."""
+        return version == self._making and self._made.has(begin, end)

@@ -1,0 +1,232 @@
+"""This host's range of each version, where another host is the head: the arithmetic process here makes it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from typing import Protocol
+
+from paceline.core.items import Update, Version
+from paceline.core.shards import Shard
+from paceline.fabric.memory import Region
+from paceline.host import between, messages
+from paceline.host.arithmetic import Arithmetic
+from paceline.host.carrier import Carrier
+from paceline.host.loop import Loop
+from paceline.host.maker import Maker
+from paceline.host.plan import Plan
+from paceline.host.shelf import Owner, Shelf
+from paceline.host.versions import Awaited
+from paceline.host.workers import Workers
+
+
+def _kept(version: int) -> Owner:
+    """Who claims the range of a version, until the head says that nobody needs it."""
+    return "made here", version
+
+
+def _brought(update: Update) -> Owner:
+    """Who claims the range of an update, until it is in a version."""
+    return "for the range made here", update.worker, update.step
+
+
+class RangesNews(Protocol):
+    """What the head is told of ranges, each thing once."""
+
+    def stored(self, worker: int, step: int) -> None:
+        """This host's range of that update is here."""
+
+    def share_ready(self, number: int, error: str | None, file: int | None) -> None:
+        """What the optimizer has for this range is in that file, or can't be packed."""
+
+    def range_made(self, made: messages.Committed) -> None:
+        """This host's range of that version is made."""
+
+    def shard_lost(self, why: str) -> None:
+        """This host makes no versions any more."""
+
+
+class Ranges:
+    """Does what the head orders of this host's range, in that order. Versions are made one at a time."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        shelf: Shelf,
+        plan: Plan,
+        workers: Workers,
+        carrier: Carrier,
+        news: RangesNews,
+        loop: Loop,
+        *,
+        own: Container[int],
+        idle_cores: Callable[[], int],
+    ) -> None:
+        """`own` are this host's workers, whose updates are here. `idle_cores`: see `Maker`."""
+        self.newest = 0
+        """The newest version whose range is made."""
+        self.forker: int | None = None
+        """The worker that was asked last to fork the arithmetic process."""
+        self._shard = shard
+        self._shelf = shelf
+        self._plan = plan
+        self._workers = workers
+        self._carrier = carrier
+        self._news = news
+        self._own = own
+        self._ready: Callable[[], None] = lambda: None
+        self._orders: deque[between.MakeRange | messages.SendShare] = deque()
+        self._making: between.MakeRange | None = None
+        self._beginning = Awaited()
+        """What waits for a version whose range is not being made yet."""
+        self._bringing: set[Update] = set()
+        self._arithmetic = Arithmetic(
+            shelf, loop, ready=lambda _: self._begins(), not_forked=self._not_forked, hear=self._hear, lost=self._lost
+        )
+        self._maker = Maker(shelf, plan, self._arithmetic, idle_cores, tells=True)
+
+    # --- the start ----------------------------------------------------------------------------------
+
+    def fork(self, worker: int, region: Region, steps: bool, ready: Callable[[], None]) -> None:
+        """Have this worker, which has come to `prepare`, fork the arithmetic process.
+
+        `ready` is called then, or once that can't be.
+        """
+        self.forker, self._ready, end = worker, ready, self._arithmetic.open()
+        message = messages.ForkStore(self._plan.slots, self._plan.areas, steps, self._shard.begin, self._shard.end)
+        self._workers.send(worker, message, (region.descriptor, end.fileno()))
+        end.close()
+
+    def begins(self, version: int, state: int | None) -> None:
+        """Training begins with that version, which is here, and with what that file says of the optimizer."""
+        self.newest = version
+        self._shelf.claim(_kept(version), Version(version))
+        self._maker.uses(self._shelf.place(Version(version)))
+        if state is not None:
+            self._arithmetic.send(messages.Load(), (state,))
+
+    def adopted(self, state: int | None) -> None:
+        """The first version has become another one, and the optimizer's state is in that file, if it has changed."""
+        self._shelf.claim(_kept(0), Version(0))  # what it was is needed by those only who compute on it
+        self._maker.uses(self._shelf.place(Version(0)))
+        self._arithmetic.adopt([] if state is None else [state])
+
+    # --- what the head orders -----------------------------------------------------------------------
+
+    def bring(self, worker: int, step: int) -> None:
+        """Bring this host's range of that update here."""
+        update = Update(worker, step)
+        if worker in self._own:
+            if self._shelf.has(update):
+                self._shelf.claim(_brought(update), update)
+                self._news.stored(worker, step)
+            return  # else the worker has left, which the head is about to hear
+        self._bringing.add(update)
+
+        def here() -> None:
+            self._bringing.discard(update)
+            self._news.stored(worker, step)
+
+        self._carrier.fetch(update, _brought(update), here, lambda why: self._bringing.discard(update))
+
+    def place_of(self, update: Update) -> int:
+        """Lay out a place for an update that is to come, and return it. The head has one for it, too."""
+        place = self._shelf.put(update, _brought(update), self._plan.of(update.worker))
+        assert place is not None, f"there is no place for {update}"
+        return place
+
+    def lacks(self, update: Update) -> None:
+        """This host's range of that update does not come: its place is free."""
+        self._shelf.release(_brought(update))
+
+    def drop(self, worker: int, step: int) -> None:
+        """No version will have that update."""
+        update = Update(worker, step)
+        if update in self._bringing:
+            self._bringing.discard(update)
+            self._carrier.cancel(_brought(update))
+        self._shelf.release(_brought(update))
+
+    def make(self, order: between.MakeRange) -> None:
+        """Make this host's range of that version, the next one."""
+        self._orders.append(order)
+        self.go_on()
+
+    def free(self, version: int) -> None:
+        """Nobody needs that version any more."""
+        self._shelf.release(_kept(version))
+        self.go_on()
+
+    def when_begun(self, version: int, call: Callable[[], None]) -> None:
+        """See `Versions`."""
+        if version <= self.newest or (self._making is not None and version == self._making.version):
+            call()
+        else:
+            self._beginning.add(version, call)
+
+    def has(self, version: int, begin: int, end: int) -> bool:
+        """Whether these bytes are made, which are in this host's range, of a version that is made or being made."""
+        return version <= self.newest or self._maker.has(version, begin, end)
+
+    def send_share(self, number: int) -> None:
+        """Have what the optimizer has for this range packed, once all that was ordered before is made."""
+        self._orders.append(messages.SendShare(number))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Make the next version's range, if none is being made and there is a place."""
+        if self._making is not None or not self._orders or self._arithmetic.lost:
+            return
+        order = self._orders[0]
+        if isinstance(order, messages.SendShare):
+            self._arithmetic.send(order)
+            self._orders.popleft()
+            self.go_on()
+            return
+        pushed = [(Update(worker, step), weight) for worker, step, weight in order.contributions]
+        version, before, owner = order.version, order.version - 1, _kept(order.version)
+        if self._maker.make(version, before, pushed, owner, scalars=order.scalars, look=order.look):
+            self._orders.popleft()
+            self._making = order
+            self._beginning.come(version)
+
+    def close(self) -> None:
+        """Tell the arithmetic process to end, and see that it does."""
+        self._arithmetic.close()
+
+    # --- what the arithmetic process says -----------------------------------------------------------
+
+    def _hear(self, message: messages.Message, descriptors: Sequence[int]) -> bool:
+        match message, self._making:
+            case messages.Making(version=version), _:
+                if not self._maker.made(message):
+                    return False
+                self._carrier.made(Version(version))
+                return True
+            case messages.ShareReady(number=number, error=error), _:
+                self._news.share_ready(number, error, descriptors[0] if descriptors else None)
+                return True
+            case messages.Committed(version=version), between.MakeRange() as order if version == order.version:
+                self.newest, self._making = version, None
+                for worker, step, _ in order.contributions:
+                    self._shelf.release(_brought(Update(worker, step)))
+                self._carrier.made(Version(version))
+                self._news.range_made(message)
+                self.go_on()
+                return True
+        return False
+
+    def _not_forked(self) -> None:
+        assert self.forker is not None
+        self._workers.end(self.forker)
+        self._arithmetic.lose("its worker could not start the process that makes versions")
+
+    def _lost(self, why: str) -> None:
+        self._orders.clear()
+        self._news.shard_lost(why)
+        self._begins()  # the run fails, and its workers are ended in their turn
+
+    def _begins(self) -> None:
+        """Let the host begin, if it has not."""
+        ready, self._ready = self._ready, lambda: None
+        ready()

@@ -1,0 +1,72 @@
+"""What the optimizer has for ranges that other hosts make, on its way to the arithmetic process here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from paceline.host import messages
+from paceline.host.arithmetic import Arithmetic
+
+if TYPE_CHECKING:  # which a run on one host does without
+    from paceline.host.shards import OtherShards
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What was asked of all other hosts at one moment."""
+
+    held: bool
+    """Whether the process is to have none of it yet."""
+    lacking: int
+    """How many hosts have not answered."""
+    came: list[tuple[str | None, int | None]] = field(default_factory=list)
+    """What has come meanwhile: (error, descriptor)."""
+
+
+class Shares:
+    """Asks for the shares as of one version, and hands them over. Pure but for descriptors."""
+
+    def __init__(self, arithmetic: Arithmetic, others: OtherShards | None) -> None:
+        """`others`: None on one host, which makes all of each version."""
+        self._arithmetic = arithmetic
+        self._others = others
+        self._numbers = count(1)
+        self._asked: dict[int, _Asked] = {}
+        """By number: what the process does not have all of."""
+
+    def ask(self, *, held: bool = False) -> tuple[int, int]:
+        """Ask for all shares as of the newest version. Return the number of that, and how many shares will come.
+
+        `held`: whether the process is to have them only after `release`.
+        """
+        if self._others is None or not self._others.hosts:
+            return 0, 0
+        number, hosts = next(self._numbers), len(self._others.hosts)
+        self._asked[number] = _Asked(held, hosts)
+        self._others.send_shares(number)
+        return number, hosts
+
+    def came(self, number: int, error: str | None, file: int | None) -> None:
+        """A share has come. Its descriptor may be closed at once. None: it could not be packed."""
+        if (asked := self._asked.get(number)) is None:
+            return
+        asked.lacking -= 1
+        asked.came.append((error, None if file is None else os.dup(file)))
+        if not asked.held:
+            self.release(number)
+
+    def release(self, number: int) -> None:
+        """The process is to have what has come, and what comes."""
+        if (asked := self._asked.get(number)) is None:
+            return
+        asked.held = False
+        for error, file in asked.came:
+            self._arithmetic.send(messages.TakeShare(number, error), () if file is None else (file,))
+            if file is not None:
+                os.close(file)
+        asked.came.clear()
+        if not asked.lacking:
+            del self._asked[number]

@@ -1,0 +1,201 @@
+"""The arithmetic processes of two hosts, of which each makes a range of every version, beside one that makes all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.fabric.unix import Channel, attached, attachment, pair
+from paceline.host import messages
+from paceline.host.arithmetic_process import _serve
+from paceline.training import parts as parts_module
+from paceline.training.layout import Layout, Places
+from paceline.training.packing import packed
+from paceline.training.parts import STATE, cuts_of
+from paceline.training.store import Store
+
+SLOTS, WORKERS = 3, 2
+
+
+class Process:
+    """An arithmetic process, and this end of its channel."""
+
+    def __init__(self, store: Store) -> None:
+        ours, theirs = pair()
+        self.process = os.fork()
+        if not self.process:
+            os._exit(_serve(store, theirs))
+        theirs.close()
+        self.channel = Channel(ours, messages.FromStore, "the store")
+        assert isinstance(self.heard()[0], messages.StoreReady)
+
+    def send(self, message: messages.Message, *descriptors: int) -> None:
+        self.channel.send(message, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def heard(self) -> tuple[Any, list[int]]:
+        return self.channel.receive()
+
+    def close(self) -> None:
+        self.channel.send(messages.Quit())
+        self.channel.close()
+        assert os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1]) == 0
+
+
+class Company:
+    """`one` makes all of its versions. `head` and `other` make a range each of theirs, in memory that both have."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        self.layout = layout = Layout.of(model, optimizer)
+        cut, end = cuts_of(layout, optimizer)[2], layout.flags_offset
+        self.places = [Places.new(layout, SLOTS, WORKERS) for _ in range(2)]
+        self.one, self.head, self.other = (
+            Process(Store.of(model, optimizer, places, True, within))
+            for places, within in zip(
+                (self.places[0], self.places[1], self.places[1]), ((0, end), (0, cut), (cut, end)), strict=True
+            )
+        )
+
+    @property
+    def processes(self) -> list[Process]:
+        return [self.one, self.head, self.other]
+
+    def commit(self, version: int) -> None:
+        """Have all make that version. What they say of it is still to be heard."""
+        for places in self.places:
+            for worker in range(WORKERS):
+                area = places.push_area(worker)
+                for number, view in enumerate(area.gradients):
+                    view.fill_(version + number + worker)
+                area.present.fill_(1)
+        for process in self.processes:
+            process.send(
+                messages.Commit(
+                    version, (version - 1) % SLOTS, version % SLOTS, [(0, 0.5), (1, 0.5)], None, 1, True, True
+                )
+            )
+
+    def made(self) -> None:
+        for process in self.processes:
+            assert isinstance(process.heard()[0], messages.Committed)
+
+    def same(self, slot: int) -> bool:
+        """Whether both have the same in that slot."""
+        mine, theirs = (places.slot(slot) for places in self.places)
+        return all(map(torch.equal, mine, theirs))
+
+    def share(self, number: int) -> None:
+        """Pass the share that `other` was asked for on to `head`."""
+        said, descriptors = self.other.heard()
+        while isinstance(said, messages.Committed):
+            said, descriptors = self.other.heard()
+        assert said == messages.ShareReady(number, None)
+        self.head.send(messages.TakeShare(number, None), *descriptors)
+
+    @staticmethod
+    def answer(process: Process, kind: type[messages.Message]) -> tuple[Any, list[int]]:
+        """The next message of that kind. Those before it say that versions are made."""
+        while not isinstance((heard := process.heard())[0], kind):
+            assert isinstance(heard[0], messages.Committed)
+        return heard
+
+
+@pytest.fixture
+def company(monkeypatch: pytest.MonkeyPatch) -> Iterator[Company]:
+    monkeypatch.setattr(parts_module, "CHUNK", 4)
+    company = Company()
+    yield company
+    for process in company.processes:
+        process.close()
+
+
+def test_a_snapshot_and_the_optimizer_s_state_are_as_of_the_version_at_which_they_were_asked_for(
+    company: Company, tmp_path: Path
+) -> None:
+    for version in (1, 2):
+        company.commit(version)
+        company.made()
+    company.one.send(messages.KeepState(2, str(tmp_path / "one")))
+    company.one.send(messages.SendState(0))
+    company.head.send(messages.KeepState(2, str(tmp_path / "both"), number=7, shares=1))
+    company.head.send(messages.SendState(0, number=8, shares=1))
+    company.other.send(messages.SendShare(7))
+    company.other.send(messages.SendShare(8))
+    company.commit(3)
+    for number in (7, 8):
+        company.share(number)
+    states = []
+    for process in (company.one, company.head):
+        said: dict[type[messages.Message], tuple[Any, list[int]]] = {}
+        while len(said) < 3:
+            message, descriptors = process.heard()
+            said[type(message)] = message, descriptors
+        assert said[messages.FileKept][0].error is None
+        assert said[messages.StateReady][0] == messages.StateReady(0, None)
+        states.append(attached(said[messages.StateReady][1][0]))
+    assert states[0] == states[1]
+    assert (tmp_path / "both").read_bytes() == (tmp_path / "one").read_bytes()
+    company.other.send(messages.SendShare(9))
+    company.answer(company.other, messages.ShareReady)
+    assert company.same(0)
+
+
+def test_where_a_share_can_t_be_packed_it_is_said_and_the_process_goes_on(company: Company, tmp_path: Path) -> None:
+    file = str(tmp_path / "store")
+    company.head.send(messages.KeepState(0, file, number=1, shares=2))
+    company.head.send(messages.SendState(1, number=2, shares=1))
+    company.head.send(messages.TakeShare(1, "it can't be packed"))
+    company.other.send(messages.SendShare(1))
+    company.share(1)
+    company.head.send(messages.TakeShare(2, "nor can this"))
+    said = [company.head.heard()[0] for _ in range(2)]
+    assert messages.FileKept(file, "", "it can't be packed") in said
+    assert messages.StateReady(1, "nor can this") in said
+    company.commit(1)
+    company.made()
+    assert company.same(1)
+
+
+def test_all_processes_go_on_from_a_snapshot_that_the_first_one_reads(company: Company, tmp_path: Path) -> None:
+    company.commit(1)
+    company.made()
+    company.one.send(messages.KeepState(1, str(tmp_path / "store")))
+    company.answer(company.one, messages.FileKept)
+    after = Company()
+    after.head.send(messages.Restore(str(tmp_path / "store"), 1, [], [], "mean"))
+    after.one.send(messages.Restore(str(tmp_path / "store"), 1, [], [], "mean"))
+    for process in (after.head, after.one):
+        assert after.answer(process, messages.Restored)[0].refused is None
+    after.head.send(messages.SendWhole())
+    said, descriptors = after.answer(after.head, messages.WholeReady)
+    assert said == messages.WholeReady(None)
+    after.other.send(messages.Load(), *descriptors)
+    after.commit(2)
+    after.made()
+    assert after.same(2)
+    company.commit(2)
+    company.made()
+    assert all(map(torch.equal, company.places[0].slot(2), after.places[0].slot(2)))
+    for process in after.processes:
+        process.close()
+
+
+def test_each_process_takes_its_part_of_a_state_that_is_adopted(company: Company) -> None:
+    state = {n: {"momentum_buffer": torch.rand(entry.shape)} for n, entry in enumerate(company.layout.moving)}
+    for process in company.processes:
+        process.send(messages.Adopt(), attachment(packed(state, STATE)))
+    company.commit(1)
+    company.made()
+    assert company.same(1)
+    moved = company.places[1].slot(1)[0] - company.places[1].slot(0)[0]
+    assert moved.unique().numel() > 1, "by its momentum, as the gradients are even"

@@ -1,0 +1,159 @@
+"""A host that is not the head, and makes a range of each version: what it keeps, and what its workers may see."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import msgspec
+import pytest
+
+from paceline.core.choice import choose
+from paceline.core.items import Update, Version
+from paceline.core.orders import Release
+from paceline.core.shards import Shard
+from paceline.errors import PeerLost
+from paceline.host import between, messages
+from paceline.host.branch import Branch
+from paceline.host.carrier import Carrier
+from paceline.host.fetches import Peer
+from paceline.host.plan import plan
+from paceline.protocols import registry
+from support.rooms import OFFER, Clockwork
+
+HEAD = Peer("node-0", 1)
+STORE = "the store"
+HALVES = Shard("node-0", 0, 32), Shard("node-1", 32, 64)
+
+
+class Host:
+    """Host node-1 with worker 1. The test stands in for the head with worker 0, and for the arithmetic process."""
+
+    def __init__(self, *shards: Shard) -> None:
+        choice = choose("asp", registry())
+        places = plan(choice.spec, choice.unapplied, 2)
+        self.workers, self.news, self.loop = Mock(numbers=[1]), Mock(), Clockwork()
+        self.carrier = Carrier("node-1", places.places, lambda: 0.0)
+        self.carrier.meet(*HEAD)
+        loop: Mock = self.loop  # type: ignore[assignment]
+        self.branch = Branch(
+            places,
+            choice.spec,
+            self.workers,
+            self.carrier,
+            self.news,
+            loop,
+            name="node-1",
+            hosts={0: "node-0", 1: "node-1"},
+            head="node-0",
+            threads=1,
+            now=lambda: 0.0,
+        )
+        self.carrier.begins(0, self.branch)
+        self.carrier.connected(HEAD)
+        self.branch.open()
+        hear = self.workers.open.call_args.args[0]
+        hear(1, msgspec.structs.replace(OFFER, slot_bytes=64, push_bytes=96, cuts=[0, 32, 64]), [])
+        self.branch.begin({1: None}, 0, Mock(), shards)
+
+    def begins(self) -> None:
+        """The arithmetic process is there, and so is what training begins with: requests 1 and 2."""
+        self.loop.hear(STORE, messages.StoreReady(7, "beginning"))
+        self.comes(1, 2)
+
+    def comes(self, *requests: int) -> None:
+        """All that was asked for comes."""
+        for request in requests:
+            there = self.carrier.memory(HEAD, request)
+            assert there is not None
+            self.carrier.came(HEAD, request, there.nbytes)
+
+    def makes(self, version: int, *contributions: tuple[int, int, float]) -> None:
+        """This host is to make its range of the version, and has made it."""
+        self.branch.about_range(between.MakeRange(version, list(contributions), None, look=True))
+        self.loop.hear(STORE, messages.Committed(version, 0.0, 0, None))
+
+    def claimed(self, item: Update | Version) -> list[object]:
+        """Who claims the item."""
+        return [owner for owner, there, _ in self.branch.shelf.claims() if there == item]
+
+    def taken(self) -> list[int]:
+        """The versions that the worker has."""
+        return [call.args[0].version for call in self.news.happened.call_args_list]
+
+
+@pytest.fixture
+def host() -> Host:
+    """A host that trains. The head makes the other half of each version. Two requests are over."""
+    host = Host(*HALVES)
+    host.begins()
+    return host
+
+
+def test_a_version_is_readable_once_all_its_ranges_are_here(host: Host) -> None:
+    host.makes(1)
+    host.branch.carry_out(Release(worker=1, step=1, version=1))
+    assert host.taken() == []
+    host.branch.made(1)
+    assert host.taken() == []
+    host.comes(3)
+    assert host.taken() == [1]
+
+
+def test_a_version_that_this_host_makes_alone_is_readable_at_once() -> None:
+    host = Host(Shard("node-1", 0, 64))
+    host.begins()
+    host.makes(1)
+    host.branch.made(1)
+    host.branch.carry_out(Release(worker=1, step=1, version=1))
+    assert host.taken() == [1]
+
+
+@pytest.mark.parametrize("came", [0, 1, 2])
+def test_an_update_that_is_dropped_is_not_kept_however_much_of_it_has_come(host: Host, came: int) -> None:
+    host.branch.about_range(between.Bring(0, 0))
+    assert host.claimed(Update(0, 0))
+    host.comes(*range(3, 3 + came))
+    host.branch.about_range(between.Drop(0, 0))
+    assert not host.claimed(Update(0, 0))
+
+
+def test_an_update_is_not_kept_that_was_dropped_before_training_began_here() -> None:
+    host = Host(*HALVES)
+    host.branch.about_range(between.Bring(0, 0))
+    host.branch.about_range(between.Drop(0, 0))
+    host.begins()
+    assert not host.claimed(Update(0, 0))
+
+
+def test_an_update_that_can_t_come_is_not_kept(host: Host) -> None:
+    host.branch.about_range(between.Bring(0, 0))
+    host.carrier.refused(HEAD, 3, "why")
+    assert not host.claimed(Update(0, 0))
+    host.news.stored.assert_not_called()
+
+
+@pytest.mark.parametrize("said", [PeerLost("it has closed"), messages.StoreFailed("why")])
+def test_what_was_ordered_is_done_though_no_process_makes_ranges(said: messages.Message | Exception) -> None:
+    """The run fails, and its workers are told to end."""
+    host, ordered = Host(*HALVES), Mock()
+    host.branch.in_turn(ordered)
+    host.loop.hear(STORE, said)
+    host.news.shard_lost.assert_called_once()
+    host.comes(1, 2)
+    ordered.assert_called_once_with()
+
+
+def test_a_worker_that_can_t_fork_the_process_that_makes_ranges_is_ended() -> None:
+    host = Host(*HALVES)
+    host.loop.hear(STORE, PeerLost("it has closed"))
+    host.workers.end.assert_called_once_with(1)
+    assert [call.args for call in host.news.shard_lost.call_args_list] == [
+        ("its worker could not start the process that makes versions",)
+    ]
+
+
+def test_the_process_that_makes_ranges_is_lost_once(host: Host) -> None:
+    host.loop.ends[7]()
+    host.news.shard_lost.assert_called_once()
+    host.branch.about_range(between.MakeRange(1, [], None, look=True))
+    assert not host.branch.shelf.has(Version(1))

@@ -1,0 +1,182 @@
+"""A host's range of each version, where another host is the head: what the head orders, and what it hears of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock, patch
+
+from paceline.core.choice import choose
+from paceline.core.items import Update, Version
+from paceline.core.shards import Shard
+from paceline.host import between, messages
+from paceline.host.plan import plan
+from paceline.host.ranges import Ranges
+from paceline.host.shelf import Shelf
+from paceline.protocols import registry
+
+OWN, ELSEWHERE = 2, 0
+"""A worker of this host, and one of another."""
+
+
+class Company:
+    """The range [8, 16) of a host that has worker 2 of four, which begins with version 0."""
+
+    def __init__(self) -> None:
+        choice = choose("asp", registry())
+        self.plan = plan(choice.spec, choice.unapplied, 4)
+        self.shelf, self.carrier, self.news, self.arithmetic = Shelf(), Mock(), Mock(), Mock(lost=False)
+        with patch("paceline.host.ranges.Arithmetic", return_value=self.arithmetic) as made:
+            self.ranges = Ranges(
+                Shard("b", 8, 16),
+                self.shelf,
+                self.plan,
+                Mock(),
+                self.carrier,
+                self.news,
+                Mock(),
+                own={OWN},
+                idle_cores=lambda: 1,
+            )
+        self._hear: Callable[..., bool] = made.call_args.kwargs["hear"]
+        assert self.shelf.put(Version(0), ("beginning",), self.plan.shared) == 0
+        self.ranges.begins(0, None)
+        self.shelf.release(("beginning",))
+
+    def sent(self) -> list[Any]:
+        """What the arithmetic process was told."""
+        return [call.args[0] for call in self.arithmetic.send.call_args_list]
+
+    def brings(self, worker: int, step: int) -> None:
+        """Have the update brought. If it is elsewhere, it comes."""
+        self.ranges.bring(worker, step)
+        if worker != OWN:
+            self.ranges.place_of(Update(worker, step))
+            self.carrier.fetch.call_args.args[2]()
+
+    def makes(self, version: int, *updates: Update) -> None:
+        """The head orders that version's range."""
+        self.ranges.make(between.MakeRange(version, [(one.worker, one.step, 0.5) for one in updates], None, look=True))
+
+    def made(self, version: int) -> bool:
+        """The process has made it. Return whether it was to."""
+        return self._hear(messages.Committed(version, 0.0, 7, None), [])
+
+    def making(self, version: int, begin: int, end: int) -> bool:
+        return self._hear(messages.Making(version, begin, end), [])
+
+
+def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order() -> None:
+    company, own, other = Company(), Update(OWN, 0), Update(ELSEWHERE, 5)
+    area = company.shelf.put(own, ("update", *own[:2]), company.plan.of(OWN))
+    company.brings(*own[:2])
+    company.brings(*other[:2])
+    assert [call.args for call in company.news.stored.call_args_list] == [(OWN, 0), (ELSEWHERE, 5)]
+    company.makes(1, other, own)
+    (order,) = company.sent()
+    assert area is not None
+    places = [company.shelf.place(other), area]
+    assert order.pushed == [(company.plan.area(place), 0.5) for place in places]
+    assert (order.version, order.source, order.target, order.tells) == (1, 0, 1, True)
+    assert company.made(1)
+    company.news.range_made.assert_called_once_with(messages.Committed(1, 0.0, 7, None))
+
+
+def test_one_range_is_made_at_a_time_in_the_order_of_the_orders_and_shares_are_as_of_the_version_before() -> None:
+    company = Company()
+    company.makes(1)
+    company.ranges.send_share(4)
+    company.makes(2)
+    assert [type(one) for one in company.sent()] == [messages.Commit]
+    assert not company.made(2), "it was not to be made yet"
+    assert company.made(1)
+    assert company.sent()[1:] == [messages.SendShare(4), company.sent()[2]]
+    assert company.sent()[2].version == 2
+    assert company.made(2)
+    assert not company.made(2), "it is made already"
+
+
+def test_an_update_stays_until_its_version_is_made_though_its_own_worker_needs_it_no_more() -> None:
+    company, own, other = Company(), Update(OWN, 0), Update(ELSEWHERE, 5)
+    company.shelf.put(own, ("update", *own[:2]), company.plan.of(OWN))
+    for one in (own, other):
+        company.brings(*one[:2])
+    company.shelf.release(("update", *own[:2]))
+    company.makes(1, own, other)
+    assert company.shelf.has(own)
+    assert company.shelf.has(other)
+    company.made(1)
+    assert not company.shelf.has(own)
+    assert not company.shelf.has(other)
+
+
+def test_an_update_that_is_dropped_comes_no_more_and_leaves_its_place() -> None:
+    company = Company()
+    company.ranges.bring(ELSEWHERE, 5)
+    company.ranges.place_of(Update(ELSEWHERE, 5))
+    company.ranges.drop(ELSEWHERE, 5)
+    company.carrier.cancel.assert_called_once_with(company.carrier.fetch.call_args.args[1])
+    assert not company.shelf.has(Update(ELSEWHERE, 5))
+    company.brings(ELSEWHERE, 6)
+    company.ranges.drop(ELSEWHERE, 6)
+    assert company.carrier.cancel.call_count == 1
+    assert not company.shelf.has(Update(ELSEWHERE, 6))
+
+
+def test_an_update_of_a_worker_that_has_left_is_not_said_to_be_here() -> None:
+    company = Company()
+    company.ranges.bring(OWN, 0)
+    company.news.stored.assert_not_called()
+    assert list(company.shelf.claims()) == [(("made here", 0), Version(0), 0)]
+
+
+def test_a_version_is_kept_until_the_head_says_that_nobody_needs_it() -> None:
+    company = Company()
+    company.makes(1)
+    company.made(1)
+    assert company.shelf.has(Version(0))
+    company.ranges.free(0)
+    assert not company.shelf.has(Version(0))
+    company.makes(2)
+    assert (company.sent()[-1].source, company.sent()[-1].target) == (1, 0)
+
+
+def test_a_version_waits_for_a_place_and_no_order_is_lost() -> None:
+    company = Company()
+    places = len(company.plan.shared)
+    for version in range(1, places):
+        company.makes(version)
+        company.made(version)
+    company.makes(places)
+    company.makes(places + 1)
+    assert company.sent()[-1].version == places - 1
+    company.ranges.free(3)
+    assert company.sent()[-1].version == places
+    company.ranges.free(4)
+    company.made(places)
+    assert company.sent()[-1].version == places + 1
+
+
+def test_bytes_are_there_as_they_are_made_and_all_once_the_version_is() -> None:
+    company = Company()
+    begun: list[int] = []
+    company.ranges.when_begun(1, lambda: begun.append(1))
+    company.makes(1)
+    assert begun == [1]
+    assert company.making(1, 8, 12)
+    assert company.ranges.has(1, 8, 12)
+    assert not company.ranges.has(1, 8, 13)
+    assert not company.making(2, 8, 12), "it is not being made"
+    company.carrier.made.assert_called_once_with(Version(1))
+    company.made(1)
+    assert company.ranges.has(1, 8, 16)
+    assert company.carrier.made.call_count == 2
+    company.makes(2)
+    assert not company.ranges.has(2, 8, 12), "what was made of another version"
+
+
+def test_nothing_is_ordered_of_a_process_that_has_gone() -> None:
+    company = Company()
+    company.arithmetic.lost = True
+    company.makes(1)
+    assert company.sent() == []

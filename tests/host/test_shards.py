@@ -1,0 +1,120 @@
+"""What the head knows of ranges that other hosts make: an update has come, and a version is made, once all say so."""
+
+from __future__ import annotations
+
+import os
+from unittest.mock import Mock
+
+from paceline.core.facts import UpdateArrived
+from paceline.core.items import Update, Version
+from paceline.core.orders import ApplyUpdate
+from paceline.host import between, messages
+from paceline.host.shards import OtherShards
+from paceline.host.shares import Shares
+
+
+class Head:
+    """The head, and hosts b and c, which make ranges as well."""
+
+    def __init__(self) -> None:
+        self.inner = Mock()
+        self.told: list[tuple[str, messages.Message]] = []
+        self.shards = OtherShards(self.inner)
+        self.shards.begin(["b", "c"], lambda host, message: self.told.append((host, message)))
+        self.arrived: list[float] = []
+
+    def fetches(self, worker: int, step: int) -> None:
+        """The update is on its way to all three."""
+
+        def then(at: float) -> UpdateArrived:
+            return UpdateArrived(worker=worker, step=step, at=at)
+
+        self.shards.fetch(worker, Update(worker, step), then)
+
+    def here(self, at: float) -> UpdateArrived | None:
+        """The head has its range of what was fetched last."""
+        *_, then = self.inner.fetch.call_args.args
+        return then(at)  # type: ignore[no-any-return]
+
+
+def test_an_update_has_arrived_once_the_last_host_has_its_range_whichever_that_is() -> None:
+    head = Head()
+    head.fetches(1, 0)
+    assert head.told == [("b", between.Bring(1, 0)), ("c", between.Bring(1, 0))]
+    assert (head.shards.stored("c", 1, 0, 1.0), head.here(2.0)) == (None, None)
+    assert head.shards.stored("b", 1, 0, 3.0) == UpdateArrived(worker=1, step=0, at=3.0)
+    head.fetches(1, 1)
+    assert (head.shards.stored("c", 1, 1, 4.0), head.shards.stored("b", 1, 1, 5.0)) == (None, None)
+    assert head.here(6.0) == UpdateArrived(worker=1, step=1, at=6.0)
+
+
+def test_a_host_that_says_twice_that_it_has_an_update_counts_once() -> None:
+    head = Head()
+    head.fetches(1, 0)
+    assert head.here(0.0) is None
+    assert (head.shards.stored("b", 1, 0, 1.0), head.shards.stored("b", 1, 0, 2.0)) == (None, None)
+
+
+def test_an_update_of_a_worker_that_has_left_never_arrives_and_is_kept_nowhere() -> None:
+    head = Head()
+    head.fetches(1, 0)
+    head.fetches(2, 0)
+    head.told.clear()
+    head.shards.cancel(1)
+    assert head.told == [("b", between.Drop(1, 0)), ("c", between.Drop(1, 0))]
+    assert (head.shards.stored("b", 1, 0, 1.0), head.shards.stored("c", 1, 0, 1.0)) == (None, None)
+    head.inner.cancel.assert_called_once_with(1)
+
+
+def test_a_version_goes_to_its_worker_alone() -> None:
+    head = Head()
+    head.shards.fetch(1, Version(3), Mock())
+    assert head.told == []
+    head.inner.fetch.assert_called_once()
+
+
+def test_all_hosts_are_told_the_same_commit() -> None:
+    head = Head()
+    order = ApplyUpdate(version=4, contributions=((1, 0, 0.5), (2, 0, 0.5)))
+    pushed = [(Update(1, 0), 0.25), (Update(2, 0), 0.5)]
+    assert list(head.shards.make(order, pushed, [{"lr": 0.1}], look=True)) == ["b", "c"]
+    told = between.MakeRange(4, [(1, 0, 0.25), (2, 0, 0.5)], [{"lr": 0.1}], look=True)
+    assert head.told == [("b", told), ("c", told)]
+
+
+def file(content: bytes) -> int:
+    descriptor = os.memfd_create("share")
+    os.write(descriptor, content)
+    return descriptor
+
+
+def test_shares_that_are_held_are_handed_over_once_they_may_be_and_the_rest_as_it_comes() -> None:
+    arithmetic, head = Mock(), Head()
+    shares, told = Shares(arithmetic, head.shards), head.told
+    number, count = shares.ask(held=True)
+    assert (count, told) == (2, [("b", between.SendShare(number)), ("c", between.SendShare(number))])
+    came = file(b"b")
+    shares.came(number, None, came)
+    os.close(came)
+    assert not arithmetic.send.called
+    shares.release(number)
+    shares.came(number, "too large", None)
+    said = [call.args for call in arithmetic.send.call_args_list]
+    assert [message for message, _ in said] == [
+        messages.TakeShare(number, None),
+        messages.TakeShare(number, "too large"),
+    ]
+
+
+def test_a_share_of_what_has_all_come_is_not_waited_for_any_more() -> None:
+    arithmetic = Mock()
+    shares = Shares(arithmetic, Head().shards)
+    number, count = shares.ask()
+    for _ in range(count + 1):
+        shares.came(number, "too large", None)
+    assert arithmetic.send.call_count == count
+
+
+def test_without_other_hosts_nothing_is_asked() -> None:
+    assert Shares(Mock(), None).ask() == (0, 0)
+    assert Shares(Mock(), OtherShards(Mock())).ask() == (0, 0)

@@ -1,0 +1,209 @@
+"""Runs on several hosts that each make a range of every version."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from paceline.protocols import registry
+from support.launch import Launch
+from support.recorded import checked
+from support.runs import Run, replayed
+
+STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+DEFAULT = ("bsp", "asp", "ps-plus")
+"""One of each kind: rounds, none, and versions that workers lack steps of."""
+SCRIPT = """
+import os, signal, time
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+THERE = Path(__file__).parent
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(6, 1024), nn.Tanh(), nn.Linear(1024, 1536), nn.BatchNorm1d(1536), nn.Linear(1536, 3))
+optimizer = OPTIMIZER
+data = TensorDataset(torch.randn(64, 6), torch.randint(0, 3, (64,)))
+loader = DataLoader(data, batch_size=4, shuffle=True)
+BEFORE
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+AFTER
+for epoch in paceline.epochs(2):
+    for x, y in loader:
+        EACH_STEP
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+END
+"""
+"""A model of four pieces, three of which are a whole one."""
+SGD = "torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)"
+ADAMW = "torch.optim.AdamW(model.parameters(), lr=0.001)"
+HOSTS = ("--emulate-hosts", "3", "-n", "1", "--threads", "1", "--shards-on", "all")
+
+
+def script(optimizer: str = SGD, *, before: str = "", after: str = "", each_step: str = "pass", end: str = "") -> str:
+    text = SCRIPT.replace("OPTIMIZER", optimizer).replace("BEFORE", before).replace("AFTER", after)
+    return text.replace("EACH_STEP", each_step).replace("END", end)
+
+
+def shards(run: Run) -> int:
+    """How many hosts have made a range: as many as have fetched updates."""
+    ((count,),) = run.rows("SELECT COUNT(DISTINCT host) FROM fetches WHERE kind = 'update'")
+    return int(count)
+
+
+@pytest.mark.parametrize(
+    "protocol", [one if one in DEFAULT else pytest.param(one, marks=pytest.mark.long) for one in STORED]
+)
+def test_a_run_whose_versions_are_made_in_ranges_is_replayed_on_one_host_to_the_same_bits(
+    protocol: str, launch: Launch
+) -> None:
+    run = launch.run(script(), *HOSTS, "-p", protocol).completed()
+    assert run.summary["samples"] == 2 * 64
+    assert shards(run) == 3
+    assert (found := checked(run.folder)).ok, found.wrong
+    again = replayed(run.folder)
+    assert again.code == 0, again.out + again.err
+    assert "the same bits" in again.out
+
+
+@pytest.mark.parametrize("named", ["node-1", "node-1,node-2"])
+def test_hosts_besides_the_head_make_all_of_each_version(named: str, launch: Launch) -> None:
+    run = launch.run(script(), *HOSTS[:-1], named, "-p", "bsp").completed()
+    assert run.rows("SELECT DISTINCT source FROM fetches WHERE kind = 'version' AND number > 0 ORDER BY 1") == [
+        (name,) for name in named.split(",")
+    ]
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run.folder).completed().out
+
+
+def test_rounds_end_on_the_bits_of_rounds_on_one_host(launch: Launch) -> None:
+    several = launch.run(script(ADAMW), *HOSTS, "-p", "bsp").completed().final()
+    one = launch.run(script(ADAMW), "-n", "3", "--threads", "1", "-p", "bsp").completed().final()
+    assert several.keys() == one.keys()
+    assert all(torch.equal(several[name], one[name]) for name in one)
+
+
+PRIOR = """
+model(data.tensors[0]).sum().backward()
+optimizer.step()
+"""
+"""Before `prepare` the optimizer has stepped, by other gradients in each worker."""
+
+
+def test_what_the_lowest_workers_optimizer_has_done_before_counts_in_all_ranges(launch: Launch) -> None:
+    text = script(ADAMW, before="torch.manual_seed(paceline.worker())\n" + PRIOR)
+    several = launch.run(text, *HOSTS, "-p", "bsp").completed().final()
+    one = launch.run(text, "-n", "3", "--threads", "1", "-p", "bsp").completed().final()
+    assert all(torch.equal(several[name], one[name]) for name in one)
+
+
+CHANGES = """
+with torch.no_grad():
+    for parameter in model.parameters(): parameter.mul_(0.5)
+optimizer.load_state_dict(torch.load(THERE / "state"))
+"""
+SAVED = """
+if paceline.worker() == 0: torch.save(optimizer.state_dict(), THERE / "state")
+"""
+
+
+def test_the_whole_state_is_gathered_and_an_adopted_one_goes_to_all_ranges(launch: Launch) -> None:
+    """One run saves its optimizer's state, and others begin with that: after `prepare`."""
+    launch.run(script(ADAMW, end=SAVED), *HOSTS, "-p", "bsp").completed()
+    state = torch.load(launch.tmp_path / "state")
+    assert [tuple(one["exp_avg"].shape) for one in state["state"].values()][:3] == [(1024, 6), (1024,), (1536, 1024)]
+    several = launch.run(script(ADAMW, after=CHANGES), *HOSTS, "-p", "bsp").completed().final()
+    one = launch.run(script(ADAMW, after=CHANGES), "-n", "3", "--threads", "1", "-p", "bsp").completed().final()
+    assert all(torch.equal(several[name], one[name]) for name in one)
+
+
+def test_a_run_goes_on_from_a_snapshot_of_ranges_to_the_same_bits(launch: Launch) -> None:
+    whole = launch.run(script(ADAMW), *HOSTS, "-p", "bsp").completed()
+    cut = launch.run(script(ADAMW), *HOSTS, "-p", "bsp", "--max-steps", "20", "--checkpoint", "3").completed()
+    again = launch.resume(cut.folder).completed()
+    a, b = whole.final(), again.final()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_lost_host_that_made_ranges_ends_the_run_which_goes_on_from_its_snapshot(launch: Launch) -> None:
+    dies = """
+kept = list(THERE.glob("*/snapshots/*/state.json"))
+if kept and paceline.worker() == 2 and not paceline.resumed(): os.kill(os.getppid(), signal.SIGKILL)
+if not kept and epoch == 1: time.sleep(0.1)
+"""
+    run = launch.run(script(each_step=dies.strip().replace("\n", "\n        ")), *HOSTS, "-p", "asp")
+    assert run.code == 3, run.err
+    assert "failed: host node-2 made a part of every version, and it is lost" in run.out
+    assert f"go on with: paceline run --resume {run.folder}" in run.err
+    launch.resume(run.folder).completed()
+
+
+@pytest.mark.parametrize("victim", ["os.getpid()", "os.getppid()"])
+def test_a_host_without_a_worker_in_prepare_makes_no_range(victim: str, launch: Launch) -> None:
+    dies = f"if paceline.worker() == 1: os.kill({victim}, signal.SIGKILL)"
+    run = launch.run(script(before=dies), *HOSTS, "-p", "asp").completed()
+    assert run.summary["samples"] == 2 * 64
+    assert run.rows("SELECT DISTINCT host FROM fetches WHERE kind = 'update' ORDER BY 1") == [("node-0",), ("node-2",)]
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
+AS_IT_FORKS = """
+import os, signal, time
+from pathlib import Path
+from paceline.runtime import worker
+FOLDER = Path(PATH)
+def fork_store(*arguments, real=worker.fork_store):
+    if not (FOLDER / "killed").exists():
+        (FOLDER / "killed").touch()
+        os.kill(int((FOLDER / "victim").read_text()), signal.SIGKILL)
+        while not (FOLDER / "gone").exists():
+            time.sleep(0.002)
+    return real(*arguments)
+worker.fork_store = fork_store
+from paceline.runtime import others
+def delivered(self, host, incarnation, message, real=others.Others.delivered):
+    real(self, host, incarnation, message)
+    if type(message).__name__ == "Gone":
+        (FOLDER / "gone").touch()
+others.Others.delivered = delivered
+def ended(self, host, incarnation, why, real=others.Others.ended):
+    real(self, host, incarnation, why)
+    (FOLDER / "gone").touch()
+others.Others.ended = ended
+"""
+"""A process ends while the head's store is being set up, and the head has heard of that before the store is there."""
+
+
+@pytest.mark.parametrize(
+    ("victim", "why"),
+    [
+        ("os.getpid()", "none of its workers has come to prepare()"),
+        ("os.getppid()", "it is lost (its agent has ended)"),
+    ],
+)
+def test_a_host_that_was_to_make_a_range_and_is_lost_before_training_ends_the_run(
+    victim: str, why: str, launch: Launch
+) -> None:
+    writes = f"if paceline.worker() == 1: (THERE / 'victim').write_text(str({victim}))"
+    run = launch.run(script(before=writes), *HOSTS, "-p", "asp", first=f"PATH = {str(launch.tmp_path)!r}" + AS_IT_FORKS)
+    assert run.code == 3, run.err
+    assert f"failed: host node-1 made a part of every version, and {why}" in run.out
+
+
+def test_a_nan_in_any_range_is_named_with_its_worker(launch: Launch) -> None:
+    """The last bias lies in the last host's range."""
+    spoils = "if epoch == 1 and paceline.worker() == 1: model[4].bias.register_hook(lambda g: g * float('nan'))"
+    run = launch.run(script(each_step=spoils), *HOSTS, "-p", "asp")
+    assert run.code == 4
+    assert re.search('the gradient of "4.bias" is NaN or infinite in step [0-9]+ of worker 1', run.out)
+
+
+def test_an_optimizer_that_may_look_across_elements_has_one_shard(launch: Launch) -> None:
+    own = "type('Own', (torch.optim.SGD,), {})(model.parameters(), lr=0.05)"
+    assert shards(launch.run(script(own), *HOSTS, "-p", "bsp").completed()) == 1
