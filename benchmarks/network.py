@@ -2,9 +2,11 @@
 
     python benchmarks/network.py --json network.json --markdown     # root; 5 rounds, about 40 minutes
     python benchmarks/network.py --quick
+    python benchmarks/network.py --shards head all --variants none ddp bsp bsp-tls asp asp-tls
+    python benchmarks/network.py --shards all --rate 250mbit --hosts 4 --workers 2 --optimizer adamw --timeout 400
 
-Each machine is a network namespace with one worker, and a link shaped to `--rate` both ways. All of them share this
-machine's cores, memory and kernel. A step's gradients cost next to nothing, so a step is what synchronisation takes:
+Each machine is a network namespace with `--workers` workers, and a link shaped to `--rate` both ways. All of them share
+this machine's cores, memory and kernel. Gradients cost next to nothing, so a step is what synchronisation takes:
 
     none            as many processes at once, which know nothing of each other
     ddp             DistributedDataParallel over Gloo, in plain
@@ -17,11 +19,16 @@ machine's cores, memory and kernel. A step's gradients cost next to nothing, so 
                     question from worker to agent to head, and the answer all the way back
     control-one     the same where all workers are on the head
 
-A *bound* is what the links alone allow for. With the store on the head, the head's link carries H - 1 models in, and
-then H - 1 out. A ring, or a store that is spread over the hosts, moves 2 (H - 1) / H models over each link.
+The store is where `--shards` says. A small model is in one piece, on the head. `control` has one worker on a machine.
+
+A *bound* is what the links alone allow for, if each host adds up what its workers made. With the store on the head, the
+head's link carries H - 1 models in, and then H - 1 out. A ring, or a store that is spread over the hosts, moves
+2 (H - 1) / H models over each link. Under asp each worker's update goes out and a version comes back for it. So all
+workers of other hosts make one update in the time of a model, if the store is on the head. If it is spread over the
+hosts, all workers make H^2 / (2 (H - 1)).
 
 CPU is what all processes of the second machine take for a step, less what they take without synchronisation, for each
-GB that goes over its link.
+GB that goes over its link, in or out.
 """
 
 from __future__ import annotations
@@ -38,7 +45,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -66,6 +73,7 @@ TITLES = {
     "control-tls": "encrypted",
 }
 VARIANTS = tuple(TITLES)
+PLACES = {"": "", "head": ", store on the head", "all": ", store on all"}
 STEPPED = ("none", "ddp", "bsp", "bsp-tls")
 PARAMETERS, SMALL, LEAST = 25_000_000, 64_000, 25
 PORT = 7117
@@ -80,60 +88,70 @@ class Measurement:
 
     hosts: int
     variant: str
+    shards: str
+    """Where the store is; empty where that doesn't matter."""
     repeat: int
     step: float
     """The median over each worker's steps, and over the workers."""
     head: float
-    """Steps per second of the head's worker."""
+    """Steps per second of the head's workers."""
     others: float
     """Steps per second of all other workers."""
     cpu: float
     """What the processor of the second machine does for a step."""
+    moved: float
+    """Bytes that go over that machine's link for a step, in and out."""
     wait: tuple[float, float]
     """How long that machine's worker waited for a batch: the median, and the 99th percentile."""
 
 
-def measure(hosts: int, variant: str, repeat: int, args: argparse.Namespace) -> Measurement:
+def measure(hosts: int, variant: str, shards: str, repeat: int, args: argparse.Namespace) -> Measurement:
     """Run one variant once. Raises Failed, also when it takes too long; leaves no process behind."""
     kind, _, how = variant.partition("-")
+    each = 1 if kind == "control" else args.workers
     with ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="paceline-network-", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(temporary))
         network = stack.enter_context(Network(hosts, args.rate))
         write(Token.drawn(), folder / "token")
-        script: list[Any] = [WORKLOAD, "--times", folder, *_amount(kind, args.quick)]
+        script: list[Any] = [WORKLOAD, "--times", folder, "--optimizer", args.optimizer, *_amount(kind, args.quick)]
         run: list[Any] = ["run", "-p", "bsp" if kind == "bsp" else "asp", "--threads", 1, "--record", 0]
-        run += ["--tee", "none", "--out", folder / "run", *_joining(hosts, how, network)]
-        join = ["join", f"{network.address(0)}:{PORT}", "--wait", "-n", 1, *_trusted(how)]
+        run += ["--tee", "none", "--out", folder / "run", *_joining(hosts, each, how, shards, network)]
+        join = ["join", f"{network.address(0)}:{PORT}", "--wait", "-n", each, *_trusted(how)]
         ours = [sys.executable, "-m", "paceline"]
         if kind in ("none", "ddp"):
-            about = ["--variant", kind, "--hosts", hosts, "--head", network.address(0)]
-            commands = [[sys.executable, *script, *about, "--worker", worker] for worker in range(hosts)]
+            about = ["--variant", kind, "--processes", hosts * each, "--head", network.address(0)]
+            one = [sys.executable, *script, *about]
+            commands = [(rank // each, [*one, "--worker", rank]) for rank in range(hosts * each)]
         else:
-            commands = [[*ours, *run, *script, "--variant", "paceline"]]
+            commands = [(0, [*ours, *run, *script, "--variant", "paceline"])]
             if how != "one":
-                commands += [[*ours, *join, "--name", f"host-{host}"] for host in range(1, hosts)]
+                commands += [(host, [*ours, *join, "--name", f"host-{host}"]) for host in range(1, hosts)]
         _run(network, commands, folder, args.timeout)
-        told = [json.loads((folder / f"{worker}.json").read_text()) for worker in range(hosts)]
+        told = [json.loads((folder / f"{worker}.json").read_text()) for worker in range(hosts * each)]
     steps = [[after - before for before, after in pairwise(one["returned"])] for one in told]
-    waits = quantiles(told[1]["waited"], n=100)
+    second, done = told[each], len(steps[each])
+    waits = quantiles(second["waited"], n=100)
     return Measurement(
         hosts=hosts,
         variant=variant,
+        shards=shards,
         repeat=repeat,
         step=median(median(times) for times in steps if times),
-        head=_rate(steps[0]),
-        others=sum(map(_rate, steps[1:])),
-        cpu=told[1]["cpu"] / len(steps[1]),
+        head=sum(map(_rate, steps[:each])),
+        others=sum(map(_rate, steps[each:])),
+        cpu=second["cpu"] / done,
+        moved=second["moved"] / done,
         wait=(waits[49], waits[98]),
     )
 
 
-def _joining(hosts: int, how: str, network: Network) -> list[Any]:
-    """The head's flags that say where its workers are."""
+def _joining(hosts: int, each: int, how: str, shards: str, network: Network) -> list[Any]:
+    """The head's flags that say where workers and store are."""
     if how == "one":
         return ["-n", hosts]
-    return ["-n", 1, "--listen", f"{network.address(0)}:{PORT}", "--hosts", hosts, "--name", "head", *_trusted(how)]
+    there = ["--listen", f"{network.address(0)}:{PORT}", "--hosts", hosts, "--name", "head", *_trusted(how)]
+    return ["-n", each, *there, *(["--shards-on", shards] if shards else [])]
 
 
 def _trusted(how: str) -> list[str]:
@@ -157,14 +175,14 @@ def _amount(kind: str, quick: bool) -> list[Any]:
             return ["--parameters", PARAMETERS, "--warmup", WARMUP, "--steps", 2 if quick else 5]
 
 
-def _run(network: Network, commands: Sequence[Sequence[Any]], folder: Path, timeout: float) -> None:
-    """Run these to their ends, one on each host, the head's first."""
+def _run(network: Network, commands: Sequence[tuple[int, Sequence[Any]]], folder: Path, timeout: float) -> None:
+    """Run these to their ends, each on its host."""
     variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "e0"}
     environment = {**os.environ, **variables, "PACELINE_TOKEN_FILE": str(folder / "token")}
     deadline, processes = time.monotonic() + timeout, []
     try:
-        for host, command in enumerate(commands):
-            with (folder / f"output-{host}").open("wb") as file:
+        for number, (host, command) in enumerate(commands):
+            with (folder / f"output-{number}").open("wb") as file:
                 process = subprocess.Popen(
                     [str(part) for part in command],
                     stdin=subprocess.DEVNULL,
@@ -179,13 +197,14 @@ def _run(network: Network, commands: Sequence[Sequence[Any]], folder: Path, time
         except subprocess.TimeoutExpired:
             raise Failed(f"it had not ended after {timeout:g} s") from None
     finally:
-        for host, process in enumerate(processes):
+        for host in {host for host, _ in commands}:
             network.kill(host)
+        for process in processes:
             process.wait()
-    for host, code in enumerate(codes):
+    for number, code in enumerate(codes):
         if code:
-            last = (folder / f"output-{host}").read_text(errors="replace").strip().splitlines()[-8:]
-            raise Failed("\n    ".join([f"host {host}: exit code {code}", *last]))
+            last = (folder / f"output-{number}").read_text(errors="replace").strip().splitlines()[-8:]
+            raise Failed("\n    ".join([f"host {commands[number][0]}: exit code {code}", *last]))
 
 
 def _bytes_per_second(rate: str) -> float:
@@ -197,26 +216,27 @@ def _bytes_per_second(rate: str) -> float:
 
 def step_table(measurements: Sequence[Measurement], rate: str) -> list[list[str]]:
     """For each number of hosts and variant: a step, against the bounds and DDP's."""
-    rows = [["hosts", "links", "variant", "step, s", "min–max", "× bound, store on the head", "× bound, ring"]]
-    rows[0] += ["× DDP", "CPU, s/GB", "min–max"]
+    rows = [["hosts", "links", "variant", "step, s", "min–max", "ring's bound, s", "× bound, ring"]]
+    rows[0] += ["× bound, store on the head", "× DDP", "CPU, s/GB", "min–max", "models over the second link"]
     one_way = 4 * PARAMETERS / _bytes_per_second(rate)
-    for (hosts, variant), repeats in _cells(measurements, STEPPED).items():
+    for (hosts, variant, shards), repeats in _cells(measurements, STEPPED).items():
         ddp, none = (_of(measurements, hosts, other) for other in ("ddp", "none"))
         steps = [one.step for one in repeats]
-        moved = 8e-9 * PARAMETERS * (2 * (hosts - 1) / hosts if variant == "ddp" else 1)
+        ring, at_head = 2 * (hosts - 1) / hosts * one_way, 2 * (hosts - 1) * one_way
         synchronised = variant != "none"
+        beside = [one for one in repeats if synchronised and one.repeat in none and one.moved]
         rows.append(
             [
                 str(hosts),
                 rate,
-                TITLES[variant],
+                TITLES[variant] + PLACES[shards],
                 *_middle_and_spread(steps),
-                f"{median(steps) / (2 * (hosts - 1) * one_way):.2f}" if variant.startswith("bsp") else "",
-                f"{median(steps) / (2 * (hosts - 1) / hosts * one_way):.2f}" if synchronised else "",
+                _short(ring),
+                f"{median(steps) / ring:.2f}" if synchronised else "",
+                f"{median(steps) / at_head:.2f}" if shards == "head" else "",
                 _middle([one.step / ddp[one.repeat].step for one in repeats if synchronised and one.repeat in ddp]),
-                *_middle_and_spread(
-                    [(one.cpu - none[one.repeat].cpu) / moved for one in repeats if synchronised and one.repeat in none]
-                ),
+                *_middle_and_spread([(one.cpu - none[one.repeat].cpu) / (1e-9 * one.moved) for one in beside]),
+                _middle([one.moved * PAYLOAD / (4 * PARAMETERS) for one in repeats if synchronised]),
             ]
         )
     return rows
@@ -224,22 +244,24 @@ def step_table(measurements: Sequence[Measurement], rate: str) -> list[list[str]
 
 def updates_table(measurements: Sequence[Measurement], rate: str) -> list[list[str]]:
     """Updates per second of workers that don't wait for each other."""
-    rows = [
-        ["hosts", "links", "variant", "updates/s, all", "of the head's worker", "of the others", "min–max", "× bound"]
-    ]
-    for (hosts, variant), repeats in _cells(measurements, ("asp", "asp-tls", "small", "small-tls")).items():
+    rows = [["hosts", "links", "variant", "updates/s, all", "min–max", "of the head's workers", "of the others"]]
+    rows[0] += ["min–max", "bound", "× bound"]
+    for (hosts, variant, shards), repeats in _cells(measurements, ("asp", "asp-tls", "small", "small-tls")).items():
         size = 4 * (SMALL if variant.startswith("small") else PARAMETERS)
+        every, others = [one.head + one.others for one in repeats], [one.others for one in repeats]
         bound = _bytes_per_second(rate) / size
-        others = [one.others for one in repeats]
+        if shards == "all":
+            bound *= hosts**2 / (2 * (hosts - 1))
         rows.append(
             [
                 str(hosts),
                 rate,
-                TITLES[variant],
-                _middle([one.head + one.others for one in repeats]),
+                TITLES[variant] + PLACES[shards],
+                *_middle_and_spread(every),
                 _middle([one.head for one in repeats]),
                 *_middle_and_spread(others),
-                f"{median(others) / bound:.2f}",
+                _short(bound),
+                f"{median(every if shards == 'all' else others) / bound:.2f}",
             ]
         )
     return rows
@@ -248,7 +270,7 @@ def updates_table(measurements: Sequence[Measurement], rate: str) -> list[list[s
 def control_table(measurements: Sequence[Measurement], rate: str) -> list[list[str]]:
     """How long a worker of the second machine waits for the head's answer."""
     rows = [["hosts", "links", "connection", "median, µs", "min–max", "99th percentile, µs", "min–max"]]
-    for (hosts, variant), repeats in _cells(measurements, ("control-one", "control", "control-tls")).items():
+    for (hosts, variant, _), repeats in _cells(measurements, ("control-one", "control", "control-tls")).items():
         both = ([one.wait[place] * 1e6 for one in repeats] for place in (0, 1))
         cells = [cell for values in both for cell in _middle_and_spread(values)]
         rows.append([str(hosts), rate, TITLES[variant], *cells])
@@ -264,11 +286,13 @@ def print_tables(measurements: Sequence[Measurement], rate: str, markdown: bool)
             print_table(rows, markdown)
 
 
-def _cells(measurements: Sequence[Measurement], variants: Sequence[str]) -> dict[tuple[int, str], list[Measurement]]:
-    cells: dict[tuple[int, str], list[Measurement]] = {}
+def _cells(
+    measurements: Sequence[Measurement], variants: Sequence[str]
+) -> dict[tuple[int, str, str], list[Measurement]]:
+    cells: dict[tuple[int, str, str], list[Measurement]] = {}
     for one in sorted(measurements, key=lambda one: (one.hosts, VARIANTS.index(one.variant))):
         if one.variant in variants:
-            cells.setdefault((one.hosts, one.variant), []).append(one)
+            cells.setdefault((one.hosts, one.variant, one.shards), []).append(one)
     return cells
 
 
@@ -294,6 +318,10 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, help="rounds (default: 5; with --quick, 1)")
     parser.add_argument("--hosts", nargs="+", type=int, default=(2, 4), metavar="H", help="(default: 2 and 4)")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    both = "where Paceline's store is; both are measured in turn (default: all)"
+    parser.add_argument("--shards", nargs="+", choices=("head", "all"), default=("all",), help=both)
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="of each machine (default: 1)")
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="(default: sgd)")
     parser.add_argument("--rate", default="1gbit", help="of each link, each way, as tc writes it (default: 1gbit)")
     parser.add_argument("--quick", action="store_true", help="few steps, one round: to see that it works")
     parser.add_argument("--timeout", type=float, default=180, metavar="S", help="of one measurement (default: 180)")
@@ -307,34 +335,38 @@ def main() -> int:
     about, began = machine(), time.monotonic()
     measurements: list[Measurement] = []
     failures: list[str] = []
-    for repeat in range(repeats):
-        for hosts in args.hosts:
-            for variant in args.variants:
-                what = f"round {repeat + 1} of {repeats}: {hosts} hosts, {variant}"
-                started = time.monotonic()
-                try:
-                    one = measure(hosts, variant, repeat, args)
-                except NotHere as error:
-                    print(f"{error}", file=sys.stderr)
-                    return 2
-                except Failed as failure:
-                    failures.append(f"{what}: {failure}")
-                    print(failures[-1], file=sys.stderr)
-                    continue
-                measurements.append(one)
-                print(f"{what}: {one.step:.4f} s, in {time.monotonic() - started:.0f} s", file=sys.stderr)
-                if args.json:
-                    _write(args, about, measurements, failures)
+    cases = [(*each, shards) for each in product(args.hosts, args.variants) for shards in _places(each[1], args.shards)]
+    for repeat, (hosts, variant, shards) in product(range(repeats), cases):
+        what = f"round {repeat + 1} of {repeats}: {hosts} hosts, {variant}{PLACES[shards]}"
+        started = time.monotonic()
+        try:
+            one = measure(hosts, variant, shards, repeat, args)
+        except NotHere as error:
+            print(f"{error}", file=sys.stderr)
+            return 2
+        except Failed as failure:
+            failures.append(f"{what}: {failure}")
+            print(failures[-1], file=sys.stderr)
+            continue
+        measurements.append(one)
+        print(f"{what}: {one.step:.4f} s, in {time.monotonic() - started:.0f} s", file=sys.stderr)
+        if args.json:
+            _write(args, about, measurements, failures)
 
     print(
         f"{about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}, torch {about['torch']} "
-        f"({about['cpu_capability']}); links of {args.rate}; {repeats} rounds in {time.monotonic() - began:.0f} s; "
-        "medians over the rounds"
+        f"({about['cpu_capability']}); links of {args.rate}; workers on each machine: {args.workers}; "
+        f"{args.optimizer}; {repeats} rounds in {time.monotonic() - began:.0f} s; medians over the rounds"
     )
     print_tables(measurements, args.rate, args.markdown)
     if failures:
         print(f"\n{len(failures)} measurements failed; they are in no table", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _places(variant: str, shards: Sequence[str]) -> Sequence[str]:
+    """Where the store is, in turn. A small model has one shard anyway."""
+    return shards if variant.partition("-")[0] in ("bsp", "asp") else ("",)
 
 
 def _write(
@@ -344,6 +376,8 @@ def _write(
         "machine": about,
         "quick": args.quick,
         "rate": args.rate,
+        "workers": args.workers,
+        "optimizer": args.optimizer,
         "measurements": [asdict(one) for one in measurements],
         "failures": failures,
     }

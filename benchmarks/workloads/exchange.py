@@ -1,11 +1,11 @@
 """One worker's steps of a model whose gradients cost next to nothing: what is left is what synchronisation takes.
 
     python benchmarks/workloads/exchange.py --variant none ...
-    python benchmarks/workloads/exchange.py --variant ddp --worker 1 --hosts 2 --head 10.98.0.1 ...
+    python benchmarks/workloads/exchange.py --variant ddp --worker 1 --processes 2 --head 10.98.0.1 ...
     paceline run benchmarks/workloads/exchange.py --variant paceline ...
 
 It writes when each `optimizer.step()` returned, how long each batch was waited for, and what the machine's
-processor did meanwhile. A machine is what is in one network namespace.
+processor and its link did meanwhile. A machine is what is in one network namespace.
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 TENSORS = 25
+LINK = "e0:"
+"""What the link of a namespace is called. A machine without one has moved nothing."""
 TICK = os.sysconf("SC_CLK_TCK")
 SETTLES = 0.01
 """Seconds before a batch is asked for, so that nobody is at work on the step before any more."""
+
+LINGERS = 30.0
+"""Seconds that a worker waits for the others to end: a process that has ended is in no sum of processor time."""
 
 
 class Model(nn.Module):
@@ -51,13 +56,20 @@ def cpu_seconds() -> float:
     return taken / TICK
 
 
+def moved_bytes() -> int:
+    """What has gone over this machine's link so far, in and out."""
+    found = (line.split() for line in Path("/proc/self/net/dev").read_text().splitlines() if line.split()[0] == LINK)
+    return sum(int(columns[1]) + int(columns[9]) for columns in found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", choices=("none", "ddp", "paceline"), required=True)
     parser.add_argument("--worker", type=int, default=0, help="except under paceline")
-    parser.add_argument("--hosts", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="workers of all machines, of ddp")
     parser.add_argument("--head", help="address, of ddp")
     parser.add_argument("--parameters", type=int, default=25_000_000)
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
     parser.add_argument("--loader", action="store_true", help="take batches from a loader; only worker 1 goes on")
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="after the warm-up")
@@ -66,12 +78,12 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    worker = args.worker
+    worker, workers = args.worker, args.processes
     model: nn.Module = Model(args.parameters)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[args.optimizer](model.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(torch.ones(100_000, 1)), batch_size=1)
     if args.variant == "ddp":
-        dist.init_process_group("gloo", init_method=f"tcp://{args.head}:29500", rank=worker, world_size=args.hosts)
+        dist.init_process_group("gloo", init_method=f"tcp://{args.head}:29500", rank=worker, world_size=args.processes)
         model = DistributedDataParallel(model)
     elif args.variant == "paceline":
         import paceline
@@ -80,7 +92,7 @@ def main() -> None:
             model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=1)
         else:
             model, optimizer = paceline.prepare(model, optimizer)
-        worker = paceline.worker()
+        worker, workers = paceline.worker(), paceline.workers()
         if args.loader and worker != 1:
             args.steps = 0  # so that worker 1 has the processor and the head to itself
 
@@ -88,10 +100,10 @@ def main() -> None:
     x = torch.ones(1)
     returned: list[float] = []
     waited: list[float] = []
-    cpu, ends = 0.0, 0.0
+    cpu, moved, ends = 0.0, 0, 0.0
     while len(returned) < args.warmup + args.steps or (args.seconds and time.monotonic() < ends):
         if len(returned) == args.warmup:
-            cpu = cpu_seconds()
+            cpu, moved = cpu_seconds(), moved_bytes()
         if batches is not None:
             time.sleep(SETTLES)
         asked = time.monotonic()
@@ -104,10 +116,13 @@ def main() -> None:
         returned.append(time.monotonic())
         if len(returned) == args.warmup:
             ends = time.monotonic() + args.seconds
-    cpu = cpu_seconds() - cpu
+    cpu, moved = cpu_seconds() - cpu, moved_bytes() - moved
 
-    told = {"returned": returned[args.warmup - 1 :], "waited": waited[args.warmup :], "cpu": cpu}
+    told = {"returned": returned[args.warmup - 1 :], "waited": waited[args.warmup :], "cpu": cpu, "moved": moved}
     (args.times / f"{worker}.json").write_text(json.dumps(told))
+    until = time.monotonic() + (0.0 if args.loader else LINGERS)
+    while len(list(args.times.glob("[0-9]*.json"))) < workers and time.monotonic() < until:
+        time.sleep(0.05)
     if args.variant == "ddp":
         os._exit(0)  # taking the process group down hangs now and then, at the end of ProcessGroupGloo's thread
 

@@ -11,13 +11,14 @@ import paceline
 parser = argparse.ArgumentParser()
 parser.add_argument("--samples", type=int, default=3200)
 parser.add_argument("--epochs", type=int, default=1)
+parser.add_argument("--batch", type=int, default=16, help="samples in each")
 args = parser.parse_args()
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 data = TensorDataset(torch.randn(args.samples, 16), torch.randint(0, 4, (args.samples,)))
-loader = DataLoader(data, batch_size=16, shuffle=True)
+loader = DataLoader(data, batch_size=args.batch, shuffle=True)
 model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=args.epochs)
 for _ in range(args.epochs):
     for x, y in loader:
