@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.hosts import Fence, Hosts
-from paceline.core.items import Update, Version
+from paceline.core.items import Buffers, Sum, Update, Version
 from paceline.core.orders import StartPush
 from paceline.fabric.control import HeadEnd
 from paceline.fabric.numbered import Line
@@ -24,11 +25,15 @@ from paceline.host.ranges import Ranges
 from paceline.host.releases import Releases, step_of
 from paceline.host.several import SeveralHosts
 from paceline.host.shards import OtherShards
+from paceline.host.summer import Summer
+from paceline.host.sums import Sums
+from paceline.host.together import Together
 from paceline.host.versions import Elsewhere
+from paceline.host.wire import Wire
 from paceline.runtime.agent import _Agent
 from paceline.runtime.others import Others
 from support.seeded_network import Killed, Slow
-from support.world.faults import HEAD, History, drawn
+from support.world.faults import HEAD, History, WorkerKilled, drawn
 from support.world.world import run
 
 Patch = pytest.MonkeyPatch
@@ -260,20 +265,20 @@ def an_update_counts_as_here_before_all_ranges_are(patch: Patch) -> None:
 def an_update_is_let_go_before_its_range_is_made(patch: Patch) -> None:
     stored = Branch.stored
 
-    def let_go(self: Branch, worker: int, step: int) -> None:
+    def let_go(self: Branch, item: Any) -> None:
         assert self._ranges is not None
-        self._ranges.lacks(Update(worker, step))
-        stored(self, worker, step)
+        self._ranges.comes_no_more(item, whole=False)
+        stored(self, item)
 
     patch.setattr(Branch, "stored", let_go)
 
 
 def an_update_that_is_dropped_still_comes(patch: Patch) -> None:
-    patch.setattr(Ranges, "drop", lambda self, worker, step: None)
+    patch.setattr(Ranges, "drop", lambda self, item: None)
 
 
 def an_update_that_did_not_come_is_kept(patch: Patch) -> None:
-    patch.setattr(Ranges, "lacks", lambda self, update: None)
+    patch.setattr(Ranges, "comes_no_more", lambda self, item, whole: self._shelf.release(("arriving", *item)))
 
 
 def a_hosts_own_range_counts_as_a_version(patch: Patch) -> None:
@@ -337,6 +342,58 @@ def a_share_of_the_state_is_of_another_version(patch: Patch) -> None:
     patch.setattr(OtherShards, "send_shares", send_shares)
 
 
+def a_sum_is_served_before_it_is_made(patch: Patch) -> None:
+    look = Summer.look
+
+    def looked(self: Summer, *asked: Any) -> str:
+        return "here" if self._shelf.has(asked[0]) else look(self, *asked)
+
+    patch.setattr(Summer, "look", looked)
+
+
+def a_sum_that_was_not_ordered_yet_is_gone(patch: Patch) -> None:
+    look = Summer.look
+
+    def looked(self: Summer, *asked: Any) -> str:
+        return look(self, *asked) if asked[0].number <= self._newest else "gone"
+
+    patch.setattr(Summer, "look", looked)
+
+
+def a_sum_is_let_go_before_the_version_is_made(patch: Patch) -> None:
+    sum_up = Ranges.sum_up
+
+    def summed(self: Ranges, order: between.SumUp) -> None:
+        sum_up(self, order)
+        self.summer.drop(Sum(order.number))
+
+    patch.setattr(Ranges, "sum_up", summed)
+
+
+def a_sum_keeps_the_update_of_a_worker_that_has_left(patch: Patch) -> None:
+    patch.setattr(Together, "_void", lambda self, total: None)
+
+
+def updates_in_sums_come_without_their_buffers(patch: Patch) -> None:
+    fetch = Wire.fetch
+
+    def fetched(self: Wire, worker: int, item: Any, then: Any) -> None:
+        fetch(self, worker, item, then) if not isinstance(item, Buffers) else self._local.fetch(worker, item, then)
+
+    patch.setattr(Wire, "fetch", fetched)
+
+
+def a_sum_weighs_as_one_of_its_updates(patch: Patch) -> None:
+    applied = Sums.applied
+
+    def pushed(self: Sums, pushed: Any) -> Any:
+        terms, summed = applied(self, pushed)
+        weights = dict(pushed)
+        return [(item, weights.get(item, pushed[0][1])) for item, _ in terms], summed
+
+    patch.setattr(Sums, "applied", pushed)
+
+
 OURS = [one for one in list(globals().values()) if callable(one) and getattr(one, "__module__", "") == __name__]
 OURS = [one for one in OURS if not one.__name__.startswith("_")]
 
@@ -374,7 +431,26 @@ def _losing_a_host_at_the_start(history: History) -> History:
     return replace(history, script=replace(history.script, starts=8.0), on_loss="continue", faults=(lost,), end=20.0)
 
 
+def _with_sums(history: History) -> History:
+    """The history with several workers a host, whose updates go together."""
+    return replace(_in_ranges(history), protocol="bsp", each=2 + history.seed % 2)
+
+
+def _losing_workers_of_sums(history: History) -> History:
+    """The history in which workers die as sums are made: their hosts' others go on."""
+    lots = random.Random(history.seed)
+    history = replace(_with_sums(history), on_loss="continue", commits=1.0, end=30.0)
+    lost = range(0, history.workers, history.each)
+    return replace(history, faults=tuple(WorkerKilled(lots.uniform(0.0, 20.0), worker) for worker in lost))
+
+
 HISTORIES = {
+    a_sum_is_served_before_it_is_made: _with_sums,
+    a_sum_that_was_not_ordered_yet_is_gone: _with_sums,
+    a_sum_is_let_go_before_the_version_is_made: _with_sums,
+    a_sum_keeps_the_update_of_a_worker_that_has_left: _losing_workers_of_sums,
+    updates_in_sums_come_without_their_buffers: _with_sums,
+    a_sum_weighs_as_one_of_its_updates: _with_sums,
     a_range_is_let_go_though_workers_need_it: _in_ranges,
     a_version_counts_as_made_before_its_last_range: _in_ranges,
     a_range_is_served_before_it_is_made: _in_ranges,

@@ -110,23 +110,23 @@ def test_a_version_that_this_host_makes_alone_is_readable_at_once() -> None:
 
 @pytest.mark.parametrize("came", [0, 1, 2])
 def test_an_update_that_is_dropped_is_not_kept_however_much_of_it_has_come(host: Host, came: int) -> None:
-    host.branch.about_range(between.Bring(0, 0))
+    host.branch.about_range(between.Bring((0, 0, "update"), None))
     assert host.claimed(Update(0, 0))
     host.comes(*range(3, 3 + came))
-    host.branch.about_range(between.Drop(0, 0))
+    host.branch.about_range(between.Drop((0, 0, "update")))
     assert not host.claimed(Update(0, 0))
 
 
 def test_an_update_is_not_kept_that_was_dropped_before_training_began_here() -> None:
     host = Host(*HALVES)
-    host.branch.about_range(between.Bring(0, 0))
-    host.branch.about_range(between.Drop(0, 0))
+    host.branch.about_range(between.Bring((0, 0, "update"), None))
+    host.branch.about_range(between.Drop((0, 0, "update")))
     host.begins()
     assert not host.claimed(Update(0, 0))
 
 
 def test_an_update_that_can_t_come_is_not_kept(host: Host) -> None:
-    host.branch.about_range(between.Bring(0, 0))
+    host.branch.about_range(between.Bring((0, 0, "update"), None))
     host.carrier.refused(HEAD, 3, "why")
     assert not host.claimed(Update(0, 0))
     host.news.stored.assert_not_called()

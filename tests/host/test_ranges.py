@@ -49,14 +49,15 @@ class Company:
 
     def brings(self, worker: int, step: int) -> None:
         """Have the update brought. If it is elsewhere, it comes."""
-        self.ranges.bring(worker, step)
+        self.ranges.bring(Update(worker, step), None)
         if worker != OWN:
             self.ranges.place_of(Update(worker, step))
             self.carrier.fetch.call_args.args[2]()
+            self.ranges.comes_no_more(Update(worker, step), whole=True)
 
     def makes(self, version: int, *updates: Update) -> None:
         """The head orders that version's range."""
-        self.ranges.make(between.MakeRange(version, [(one.worker, one.step, 0.5) for one in updates], None, look=True))
+        self.ranges.make(between.MakeRange(version, [(tuple(one), 0.5) for one in updates], None, look=True))
 
     def made(self, version: int) -> bool:
         """The process has made it. Return whether it was to."""
@@ -71,7 +72,7 @@ def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order
     area = company.shelf.put(own, ("update", *own[:2]), company.plan.of(OWN))
     company.brings(*own[:2])
     company.brings(*other[:2])
-    assert [call.args for call in company.news.stored.call_args_list] == [(OWN, 0), (ELSEWHERE, 5)]
+    assert [call.args for call in company.news.stored.call_args_list] == [(own,), (other,)]
     company.makes(1, other, own)
     (order,) = company.sent()
     assert area is not None
@@ -112,20 +113,22 @@ def test_an_update_stays_until_its_version_is_made_though_its_own_worker_needs_i
 
 def test_an_update_that_is_dropped_comes_no_more_and_leaves_its_place() -> None:
     company = Company()
-    company.ranges.bring(ELSEWHERE, 5)
+    company.ranges.bring(Update(ELSEWHERE, 5), None)
     company.ranges.place_of(Update(ELSEWHERE, 5))
-    company.ranges.drop(ELSEWHERE, 5)
+    company.ranges.drop(Update(ELSEWHERE, 5))
     company.carrier.cancel.assert_called_once_with(company.carrier.fetch.call_args.args[1])
+    assert company.shelf.has(Update(ELSEWHERE, 5)), "its bytes may still be written there"
+    company.ranges.comes_no_more(Update(ELSEWHERE, 5), whole=False)
     assert not company.shelf.has(Update(ELSEWHERE, 5))
     company.brings(ELSEWHERE, 6)
-    company.ranges.drop(ELSEWHERE, 6)
+    company.ranges.drop(Update(ELSEWHERE, 6))
     assert company.carrier.cancel.call_count == 1
     assert not company.shelf.has(Update(ELSEWHERE, 6))
 
 
 def test_an_update_of_a_worker_that_has_left_is_not_said_to_be_here() -> None:
     company = Company()
-    company.ranges.bring(OWN, 0)
+    company.ranges.bring(Update(OWN, 0), None)
     company.news.stored.assert_not_called()
     assert list(company.shelf.claims()) == [(("made here", 0), Version(0), 0)]
 

@@ -376,7 +376,7 @@ def test_training_can_t_begin_without_any_worker_of_a_host_that_makes_a_range() 
 
 def test_only_hosts_that_begin_exchange_ranges() -> None:
     """Another one would never connect, and be given up for that."""
-    head, told = Mock(linked=False, shards=HALVES, newest=0), list[messages.Message]()
+    head, told = Mock(linked=False, shards=HALVES, newest=0, together=None), list[messages.Message]()
     head.goes_on.return_value = None
     absent = Other("node-2", range(4, 6), told.append)
     hosts = SeveralHosts(head, [Other("node-1", range(2, 4), Mock()), absent], Mock(), Mock(), lambda: 0.0)

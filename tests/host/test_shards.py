@@ -40,11 +40,11 @@ class Head:
 def test_an_update_has_arrived_once_the_last_host_has_its_range_whichever_that_is() -> None:
     head = Head()
     head.fetches(1, 0)
-    assert head.told == [("b", between.Bring(1, 0)), ("c", between.Bring(1, 0))]
-    assert (head.shards.stored("c", 1, 0, 1.0), head.here(2.0)) == (None, None)
-    assert head.shards.stored("b", 1, 0, 3.0) == UpdateArrived(worker=1, step=0, at=3.0)
+    assert head.told == [("b", between.Bring((1, 0, "update"), None)), ("c", between.Bring((1, 0, "update"), None))]
+    assert (head.shards.stored("c", Update(1, 0), 1.0), head.here(2.0)) == (None, None)
+    assert head.shards.stored("b", Update(1, 0), 3.0) == UpdateArrived(worker=1, step=0, at=3.0)
     head.fetches(1, 1)
-    assert (head.shards.stored("c", 1, 1, 4.0), head.shards.stored("b", 1, 1, 5.0)) == (None, None)
+    assert (head.shards.stored("c", Update(1, 1), 4.0), head.shards.stored("b", Update(1, 1), 5.0)) == (None, None)
     assert head.here(6.0) == UpdateArrived(worker=1, step=1, at=6.0)
 
 
@@ -52,7 +52,7 @@ def test_a_host_that_says_twice_that_it_has_an_update_counts_once() -> None:
     head = Head()
     head.fetches(1, 0)
     assert head.here(0.0) is None
-    assert (head.shards.stored("b", 1, 0, 1.0), head.shards.stored("b", 1, 0, 2.0)) == (None, None)
+    assert (head.shards.stored("b", Update(1, 0), 1.0), head.shards.stored("b", Update(1, 0), 2.0)) == (None, None)
 
 
 def test_an_update_of_a_worker_that_has_left_never_arrives_and_is_kept_nowhere() -> None:
@@ -61,8 +61,8 @@ def test_an_update_of_a_worker_that_has_left_never_arrives_and_is_kept_nowhere()
     head.fetches(2, 0)
     head.told.clear()
     head.shards.cancel(1)
-    assert head.told == [("b", between.Drop(1, 0)), ("c", between.Drop(1, 0))]
-    assert (head.shards.stored("b", 1, 0, 1.0), head.shards.stored("c", 1, 0, 1.0)) == (None, None)
+    assert head.told == [("b", between.Drop((1, 0, "update"))), ("c", between.Drop((1, 0, "update")))]
+    assert (head.shards.stored("b", Update(1, 0), 1.0), head.shards.stored("c", Update(1, 0), 1.0)) == (None, None)
     head.inner.cancel.assert_called_once_with(1)
 
 
@@ -78,7 +78,7 @@ def test_all_hosts_are_told_the_same_commit() -> None:
     order = ApplyUpdate(version=4, contributions=((1, 0, 0.5), (2, 0, 0.5)))
     pushed = [(Update(1, 0), 0.25), (Update(2, 0), 0.5)]
     assert list(head.shards.make(order, pushed, [{"lr": 0.1}], look=True)) == ["b", "c"]
-    told = between.MakeRange(4, [(1, 0, 0.25), (2, 0, 0.5)], [{"lr": 0.1}], look=True)
+    told = between.MakeRange(4, [((1, 0, "update"), 0.25), ((2, 0, "update"), 0.5)], [{"lr": 0.1}], look=True)
     assert head.told == [("b", told), ("c", told)]
 
 

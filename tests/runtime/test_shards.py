@@ -72,6 +72,53 @@ def test_a_run_whose_versions_are_made_in_ranges_is_replayed_on_one_host_to_the_
     assert "the same bits" in again.out
 
 
+TWO_EACH = ("--emulate-hosts", "3", "-n", "2", "--threads", "1", "--shards-on", "all")
+
+
+def sums(run: Run) -> tuple[int, int]:
+    """How many updates have arrived, and how many of them in a sum."""
+    query = "SELECT COUNT(*), COUNT(json_extract(body, '$.sum')) FROM facts WHERE kind = 'UpdateArrived'"
+    ((arrived, summed),) = run.rows(query)
+    return int(arrived), int(summed)
+
+
+@pytest.mark.parametrize("optimizer", [SGD, pytest.param(ADAMW, marks=pytest.mark.long)])
+def test_a_round_moves_one_sum_a_host_to_the_result_of_one_host_and_to_the_bits_of_its_replay(
+    optimizer: str, launch: Launch
+) -> None:
+    run = launch.run(script(optimizer), *TWO_EACH, "-p", "bsp").completed()
+    alone = launch.run(script(optimizer), "-n", "6", "--threads", "1", "-p", "bsp").completed()
+    arrived, summed = sums(run)
+    assert 0 < summed <= arrived
+    moved = dict(run.rows("SELECT kind, COUNT(*) FROM fetches WHERE kind IN ('sum', 'update') GROUP BY kind"))
+    assert moved["sum"] * 2 == summed * 2  # by both other hosts, of two updates each
+    assert moved.get("update", 0) == (arrived - summed) * 2
+    assert (found := checked(run.folder)).ok, found.wrong
+    again = replayed(run.folder)
+    assert again.code == 0, again.out + again.err
+    assert "the same bits" in again.out
+    with_sums, without = run.final(), alone.final()
+    for name, value in without.items():
+        assert torch.allclose(with_sums[name], value, rtol=1e-4, atol=1e-5), name
+
+
+def test_a_worker_that_dies_is_in_no_later_sum(launch: Launch) -> None:
+    dies = "if epoch == 1 and paceline.worker() == 3: os.kill(os.getpid(), signal.SIGKILL)"
+    run = launch.run(script(each_step=dies), *TWO_EACH, "-p", "bsp", "--on-loss", "continue").completed()
+    died = "SELECT worker FROM facts WHERE kind = 'WorkerLeft' AND json_extract(body, '$.reason') = 'died'"
+    assert run.rows(died) == [(3,)]
+    assert (found := checked(run.folder)).ok, found.wrong
+    again = replayed(run.folder)
+    assert again.code == 0, again.out + again.err
+
+
+def test_a_nan_in_a_sum_is_named_with_its_worker(launch: Launch) -> None:
+    spoils = "if epoch == 1 and paceline.worker() == 3: model[4].bias.register_hook(lambda g: g * float('nan'))"
+    run = launch.run(script(each_step=spoils), *TWO_EACH, "-p", "bsp")
+    assert run.code == 4
+    assert re.search('the gradient of "4.bias" is NaN or infinite in step [0-9]+ of worker 3', run.out)
+
+
 @pytest.mark.parametrize("named", ["node-1", "node-1,node-2"])
 def test_hosts_besides_the_head_make_all_of_each_version(named: str, launch: Launch) -> None:
     run = launch.run(script(), *HOSTS[:-1], named, "-p", "bsp").completed()

@@ -13,7 +13,8 @@ from paceline.host.turns import MOST_QUESTIONS, Turns
 from paceline.protocols import registry
 
 OFFERED = m.Offered(
-    forms=[], fixed_bytes=0, slot_bytes=0, push_bytes=0, flags_bytes=0, cuts=[0, 0], state_bytes=0, model_bytes=0,
+    forms=[], fixed_bytes=0, slot_bytes=0, push_bytes=0, flags_bytes=0, buffers_bytes=0, cuts=[0, 0],
+    state_bytes=0, model_bytes=0,
     optimizer="SGD",
     scalars=[{"lr": 0.1, "momentum": 0.9, "name": "a"}, {"lr": 0.2}], loads=True, epoch_samples=None, data=None,
     streams=False, epochs=None, buffers=None, shards=None, evaluates=True, keeps=False, metrics=None, code={},
@@ -28,7 +29,7 @@ COMPUTE = m.Compute(step=5, version=3, slot=1, area=0, ahead=[])
 STOP = m.Stop(at_once=False)
 DRAWN = m.OrderDrawn(epoch=1, block=2, digest="", order=[[1]], last=True, samples=1)
 WANTS_TO_ADOPT = m.AdoptionWanted("digest")
-FORK = m.ForkStore(9, 2, steps=True, begin=0, end=0)
+FORK = m.ForkStore(9, 2, 0, steps=True, begin=0, end=0)
 STARTED: list[str | Message] = ["told", FORK, "heard", OFFERED, "told", BEGIN, COMPUTE]
 
 

@@ -211,6 +211,7 @@ OFFER = messages.Offered(
     slot_bytes=4096,
     push_bytes=4096,
     flags_bytes=1,
+    buffers_bytes=0,
     cuts=[0, 64],
     state_bytes=0,
     model_bytes=8,

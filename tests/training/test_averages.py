@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from paceline.training import parts as parts_module
 from paceline.training.averages import Averages, SharedMemoryGroups
 from paceline.training.layout import Layout, Places
+from paceline.training.parts import NotFinite
 from paceline.training.store import Store, scalars_of
 from support.rounding import apart
 
@@ -257,3 +258,35 @@ def test_what_all_replicas_have_alike_is_in_their_mean_even_if_it_is_no_number(d
     assert mean[1].isnan().all()
     assert mean[2:].eq(1).all()
     assert distance == pytest.approx(math.sqrt(2 * mean[2:].numel() / 3))
+
+
+def test_a_sum_has_the_bits_and_the_flags_of_a_weighted_average_and_tells_of_all_its_bytes_in_order() -> None:
+    model = Model()
+    one, other = places_of(model), places_of(model)
+    for places in (one, other):
+        places.push_area(0).present[0] = 0
+        for area in (0, 2):
+            places.push_area(area).present[3] = 0
+    told: list[tuple[int, int]] = []
+    averages = Averages(one)
+    names = [entry.name for entry in one.layout.moving]
+    found = averages.sum_up([(0, 0.25), (2, 0.75)], TARGET, names, look=True, made=lambda *piece: told.append(piece))
+    assert found is None
+    Averages(other).share([0, 2], TARGET, [0.25, 0.75], 0, 1)
+    assert all(torch.equal(a, b) for a, b in zip(values(one, TARGET), values(other, TARGET), strict=True))
+    flags = one.push_area(TARGET).present
+    assert torch.equal(flags, other.push_area(TARGET).present)
+    assert [int(flags[number]) for number in (0, 3)] == [1, 0]
+    assert [begin for begin, _ in told] == [0, *(end for _, end in told[:-1])]
+    assert told[-1][1] == one.layout.flags_offset
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_sum_names_the_parameter_and_the_worker_of_a_number_that_is_not_finite(value: float) -> None:
+    model = Model()
+    places = places_of(model)
+    places.push_area(2).gradients[3].view(-1)[-1] = value
+    names = [entry.name for entry in places.layout.moving]
+    terms, averages = [(0, 0.5), (2, 0.5)], Averages(places)
+    for look, expected in ((True, NotFinite(names[3], 2)), (False, None)):
+        assert averages.sum_up(terms, TARGET, names, look=look, made=lambda begin, end: None) == expected

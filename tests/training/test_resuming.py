@@ -75,7 +75,7 @@ class OneWorker:
         slots, areas = (0, 4) if replica else (3, 1)
         layout = offer.layout
         region = Region.create(slots * layout.slot_bytes + areas * layout.push_bytes + 2 * layout.fixed_bytes)
-        self.store = offer.make_store(region, slots, areas, self.kind == "window", (0, layout.flags_offset))
+        self.store = offer.make_store(region, slots, areas, 0, self.kind == "window", (0, layout.flags_offset))
         self.version = self.step = self.place = 0
         self.area = 3 if replica else 0
         self.used: dict[int, int] = {}

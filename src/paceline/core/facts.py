@@ -82,6 +82,8 @@ class UpdateArrived:
     worker: int
     step: int
     at: float
+    sum: int | None = None
+    """The number of the sum that it is in, with others of its host that arrive with it; None: it came by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

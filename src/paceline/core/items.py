@@ -24,6 +24,21 @@ class Update(NamedTuple):
     kind: str = "update"
 
 
+class Buffers(NamedTuple):
+    """The worker's buffers as of one of its steps: they lie behind that step's update."""
+
+    worker: int
+    step: int
+    kind: str = "buffers"
+
+
+class Sum(NamedTuple):
+    """What several updates of one host add up to. The number is unique in a segment."""
+
+    number: int
+    kind: str = "sum"
+
+
 class Replica(NamedTuple):
     """A worker's replica after so many changes, which are steps and averages."""
 
@@ -60,4 +75,4 @@ class Blob(NamedTuple):
     kind: str = "blob"
 
 
-Item = Version | Update | Replica | Mean | Beginning | Former | Blob
+Item = Version | Update | Buffers | Sum | Replica | Mean | Beginning | Former | Blob

@@ -14,6 +14,8 @@ HolderKind = Literal["window", "own-step", "replica"]
 versions, or a replica of its own. See `training.holders`."""
 Pushes = Literal["gradients", "updates", "nothing"]
 """What a worker puts into its push areas. An update is what its optimizer has subtracted."""
+Sums = Literal["workers", "hosts"]
+"""What a version is summed of, on several hosts: each worker's update, or one sum of each host's updates."""
 Versions = Literal["stored", "means"]
 """What a run's versions are: a store makes each from the one before, or each is the mean of all replicas."""
 
@@ -71,6 +73,9 @@ class Spec:
     """What is true of the machine after every fact: a sentence, and the test of it."""
     optimizer: Literal["store", "worker"] = "store"
     """Where the optimizer runs: in the store, on gradients; or in each worker, which pushes what it would subtract."""
+    sums: Sums = "workers"
+    """With `hosts`, updates of a host may arrive together, added up. So the machine has to put all that have arrived
+    into the same version, and weigh gradients by samples, as `core.roster.mean_of` does."""
     unapplied: Callable[[Any], int] = lambda config: 2
     """In the parameter-server family: how many steps of one worker may be released at once, and neither applied nor
     dropped. The worker has a push area for each. So no step waits for an update that waits for this very step."""

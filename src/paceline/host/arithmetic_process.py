@@ -23,7 +23,7 @@ from typing import cast
 import torch
 
 from paceline.errors import ConfigError, PeerLost
-from paceline.fabric.memory import Region, keep_freed_memory
+from paceline.fabric.memory import keep_freed_memory
 from paceline.fabric.unix import Channel, attached, attachment
 from paceline.files import to_disk
 from paceline.host import messages
@@ -31,29 +31,19 @@ from paceline.host.processes import fork_orphan
 from paceline.records import snapshots
 from paceline.training.buffers import Policy
 from paceline.training.keeping import Keeping
-from paceline.training.link import MakeStore
 from paceline.training.packing import packed, unpacked
-from paceline.training.parts import STATE
+from paceline.training.parts import STATE, NotFinite
 from paceline.training.shares import Share, pack_share, pack_whole, unpack_share, unpack_whole
 from paceline.training.snapshots import write_packed
 from paceline.training.store import Committed, Store
 
 
-def fork_store(
-    make_store: MakeStore,
-    region: Region,
-    slots: int,
-    areas: int,
-    steps: bool,
-    within: tuple[int, int],
-    end: socket.socket,
-    launcher: int,
-) -> None:
+def fork_store(make_store: Callable[[], Store], end: socket.socket, launcher: int) -> None:
     """Fork the store from this worker, which has called `prepare`. The launcher becomes the store's parent.
 
     The store is built before the fork: a device's tensors can't be read after it.
     """
-    store = make_store(region, slots, areas, steps, within)
+    store = make_store()
     fork_orphan(lambda: _serve(store, end), launcher)
     end.close()
 
@@ -76,10 +66,10 @@ def _serve(store: Store, end: socket.socket) -> int:
                 case messages.Commit():
                     began = time.perf_counter()
                     made = _commit(store, order, recorder)
-                    found = made.not_finite
-                    said = None if found is None else (found.parameter, found.worker)
-                    seconds = time.perf_counter() - began
-                    recorder.send(messages.Committed(order.version, seconds, made.checksum, said))
+                    found, seconds = _not_finite(made.not_finite), time.perf_counter() - began
+                    recorder.send(messages.Committed(order.version, seconds, made.checksum, found))
+                case messages.SumUp(number=number):
+                    recorder.send(messages.Summed(number, _not_finite(_sum_up(store, order, recorder))))
                 case messages.Adopt():
                     store.adopted = True
                     if descriptors:
@@ -139,8 +129,26 @@ def _commit(store: Store, order: messages.Commit, recorder: _Recorder) -> Commit
     def made(begin: int, end: int) -> None:
         recorder.send(messages.Making(order.version, begin, end))
 
-    tell = made if order.tells else None
-    return store.commit(order.source, order.target, order.pushed, threads=order.threads, look=order.look, made=tell)
+    return store.commit(
+        order.source,
+        order.target,
+        order.pushed,
+        threads=order.threads,
+        look=order.look,
+        made=made if order.tells else None,
+        summed=order.summed,
+    )
+
+
+def _sum_up(store: Store, order: messages.SumUp, recorder: _Recorder) -> NotFinite | None:
+    def made(begin: int, end: int) -> None:
+        recorder.send(messages.Summing(order.number, begin, end))
+
+    return store.sum_up(order.target, order.terms, look=order.look, made=made)
+
+
+def _not_finite(found: NotFinite | None) -> tuple[str, int | None] | None:
+    return None if found is None else (found.parameter, found.worker)
 
 
 def _keep_worker(file: Path, descriptor: int) -> str:

@@ -16,6 +16,7 @@ from paceline.fabric.numbered import Count
 from paceline.host import messages
 from paceline.host.machine import Machine
 from paceline.host.messages import Message
+from paceline.host.names import Fields
 from paceline.records.summary import Outcome
 from paceline.records.times import Fetch
 
@@ -129,25 +130,41 @@ class Train(Message):
 
 
 class Bring(Message):
-    """Bring this host's range of that update here."""
+    """Bring this host's range of that update here, or of that sum."""
 
-    worker: int
-    step: int
+    item: Fields
+    host: str | None
+    """The host that makes the sum."""
 
 
 class Drop(Message):
-    """No version will have that update, whether it is here or on its way."""
+    """No version will have that update, or that sum, whether it is here or on its way."""
 
-    worker: int
-    step: int
+    item: Fields
+
+
+class SumUp(Message):
+    """Add these updates up, whose workers are here. See `host.summer.Summer`."""
+
+    number: int
+    """The sum's."""
+    terms: list[tuple[int, int, float]]
+    """(worker, step, weight), in the order in which they are summed."""
+    look: bool
+
+
+class DropSum(Message):
+    """That sum of updates of this host is void."""
+
+    number: int
 
 
 class MakeRange(Message):
     """Make this host's range of that version, the next one. See `host.maker.Maker`."""
 
     version: int
-    contributions: list[tuple[int, int, float]]
-    """(worker, step, weight), in the order in which they are summed."""
+    terms: list[tuple[Fields, float]]
+    """(update or sum, weight), in the order in which they are summed."""
     scalars: list[dict[str, Any]] | None
     look: bool
 
@@ -283,7 +300,7 @@ class Close(Message):
     """One line on why it did not complete, if there is one."""
 
 
-OfRange = Bring | Drop | MakeRange | Free | SendShare
+OfRange = Bring | Drop | SumUp | DropSum | MakeRange | Free | SendShare
 """What a host with a shard is ordered, in the order in which it has to do it."""
 
 FromHead = (
@@ -407,7 +424,7 @@ class Fetched(Message):
     """This host has fetched an item. The fields are those of `records.times.Fetch`."""
 
     source: str
-    kind: Annotated[str, msgspec.Meta(pattern="^(version|update|other)$")]
+    kind: Annotated[str, msgspec.Meta(pattern="^(version|update|sum|other)$")]
     worker: int | None
     number: Count | None
     bytes: Count
@@ -440,10 +457,16 @@ class Moved(Message):
 
 
 class Stored(Message):
-    """This host's range of that update is here."""
+    """This host's range of that update is here, or of that sum."""
 
+    item: Fields
+
+
+class NotFinite(Message):
+    """A gradient that was added up here has a NaN or an infinity."""
+
+    parameter: str
     worker: int
-    step: int
 
 
 class RangeMade(Message):
@@ -478,7 +501,7 @@ OfStep = Taken | AwaitsVersion | AwaitsPlace | Computes
 OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
-OfShard = Stored | RangeMade | Share | ShardLost
+OfShard = Stored | NotFinite | RangeMade | Share | ShardLost
 """What a host with a shard says of that."""
 
 ToHead = OfWorker | OfShard | SendPart | Here | Leaves | Begun | Has | Fetched | Moved | Printed | Said | Reaches

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from paceline.core.items import Beginning, Blob, Item, Update, Version
+from paceline.core.items import Beginning, Blob, Buffers, Item, Sum, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
@@ -26,6 +26,7 @@ from paceline.host.fetch import Fetcher, Local
 from paceline.host.fetches import Where
 from paceline.host.linked import Told
 from paceline.host.loop import Loop
+from paceline.host.names import summand_of
 from paceline.host.plan import Plan
 from paceline.host.pulls import Pulls
 from paceline.host.pushes import Pushes
@@ -56,7 +57,10 @@ def _written_by(worker: int) -> Owner:
 class BranchNews(WorkersNews, Protocol):
     """What is told of a host that is not the head, each thing once."""
 
-    def stored(self, worker: int, step: int) -> None:
+    def stored(self, item: Update | Sum) -> None:
+        """See `RangesNews`."""
+
+    def not_finite(self, parameter: str, worker: int) -> None:
         """See `RangesNews`."""
 
     def range_made(self, made: messages.Committed) -> None:
@@ -196,6 +200,7 @@ class Branch:
             idle_cores=lambda: idle_cores(self._seats.values(), self._threads),
         )
         self.versions.begins = self._ranges.when_begun
+        self.pushes.dropping = self._ranges.summer.dropped
         steps, forker = self._spec.optimizer == "store", min(workers)
         # what the worker begins with is the region's first version only until the head's is fetched
         self._ranges.fork(forker, self.region, steps, lambda: self._fetch_beginning(workers, version, begun, state))
@@ -271,10 +276,14 @@ class Branch:
             return
         assert self._ranges is not None
         match order:
-            case between.Bring(worker=worker, step=step):
-                self._ranges.bring(worker, step)
-            case between.Drop(worker=worker, step=step):
-                self._ranges.drop(worker, step)
+            case between.Bring(item=item, host=host):
+                self._ranges.bring(summand_of(item), host)
+            case between.Drop(item=item):
+                self._ranges.drop(summand_of(item))
+            case between.SumUp():
+                self._ranges.sum_up(order)
+            case between.DropSum(number=number):
+                self._ranges.summer.drop(Sum(number))
             case between.MakeRange():
                 self._ranges.make(order)
             case between.Free(version=version):
@@ -436,9 +445,13 @@ class Branch:
 
     # --- what is made here: see `RangesNews` ---------------------------------------------------------
 
-    def stored(self, worker: int, step: int) -> None:
+    def stored(self, item: Update | Sum) -> None:
         """See `RangesNews`."""
-        self._news.stored(worker, step)
+        self._news.stored(item)
+
+    def not_finite(self, parameter: str, worker: int) -> None:
+        """See `RangesNews`."""
+        self._news.not_finite(parameter, worker)
 
     def range_made(self, made: messages.Committed) -> None:
         """See `RangesNews`."""
@@ -465,9 +478,11 @@ class Branch:
         assert self._offer is not None
         if isinstance(item, Blob):
             return [(self._head, 0, self._beside[item].nbytes)]
-        if isinstance(item, Update):  # this host's range of it, and which parameters have a gradient
+        if isinstance(item, Update | Sum):  # this host's range of it, and which parameters have a gradient
             assert self._own is not None
-            host, end = self._hosts[item.worker], self._offer.cuts[-1]
+            assert self._ranges is not None
+            host = self._hosts[item.worker] if isinstance(item, Update) else self._ranges.source_of(item)
+            end = self._offer.cuts[-1]
             return [(host, self._own.begin, self._own.end), (host, end, end + self._offer.flags_bytes)]
         if isinstance(item, Version) and self._later is None:
             shards = self._shards or [Shard(self._head, 0, self._offer.cuts[-1])]
@@ -478,7 +493,7 @@ class Branch:
         """See `Items`. There is a place for a version that was claimed, as there is for all that workers may claim."""
         if isinstance(item, Blob):
             return self._beside[item]
-        if isinstance(item, Update):
+        if isinstance(item, Update | Sum):
             assert self._ranges is not None
             assert self._offer is not None
             return self._bytes(self._plan.bytes_of(self._ranges.place_of(item), self._offer))
@@ -500,9 +515,9 @@ class Branch:
         elif isinstance(item, Beginning):
             if not whole:
                 self.shelf.release(_written_by(item.worker))
-        elif isinstance(item, Update):
-            if not whole and self._ranges is not None:
-                self._ranges.lacks(item)
+        elif isinstance(item, Update | Sum):
+            if self._ranges is not None:
+                self._ranges.comes_no_more(item, whole)
         elif isinstance(item, Blob):
             del self._beside[item]
 
@@ -520,6 +535,10 @@ class Branch:
             if item.version > self._ranges.newest:
                 return "here" if self._ranges.has(item.version, begin, end) else "coming"
             return "here" if self.shelf.has(item) else "gone"
+        if isinstance(item, Sum):
+            return "gone" if self._ranges is None else self._ranges.summer.look(item, begin, end)
+        if isinstance(item, Buffers):
+            item = Update(item.worker, item.step)
         there = self.shelf.has(item) if isinstance(item, Update | Beginning) else item in (ADOPTED, *self._attached)
         return "here" if there else "gone"
 
@@ -530,6 +549,8 @@ class Branch:
         assert self._offer is not None
         if item == ADOPTED:
             return self._bytes(self._plan.adopted(self._offer))
+        if isinstance(item, Buffers):
+            return self.view(Update(item.worker, item.step)).part(*self._offer.buffers_at)
         return self._bytes(self._plan.bytes_of(self.shelf.place(item), self._offer))
 
     def claim(self, item: Item, owner: Owner) -> None:
@@ -558,7 +579,7 @@ class Branch:
             self._beside[item] = there
         return [item] if there.nbytes else []
 
-    def _away(self, item: Update | Version) -> bool:
+    def _away(self, item: Update | Sum | Buffers | Version) -> bool:
         """Whether the item has to be brought here, or is on its way."""
         if not isinstance(item, Version):
             return False

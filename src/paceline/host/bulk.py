@@ -19,11 +19,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 
-from paceline.core.items import Beginning, Blob, Item, Mean, Replica, Update, Version
 from paceline.errors import MessageUnreadable
 from paceline.fabric.control import (
     HANDSHAKE,
@@ -40,6 +39,7 @@ from paceline.fabric.numbered import Count, Frame, written
 from paceline.host.door import Door
 from paceline.host.fetches import Named, Peer
 from paceline.host.loop import Alarm, Loop
+from paceline.host.names import Fields, fields_of, item_of
 from paceline.host.opening import Keys, Opened, Opening, dial
 from paceline.host.tcp import AT_ONCE, Address, Lines, Stream
 
@@ -52,17 +52,6 @@ MOST_SENT = 128 << 30
 records (RFC 8446, 5.5), which hold 388 GB, and OpenSSL does not draw another one by itself."""
 MOST_WAITING = 16 << 20
 """Bytes that may wait for one connection: one part, and small frames beside it."""
-
-
-_KINDS: dict[str, type[Any]] = {
-    "version": Version,
-    "update": Update,
-    "replica": Replica,
-    "mean": Mean,
-    "beginning": Beginning,
-    "blob": Blob,
-}
-Fields = Annotated[tuple[Count | Annotated[str, msgspec.Meta(max_length=200)], ...], msgspec.Meta(max_length=8)]
 
 
 class Fetch(Frame):
@@ -571,19 +560,3 @@ class Dialler:
             self._pause = SHORTEST_PAUSE
         self._loop.after(self._pause, self._dial)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
-
-
-def fields_of(item: Item) -> Fields:
-    """Return the item's name as it is said to another process."""
-    return cast(Fields, tuple(item))
-
-
-def item_of(fields: Fields) -> Item:
-    """Return the item of that name. Raises MessageUnreadable."""
-    kind = _KINDS.get(str(fields[-1])) if fields else None
-    if kind is None:
-        raise MessageUnreadable("it names no item")
-    try:
-        return cast(Item, msgspec.convert(fields, kind))
-    except msgspec.ValidationError as error:
-        raise MessageUnreadable(f"it names no {kind.__name__}: {error}") from error

@@ -23,11 +23,12 @@ from paceline.errors import MessageUnreadable, PeerLost
 from paceline.fabric.control import Hello
 from paceline.fabric.memory import Span
 from paceline.fabric.unix import Channel
-from paceline.host.bulk import Bulk, Dialler, Fields, Port, fields_of, item_of
+from paceline.host.bulk import Bulk, Dialler, Port
 from paceline.host.door import Door
 from paceline.host.fetches import Named, Peer
 from paceline.host.loop import Loop
 from paceline.host.messages import Message
+from paceline.host.names import Fields, fields_of, item_of
 from paceline.host.opening import Greeted, Keys
 from paceline.host.tcp import Address
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.items import Beginning, Version
+from paceline.core.items import Beginning, Update, Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
@@ -20,6 +20,7 @@ from paceline.host.plan import Plan
 from paceline.host.pushes import Pushes
 from paceline.host.seat import Seat
 from paceline.host.shelf import Shelf
+from paceline.host.sums import Sums
 from paceline.host.versions import Awaited
 
 HERE = ""
@@ -41,6 +42,8 @@ class _Ordered:
 
     order: ApplyUpdate
     pushed: Pushed
+    summed: Sequence[Update]
+    """The updates that are in sums."""
     scalars: Scalars | None
 
 
@@ -63,9 +66,11 @@ class Commits:
         steps_in_store: bool,
         rate_scale: float,
         others: OtherMakers | None = None,
+        sums: Sums | None = None,
         spreads: bool = False,
     ) -> None:
         """`idle_cores()`: see `Maker`. `others`: None if this host makes all of each version.
+        `sums`: None if no updates are added up before they come.
 
         `spreads`: whether versions go to other hosts while they are being made.
 
@@ -75,6 +80,7 @@ class Commits:
         self.newest = 0
         self._shelf = shelf
         self.others = others
+        self._sums = sums
         self.brings: Callable[[int, Callable[[], object]], object] = lambda version, then: then()
         """Brings what others make of a version here, then goes on."""
         self._plan = plan
@@ -119,10 +125,12 @@ class Commits:
         if isinstance(order, AdjustTraining):
             self._scales[order.worker] = order.learning_rate_scale * self._rate_scale, order.momentum_scale
             return
-        pushed = self._pushes.applied(order)
+        pushed, summed = self._pushes.applied(order), list[Update]()
+        if self._sums is not None:
+            pushed, summed = self._sums.applied(pushed)
         scalars = self._scaled(*self._longest(order)) if self._steps_in_store else None
         if not self._arithmetic.lost:
-            self._orders.append(_Ordered(order, pushed, scalars))
+            self._orders.append(_Ordered(order, pushed, summed, scalars))
             self.go_on()
 
     def said(self, worker: int, step: int, scalars: Scalars) -> None:
@@ -183,8 +191,11 @@ class Commits:
         self._shelf.claim(NEWEST, Version(order.version))
         self._shelf.release(MAKING)
         self._news.committed(order.version, sum(one.checksum for one in ranges) % (1 << 64), at)
-        if (found := next((one.not_finite for one in ranges if one.not_finite is not None), None)) is not None:
+        found = next((one.not_finite for one in ranges if one.not_finite is not None), None)
+        if found is not None and self._look:
             self._look = False
+            if self._sums is not None:
+                self._sums.look, found = False, self._sums.found or found
             self._news.not_finite(order, *found)
         for worker, step, _ in order.contributions:
             self.dropped(worker, step)
@@ -209,7 +220,9 @@ class Commits:
         ordered = self._orders[0]
         order, pushed = ordered.order, ordered.pushed
         scalars = None if ordered.scalars == self._known_scalars else ordered.scalars
-        if not self.maker.make(order.version, self.newest, pushed, MAKING, scalars=scalars, look=self._look):
+        if not self.maker.make(
+            order.version, self.newest, pushed, MAKING, scalars=scalars, look=self._look, summed=ordered.summed
+        ):
             return  # until a version is on disk: no worker's claim can be what it waits for
         self._orders.popleft()
         self._committing, self._known_scalars = order, ordered.scalars

@@ -6,18 +6,23 @@ from collections.abc import Callable
 from typing import Protocol
 
 from paceline.core.facts import Fact
-from paceline.core.items import Replica, Update, Version
+from paceline.core.items import Buffers, Replica, Sum, Update, Version
 
 Then = Callable[[float], Fact | None]
 """Called once the item is there, with that moment in seconds since the run's start. It says what has happened, if
 anything has."""
 
 
+Fetchable = Update | Sum | Buffers | Version | Replica
+
+
 class Fetcher(Protocol):
     """Brings updates of workers to the store, versions to workers, and what members of a group average together."""
 
-    def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
+    def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """Bring that worker's update to the store, or that version or another worker's replica to the worker.
+
+        A sum of updates comes to the store as an update does, for the worker of one of them.
 
         It ends in one call of `then`, unless the worker leaves before, or the item can't come.
         """
@@ -43,7 +48,7 @@ class Local:
         self._now = now
         self._happened = happened
 
-    def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
+    def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """See `Fetcher`."""
         self._over(then)
 

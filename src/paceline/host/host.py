@@ -11,7 +11,7 @@ from paceline.cluster.group_links import GroupLinks
 from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
-from paceline.core.items import Beginning, Former, Item, Update, Version
+from paceline.core.items import Beginning, Buffers, Former, Item, Sum, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -48,6 +48,8 @@ from paceline.host.shares import Shares
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.snapshots import Snapshots
 from paceline.host.steps import Steps
+from paceline.host.summer import Summer
+from paceline.host.sums import Sums
 from paceline.host.wire import ADOPTED, FIXED, Wire
 from paceline.host.workers import Workers
 
@@ -57,6 +59,7 @@ if TYPE_CHECKING:  # which a run on one host does without
     from paceline.host.fetches import Where
     from paceline.host.linked import Linked
     from paceline.host.shards import OtherShards
+    from paceline.host.together import Together
 
 
 def beginning_of(worker: int) -> Owner:
@@ -152,17 +155,6 @@ class LocalHost:
                 lost=lambda worker, why: self.never_comes(worker, why),
                 brought=news.brought,
             )
-        self.others: OtherShards | None = None
-        if carrier is not None and shards_on:
-            from paceline.host.shards import OtherShards  # which a run on one host does without
-
-            self._fetcher = self.others = OtherShards(self._fetcher)
-            self.shelf.freed = self._freed
-        self._linked: Linked | None = None
-        if traffic is not None:
-            from paceline.host.linked import Linked  # which a run on one host does without
-
-            self._fetcher = self._linked = Linked(traffic, self._fetcher, news, now, self._moment)
         self.arithmetic = Arithmetic(
             self.shelf,
             loop,
@@ -171,6 +163,26 @@ class LocalHost:
             hear=self._hear_arithmetic,
             lost=self._lost,
         )
+        self.summer = Summer(self.shelf, plan, self.arithmetic)
+        self.sums = Sums(self.shelf, self.summer) if plan.sums else None
+        """None if no updates are added up before they come."""
+        self.others: OtherShards | None = None
+        self.together: Together | None = None
+        if carrier is not None and shards_on:
+            from paceline.host.shards import OtherShards  # which a run on one host does without
+
+            self._fetcher = self.others = OtherShards(self._fetcher)
+            self.shelf.freed = self._freed
+            if self.sums is not None:
+                from paceline.host.together import Together
+
+                self._fetcher = self.together = Together(self._fetcher, self.sums, self.summer, news.happened)
+                self.others.host_of = self.together.host_of
+        self._linked: Linked | None = None
+        if traffic is not None:
+            from paceline.host.linked import Linked  # which a run on one host does without
+
+            self._fetcher = self._linked = Linked(traffic, self._fetcher, news, now, self._moment)
         self.averages = Averages(
             self.shelf, plan, self._fetcher, seats, loop, news, now, workers.give_up, deaths_are_told=deaths_are_told
         )
@@ -188,9 +200,12 @@ class LocalHost:
             steps_in_store=spec.optimizer == "store",
             rate_scale=rate_scale,
             others=self.others,
+            sums=self.sums,
             spreads=carrier is not None and traffic is None,
         )
         self.commits.brings = self._brings
+        if self.sums is not None:
+            self.pushes.dropping = self.sums.dropped
         self.shares = Shares(self.arithmetic, self.others)
         copies = Copies(self.shelf, plan, self.arithmetic, self.steps, news)
         self._recorder = copies if spec.versions == "means" else self.commits
@@ -255,7 +270,7 @@ class LocalHost:
         self._forker, ends = worker, [self.arithmetic.open()]
         if self._evaluator is not None:
             ends.append(self._evaluator.connect())
-        message = messages.ForkStore(self.plan.slots, self.plan.areas, self._spec.optimizer == "store", *own)
+        message = self.plan.fork(self._spec.optimizer == "store", *own)
         self._send_with(worker, message, ends)
 
     def why_not(self, workers: Sequence[int]) -> str:
@@ -339,6 +354,8 @@ class LocalHost:
         try:
             match order:
                 case Release():
+                    if self.together is not None and self._seats[order.worker].trains:
+                        self.together.released(order.worker)
                     self.releases.carry_out(order)
                 case StartPull():
                     self.pulls.carry_out(order)
@@ -361,6 +378,8 @@ class LocalHost:
 
     def tell(self, fact: Fact) -> None:
         """See `contract.Host`. So what is read of replicas depends only on the order of the facts."""
+        if self.sums is not None:
+            self.sums.tell(fact)
         match fact:
             case ReduceFinished(group=group):
                 self.averages.finished(group)
@@ -434,6 +453,11 @@ class LocalHost:
     # --- workers of other hosts ---------------------------------------------------------------------
 
     @property
+    def workers(self) -> Sequence[int]:
+        """Those of this host."""
+        return self._workers.numbers
+
+    @property
     def newest(self) -> int:
         """The newest version that is made."""
         return self.commits.newest
@@ -477,12 +501,16 @@ class LocalHost:
             return self._bytes(self.plan.fixed(self._offer))
         if item == ADOPTED:
             return self._bytes(self.plan.adopted(self._offer))
+        if isinstance(item, Buffers):
+            return self.view(Update(item.worker, item.step)).part(*self._offer.buffers_at)
         return self._bytes(self.plan.bytes_of(self.shelf.place(self.meant(item)), self._offer))
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """Where an item is that another host asks for: a version, an update for its range, or what never moves."""
         if isinstance(item, Version) and item.version > self.commits.newest:
             return "here" if self.commits.maker.has(item.version, begin, end) else "coming"
+        if isinstance(item, Sum):
+            return self.summer.look(item, begin, end)
         there = item in (FIXED, ADOPTED)
         if isinstance(item, Update):
             there = self.shelf.has(item) and not self._seats[item.worker].elsewhere
@@ -508,9 +536,15 @@ class LocalHost:
     def _lets(self, worker: int, version: int) -> None:
         self.lets(worker, version)
 
-    def _away(self, item: Update | Version) -> bool:
-        if isinstance(item, Update):
-            return self._seats[item.worker].elsewhere
+    def _away(self, item: Update | Sum | Buffers | Version) -> bool:
+        match item:
+            case Update(worker=worker):
+                return self._seats[worker].elsewhere
+            case Buffers(worker=worker):
+                return self._seats[worker].elsewhere and self._offer.buffers_bytes > 0
+            case Sum():
+                assert self.together is not None
+                return self.together.host_of(item) != self.name
         return bool(self.shards) and item not in self._whole
 
     @property
@@ -545,6 +579,11 @@ class LocalHost:
         begin, end = self._own_range(self._offer)
         behind = self._offer.cuts[-1], size
         return [(begin, end), behind] if begin < end else [behind]
+
+    @property
+    def ranges_of_sums(self) -> list[tuple[int, int]]:
+        """The same of a sum from elsewhere, which has no buffers."""
+        return self.ranges_of_updates(self._offer.buffers_at[0])
 
     def forget_state(self) -> None:
         """All others have been told of the optimizer's state, or there is another: it takes as much as the model."""
@@ -582,9 +621,9 @@ class LocalHost:
             case messages.Declined():
                 if seat.step is not None:
                     self._drop(worker, seat.step)
-                    seat.step = None
+                self._idles(seat)
             case messages.FinishWanted() | messages.ScriptEnded():
-                seat.step = None  # it may have been released for one, and had no data for it
+                self._idles(seat)  # it may have been released for a step, and had no data for it
             case messages.Offered():
                 self._offers[worker], seat.scalars = message, message.scalars
             case messages.SnapshotWanted(hold=hold):
@@ -610,6 +649,12 @@ class LocalHost:
         if self._seats[seat.worker] is seat and seat.here:
             self._workers.send(seat.worker, messages.Snapshot(self.shelf.place(version)))
 
+    def _idles(self, seat: Seat) -> None:
+        """The worker computes no step any more."""
+        seat.step = None
+        if self.together is not None:
+            self.together.idles(seat.worker)
+
     def _computed(self, seat: Seat, step: int) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""
         self.releases.computed(seat.worker)
@@ -625,7 +670,7 @@ class LocalHost:
         self.commits.dropped(worker, step)
         self.pushes.dropped(worker, step)
         if self.others is not None:
-            self.others.dropped(worker, step)
+            self.others.dropped(Update(worker, step))
 
     def _adopt(self, worker: int, descriptors: list[int]) -> None:
         """The first version is what that worker has written from now on. The optimizer's state may come along.
@@ -655,6 +700,12 @@ class LocalHost:
                 return asked
             case messages.Committed():
                 return self.range_made(HERE, message)
+            case messages.Summing(number=number):
+                return self.summer.summing(message) and self._there(Sum(number))
+            case messages.Summed(number=number, not_finite=found):
+                if found is not None:
+                    self.not_finite(*found)
+                return self.summer.summed(number) and self._there(Sum(number))
             case messages.Recorded(version=version, sha256=sha256):
                 return self._written(version, sha256, None)
             case messages.MeanRecorded(version=version, sha256=sha256, distance=distance):
@@ -688,6 +739,17 @@ class LocalHost:
                     self._workers.send(worker, messages.OptimizerState(), tuple(descriptors))
                 return True
         return False
+
+    def not_finite(self, parameter: str, worker: int | None) -> None:
+        """A gradient that was added up has a NaN or an infinity."""
+        if self.sums is not None:
+            self.sums.found = self.sums.found or (parameter, worker)
+
+    def _there(self, total: Sum) -> bool:
+        """More of that sum is there, which other hosts may have asked for."""
+        if self._carrier is not None:
+            self._carrier.made(total)
+        return True
 
     def range_made(self, host: str, message: messages.Committed) -> bool:
         """That host has made its range of a version. Return whether it was asked to."""

@@ -13,9 +13,9 @@ from functools import partial
 
 from paceline.cluster.host_traffic import Came, HostTraffic
 from paceline.core.facts import Fact
-from paceline.core.items import Replica, Update, Version
+from paceline.core.items import Buffers, Replica, Sum, Update, Version
 from paceline.host.contract import News
-from paceline.host.fetch import Fetcher, Then
+from paceline.host.fetch import Fetchable, Fetcher, Then
 from paceline.records.times import Fetch
 
 LATE = 10.0
@@ -58,11 +58,12 @@ class Linked:
         self._versions: dict[tuple[int, Version], list[Then]] = {}
         """By worker elsewhere and version on its way: what is to be done then."""
 
-    def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
+    def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """See `Fetcher`."""
         began = self._moment()
         if isinstance(item, Version):  # it may have been made after the fact whose orders are carried out
             began = max(began, self._made.get(item.version, began))
+        assert not isinstance(item, Sum | Buffers)  # one store makes all, and updates come to it one by one
         if isinstance(item, Replica) or not self._traffic.begin(worker, item, self.size, began):
             self._inner.fetch(worker, item, then)
         elif isinstance(item, Update):
@@ -161,7 +162,7 @@ class Told:
             if number <= version and (fact := then(self._now())) is not None:
                 self._happened(fact)
 
-    def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
+    def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """See `Fetcher`."""
         self._inner.fetch(worker, item, partial(self._here, worker, item, then) if isinstance(item, Version) else then)
 

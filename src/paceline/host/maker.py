@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.core.items import Update, Version
+from paceline.core.items import Sum, Update, Version
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.coverage import Coverage
@@ -16,8 +16,8 @@ MOST_THREADS = 2  # one core gets 75 % of this memory's bandwidth (docs/performa
 
 Scalars = list[dict[str, Any]]
 """An optimizer's hyperparameters, by parameter group."""
-Pushed = Sequence[tuple[Update, float]]
-"""Updates, each with its weight, in the order in which they are summed."""
+Pushed = Sequence[tuple[Update | Sum, float]]
+"""Updates, and sums of updates, each with its weight, in the order in which they are summed."""
 
 
 class Maker:
@@ -47,17 +47,25 @@ class Maker:
         self._used.add(place)
 
     def make(
-        self, version: int, source: int, pushed: Pushed, owner: Owner, *, scalars: Scalars | None, look: bool
+        self,
+        version: int,
+        source: int,
+        pushed: Pushed,
+        owner: Owner,
+        *,
+        scalars: Scalars | None,
+        look: bool,
+        summed: Sequence[Update] = (),
     ) -> bool:
         """Have the version made, claimed by that owner. Return whether there is a place for it.
 
         `source`: the version that it is made from. `scalars`: the hyperparameters, if they are not those of the last
-        one. `look`: whether NaN and infinity are looked for.
+        one. `look`: whether NaN and infinity are looked for. `summed`: updates in sums, whose buffers are here.
         """
         target = self._shelf.put(Version(version), owner, self._plan.shared)
         if target is None:
             return False
-        areas = [(self._plan.area(self._shelf.place(update)), weight) for update, weight in pushed]
+        areas = [(self._plan.area(self._shelf.place(item)), weight) for item, weight in pushed]
         self._arithmetic.send(
             messages.Commit(
                 version=version,
@@ -69,6 +77,7 @@ class Maker:
                 look=look,
                 first=target not in self._used,
                 tells=self._tells,
+                summed=[self._plan.area(self._shelf.place(update)) for update in summed],
             )
         )
         self._used.add(target)

@@ -31,6 +31,8 @@ class Offered(Message):
     push_bytes: Count
     flags_bytes: Count
     """What the flags take that say which parameters have a gradient. They follow the gradients in a push area."""
+    buffers_bytes: Count
+    """What the buffers take behind the flags."""
     cuts: Annotated[list[Count], msgspec.Meta(min_length=2)]
     """Where a version may be cut into ranges that several hosts make, in bytes. The last is where it ends."""
     state_bytes: Count
@@ -51,6 +53,12 @@ class Offered(Message):
     """The names of what `evaluate` returns, if they were wanted and are known."""
     code: dict[str, str]
     """The script's own modules, and the SHA-256 of each. See `runtime.code`."""
+
+    @property
+    def buffers_at(self) -> tuple[int, int]:
+        """The first byte of a push area's buffers, and the byte after the last one."""
+        begin = self.cuts[-1] + self.flags_bytes
+        return begin, begin + self.buffers_bytes
 
 
 class Refused(Message):
@@ -278,6 +286,8 @@ class ForkStore(Message):
 
     slots: int
     areas: int
+    sums: int
+    """Areas for sums."""
     steps: bool
     """Whether the store steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions."""
     begin: int
@@ -514,6 +524,19 @@ class Commit(Message):
     """Whether the slot is used for the first time."""
     tells: bool = False
     """Whether `Making` is to be told meanwhile."""
+    summed: list[int] = []
+    """Push areas whose updates are in sums that are pushed."""
+
+
+class SumUp(Message):
+    """Put the sum of these updates into that push area. See `training.store.Store.sum_up`."""
+
+    number: int
+    target: int
+    terms: list[tuple[int, float]]
+    """(push area, weight), in the order in which they are summed."""
+    look: bool
+    """Whether NaN and infinity are looked for."""
 
 
 class Record(Message):
@@ -650,6 +673,7 @@ class Quit(Message):
 
 ToStore = (
     Commit
+    | SumUp
     | Record
     | GoOn
     | RecordMean
@@ -683,6 +707,22 @@ class Making(Message):
     version: int
     begin: int
     end: int
+
+
+class Summing(Message):
+    """These bytes of that sum are there. What is left is still being summed."""
+
+    number: int
+    begin: int
+    end: int
+
+
+class Summed(Message):
+    """That sum is whole."""
+
+    number: int
+    not_finite: tuple[str, int | None] | None
+    """As in `Committed`."""
 
 
 class Committed(Message):
@@ -770,6 +810,8 @@ class StoreFailed(Message):
 FromStore = (
     StoreReady
     | Making
+    | Summing
+    | Summed
     | Committed
     | WholeReady
     | ShareReady

@@ -21,11 +21,12 @@ from paceline.fabric.control import Hello
 from paceline.fabric.memory import Region, Span
 from paceline.fabric.unix import Channel, End, pair
 from paceline.host import carrier_process as told
-from paceline.host.bulk import PURPOSE, Bulk, BulkNews, Dialler, Pipe, Port, fields_of, item_of
+from paceline.host.bulk import PURPOSE, Bulk, BulkNews, Dialler, Pipe, Port
 from paceline.host.door import Door
 from paceline.host.fetches import Named, Peer
 from paceline.host.loop import Loop
 from paceline.host.messages import Message
+from paceline.host.names import fields_of, item_of
 from paceline.host.opening import Greeted, Keys
 from paceline.host.outbox import Outbox
 from paceline.host.processes import cpu_seconds, end_in_time, fork_child

@@ -9,7 +9,7 @@ from paceline.cluster.group_links import GroupLinks, Moved, ring_bytes
 from paceline.cluster.network import Direction, SharedLink, Transfer
 from paceline.core.facts import Fact
 from paceline.core.items import Replica, Update, Version
-from paceline.host.fetch import Local, Then
+from paceline.host.fetch import Fetchable, Local, Then
 from paceline.records.times import TransferTimes
 
 Ended = Callable[[int, str, int, int, TransferTimes], None]
@@ -56,7 +56,7 @@ class Paced:
         self._flows: dict[int, _Flow] = {}
         self._gathering: dict[int, Then] = {}
 
-    def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
+    def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """See `Fetcher`."""
         if self._store is None:
             self._local.fetch(worker, item, then)

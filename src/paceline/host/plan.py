@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.machine import Spec
-from paceline.host.messages import Offered
+from paceline.host.messages import ForkStore, Offered
 
 CLAIMS = 3
 """Versions that a worker claims at most: for its step, for a later step that it was pulled for, and to look at."""
@@ -20,9 +20,10 @@ gradients is made in, two for the present cut, and one that all share: what trai
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Places are numbered: first the shared ones, then the workers' own, of which each takes its updates only.
+    """Places are numbered: the shared ones, then the workers' own, then those of sums.
 
-    A version lies in a shared place. So do replicas and what groups average to.
+    A worker's own take its updates only. A version lies in a shared place. So do replicas and what groups average to.
+    Sums lie behind what never moves.
     """
 
     capacity: int
@@ -33,11 +34,13 @@ class Plan:
     """Places with flags and buffers, for each worker."""
     own: int = 1
     """Of these, the worker's own: as many as the updates that may be needed of it at once."""
+    sums: int = 0
+    """Places with flags and buffers, for sums of updates."""
 
     @property
     def places(self) -> int:
         """How many there are."""
-        return self.slots + self.capacity * self.areas
+        return self._owned + self.sums
 
     @property
     def shared(self) -> Sequence[int]:
@@ -46,7 +49,12 @@ class Plan:
 
     def of(self, worker: int) -> Sequence[int]:
         """The worker's own places."""
-        return range(len(self.shared) + worker, self.places, self.capacity)
+        return range(len(self.shared) + worker, self._owned, self.capacity)
+
+    @property
+    def of_sums(self) -> Sequence[int]:
+        """The places that sums may lie in."""
+        return range(self._owned, self.places)
 
     def area(self, place: int) -> int:
         """The number of that place among those with flags and buffers."""
@@ -57,11 +65,12 @@ class Plan:
         if place < self.slots:
             return place * offer.slot_bytes, (place + 1) * offer.slot_bytes
         start = self.slots * offer.slot_bytes + self.area(place) * offer.push_bytes
+        start += 2 * offer.fixed_bytes if place in self.of_sums else 0
         return start, start + offer.push_bytes
 
     def fixed(self, offer: Offered) -> tuple[int, int]:
         """The first byte of what never moves, and the byte after its last one."""
-        start = self.region_bytes(offer) - 2 * offer.fixed_bytes
+        start = self.slots * offer.slot_bytes + self.area(self._owned) * offer.push_bytes
         return start, start + offer.fixed_bytes
 
     def adopted(self, offer: Offered) -> tuple[int, int]:
@@ -76,8 +85,16 @@ class Plan:
 
     def region_bytes(self, offer: Offered) -> int:
         """Bytes of the region, with this model."""
-        places = self.slots * offer.slot_bytes + self.capacity * self.areas * offer.push_bytes
-        return 2 * offer.fixed_bytes + places
+        return self.slots * offer.slot_bytes + self.area(self.places) * offer.push_bytes + 2 * offer.fixed_bytes
+
+    def fork(self, steps: bool, begin: int, end: int) -> ForkStore:
+        """The order to fork the store's process, which makes that range. `steps`: see the message."""
+        return ForkStore(self.slots, self.areas, self.sums, steps, begin, end)
+
+    @property
+    def _owned(self) -> int:
+        """How many places there are but for those of sums."""
+        return self.slots + self.capacity * self.areas
 
 
 def plan(spec: Spec, unapplied: int, capacity: int) -> Plan:
@@ -85,7 +102,10 @@ def plan(spec: Spec, unapplied: int, capacity: int) -> Plan:
 
     With a store a commit finds a place whatever workers claim: they claim `CLAIMS` versions each, and `BESIDE_READERS`
     are claimed besides. It waits if the disk lags behind, with several versions to be written.
+
+    A sum has two workers' updates or more. Its place takes memory only where something is summed.
     """
     if spec.versions == "means":
         return Plan(capacity, slots=0, areas=REPLICAS + 1)
-    return Plan(capacity, slots=CLAIMS * capacity + BESIDE_READERS, areas=unapplied, own=unapplied)
+    sums = capacity // 2 if spec.sums == "hosts" else 0
+    return Plan(capacity, slots=CLAIMS * capacity + BESIDE_READERS, areas=unapplied, own=unapplied, sums=sums)

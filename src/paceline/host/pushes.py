@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from paceline.core.facts import UpdateArrived
-from paceline.core.items import Update
+from paceline.core.items import Sum, Update
 from paceline.core.orders import ApplyUpdate, StartPush
 from paceline.host.contract import NotHere, Updates
 from paceline.host.fetch import Fetcher
+from paceline.host.maker import Pushed
 from paceline.host.plan import Plan
 from paceline.host.seat import Seat
 from paceline.host.shelf import Shelf
@@ -41,6 +42,8 @@ class Pushes:
         """By worker and step: updates that are not in the version that it was last released on."""
         self._awaiting: dict[int, Callable[[], None]] = {}
         """By worker: what to do when one of its places is free."""
+        self.dropping: Callable[[Update], object] = lambda update: None
+        """Told of each update that is in a version by now, or will be in none."""
 
     def lay(self, worker: int, step: int) -> int | None:
         """The area for that step's update, which is kept until the update is needed no more. None: all are needed."""
@@ -92,9 +95,9 @@ class Pushes:
 
         self._fetcher.fetch(worker, Update(worker, step), arrived)
 
-    def applied(self, order: ApplyUpdate) -> list[tuple[Update, float]]:
+    def applied(self, order: ApplyUpdate) -> Pushed:
         """That version is ordered. Return its updates, each with its weight."""
-        pushed = []
+        pushed: list[tuple[Update | Sum, float]] = []
         for worker, step, weight in order.contributions:
             update = Update(worker, step)
             self._shelf.place(update)  # NotHere is told as the order comes
@@ -124,6 +127,7 @@ class Pushes:
         self._on_the_way.get(worker, {}).pop(step, None)
         self._shelf.release(("update", worker, step))
         self._scales.pop((worker, step), None)
+        self.dropping(Update(worker, step))
         if (
             step in (pushed := self._lacking.get(worker, {})) and pushed[step].version is None
         ):  # no version will have it

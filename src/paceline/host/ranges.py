@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
-from paceline.core.items import Update, Version
+from paceline.core.items import Sum, Update, Version
 from paceline.core.shards import Shard
 from paceline.fabric.memory import Region
 from paceline.host import between, messages
@@ -14,8 +14,10 @@ from paceline.host.arithmetic import Arithmetic
 from paceline.host.carrier import Carrier
 from paceline.host.loop import Loop
 from paceline.host.maker import Maker
+from paceline.host.names import summand_of
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
+from paceline.host.summer import Summer
 from paceline.host.versions import Awaited
 from paceline.host.workers import Workers
 
@@ -25,16 +27,24 @@ def _kept(version: int) -> Owner:
     return "made here", version
 
 
-def _brought(update: Update) -> Owner:
-    """Who claims the range of an update, until it is in a version."""
-    return "for the range made here", update.worker, update.step
+def _brought(item: Update | Sum) -> Owner:
+    """Who claims the range of an update or of a sum, until it is in a version."""
+    return "for the range made here", *item
+
+
+def _arriving(item: Update | Sum) -> Owner:
+    """Who claims the place of an update or of a sum that is on its way, even if nobody needs it any more."""
+    return "arriving", *item
 
 
 class RangesNews(Protocol):
     """What the head is told of ranges, each thing once."""
 
-    def stored(self, worker: int, step: int) -> None:
-        """This host's range of that update is here."""
+    def stored(self, item: Update | Sum) -> None:
+        """This host's range of that update is here, or of that sum."""
+
+    def not_finite(self, parameter: str, worker: int) -> None:
+        """A gradient of that worker, which was added up here, has a NaN or an infinity."""
 
     def share_ready(self, number: int, error: str | None, file: int | None) -> None:
         """What the optimizer has for this range is in that file, or can't be packed."""
@@ -79,10 +89,13 @@ class Ranges:
         self._making: between.MakeRange | None = None
         self._beginning = Awaited()
         """What waits for a version whose range is not being made yet."""
-        self._bringing: set[Update] = set()
+        self._bringing: set[Update | Sum] = set()
+        self._hosts: dict[Sum, str] = {}
+        """By sum that is being brought: the host that makes it."""
         self._arithmetic = Arithmetic(
             shelf, loop, ready=lambda _: self._begins(), not_forked=self._not_forked, hear=self._hear, lost=self._lost
         )
+        self.summer = Summer(shelf, plan, self._arithmetic)
         self._maker = Maker(shelf, plan, self._arithmetic, idle_cores, tells=True)
 
     # --- the start ----------------------------------------------------------------------------------
@@ -93,7 +106,7 @@ class Ranges:
         `ready` is called then, or once that can't be.
         """
         self.forker, self._ready, end = worker, ready, self._arithmetic.open()
-        message = messages.ForkStore(self._plan.slots, self._plan.areas, steps, self._shard.begin, self._shard.end)
+        message = self._plan.fork(steps, self._shard.begin, self._shard.end)
         self._workers.send(worker, message, (region.descriptor, end.fileno()))
         end.close()
 
@@ -113,39 +126,60 @@ class Ranges:
 
     # --- what the head orders -----------------------------------------------------------------------
 
-    def bring(self, worker: int, step: int) -> None:
-        """Bring this host's range of that update here."""
-        update = Update(worker, step)
-        if worker in self._own:
-            if self._shelf.has(update):
-                self._shelf.claim(_brought(update), update)
-                self._news.stored(worker, step)
+    def bring(self, item: Update | Sum, host: str | None) -> None:
+        """Bring this host's range of that update here, or of that sum, which that host makes."""
+        if host == self._shard.host or (isinstance(item, Update) and item.worker in self._own):
+            if self._shelf.has(item):
+                self._shelf.claim(_brought(item), item)
+                self._news.stored(item)
             return  # else the worker has left, which the head is about to hear
-        self._bringing.add(update)
+        self._bringing.add(item)
+        if isinstance(item, Sum):
+            assert host is not None
+            self._hosts[item] = host
+
+        def over(_: str = "") -> None:
+            self._bringing.discard(item)
+            if isinstance(item, Sum):
+                del self._hosts[item]
 
         def here() -> None:
-            self._bringing.discard(update)
-            self._news.stored(worker, step)
+            over()
+            self._news.stored(item)
 
-        self._carrier.fetch(update, _brought(update), here, lambda why: self._bringing.discard(update))
+        self._carrier.fetch(item, _brought(item), here, over)
 
-    def place_of(self, update: Update) -> int:
-        """Lay out a place for an update that is to come, and return it. The head has one for it, too."""
-        place = self._shelf.put(update, _brought(update), self._plan.of(update.worker))
-        assert place is not None, f"there is no place for {update}"
+    def source_of(self, total: Sum) -> str:
+        """The host that makes a sum which is being brought."""
+        return self._hosts[total]
+
+    def place_of(self, item: Update | Sum) -> int:
+        """Lay out a place for what is to come, and return it. The head has one for it, too."""
+        places = self._plan.of(item.worker) if isinstance(item, Update) else self._plan.of_sums
+        place = self._shelf.put(item, _brought(item), places)
+        assert place is not None, f"there is no place for {item}"
+        self._shelf.claim(_arriving(item), item)
         return place
 
-    def lacks(self, update: Update) -> None:
-        """This host's range of that update does not come: its place is free."""
-        self._shelf.release(_brought(update))
+    def comes_no_more(self, item: Update | Sum, whole: bool) -> None:
+        """Nothing of it comes into its place any more. If this host's range of it is not `whole`, the place is free."""
+        self._shelf.release(_arriving(item))
+        if not whole:
+            self._shelf.release(_brought(item))
 
-    def drop(self, worker: int, step: int) -> None:
-        """No version will have that update."""
-        update = Update(worker, step)
-        if update in self._bringing:
-            self._bringing.discard(update)
-            self._carrier.cancel(_brought(update))
-        self._shelf.release(_brought(update))
+    def drop(self, item: Update | Sum) -> None:
+        """No version will have that."""
+        if item in self._bringing:
+            self._bringing.discard(item)
+            self._carrier.cancel(_brought(item))
+            if isinstance(item, Sum):
+                del self._hosts[item]
+        self._shelf.release(_brought(item))
+
+    def sum_up(self, order: between.SumUp) -> None:
+        """Add these updates up."""
+        terms = [(Update(worker, step), weight) for worker, step, weight in order.terms]
+        self.summer.sum_up(Sum(order.number), terms, look=order.look)
 
     def make(self, order: between.MakeRange) -> None:
         """Make this host's range of that version, the next one."""
@@ -183,7 +217,7 @@ class Ranges:
             self._orders.popleft()
             self.go_on()
             return
-        pushed = [(Update(worker, step), weight) for worker, step, weight in order.contributions]
+        pushed = [(summand_of(fields), weight) for fields, weight in order.terms]
         version, before, owner = order.version, order.version - 1, _kept(order.version)
         if self._maker.make(version, before, pushed, owner, scalars=order.scalars, look=order.look):
             self._orders.popleft()
@@ -203,13 +237,23 @@ class Ranges:
                     return False
                 self._carrier.made(Version(version))
                 return True
+            case messages.Summing(number=number), _:
+                asked = self.summer.summing(message)
+                self._carrier.made(Sum(number))
+                return asked
+            case messages.Summed(number=number, not_finite=found), _:
+                if found is not None and found[1] is not None:
+                    self._news.not_finite(found[0], found[1])
+                asked = self.summer.summed(number)
+                self._carrier.made(Sum(number))
+                return asked
             case messages.ShareReady(number=number, error=error), _:
                 self._news.share_ready(number, error, descriptors[0] if descriptors else None)
                 return True
             case messages.Committed(version=version), between.MakeRange() as order if version == order.version:
                 self.newest, self._making = version, None
-                for worker, step, _ in order.contributions:
-                    self._shelf.release(_brought(Update(worker, step)))
+                for fields, _ in order.terms:
+                    self._shelf.release(_brought(summand_of(fields)))
                 self._carrier.made(Version(version))
                 self._news.range_made(message)
                 self.go_on()

@@ -10,7 +10,7 @@ from itertools import count
 from typing import cast
 
 from paceline.core.facts import Fact, ParametersTaken
-from paceline.core.items import Beginning, Blob, Item, Update, Version
+from paceline.core.items import Beginning, Blob, Buffers, Item, Sum, Update, Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard, pieces
 from paceline.errors import MessageUnreadable
@@ -22,7 +22,9 @@ from paceline.host.carrier import Carrier
 from paceline.host.contract import Host, News, Progress, Resumption, Updates
 from paceline.host.fetches import Where
 from paceline.host.host import LocalHost
+from paceline.host.names import summand_of
 from paceline.host.shelf import Owner
+from paceline.host.summer import Terms
 from paceline.host.wire import ADOPTED
 from paceline.records.times import Fetch
 
@@ -64,6 +66,11 @@ class _Attached:
     span: Span
     messages: int = 1
     """Those with which the host does not have it so far."""
+
+
+def _arriving(total: Sum) -> Owner:
+    """Who claims the place of a sum that is on its way here, even if that is void by now."""
+    return "arriving", *total
 
 
 class SeveralHosts:
@@ -162,8 +169,10 @@ class SeveralHosts:
                 self._news.awaits_place(worker)
             case between.Fetched():
                 self._has_fetched(message.heard(name, self._now()))
-            case between.Stored(worker=worker, step=step):
-                self._stored(name, worker, step)
+            case between.Stored(item=item):
+                self._stored(name, summand_of(item))
+            case between.NotFinite(parameter=parameter, worker=worker):
+                self._head.not_finite(parameter, worker)
             case between.RangeMade(made=made):
                 if not self._head.range_made(name, made):
                     raise MessageUnreadable(f"its range of version {made.version} was not to be made")
@@ -214,19 +223,26 @@ class SeveralHosts:
             return [(host, 0, span.nbytes)]
         if isinstance(item, Version):
             return pieces(self._head.cuts, self._elsewhere)  # also of one that is lost: then it never comes
-        assert isinstance(item, Update | Beginning)
+        if isinstance(item, Sum):
+            assert self._head.together is not None
+            return [(self._head.together.host_of(item), *bytes_) for bytes_ in self._head.ranges_of_sums]
+        assert isinstance(item, Update | Buffers | Beginning)
         host, size = self._by_worker[item.worker].name, self.view(item).nbytes
-        if isinstance(item, Beginning) or not self._head.shards:
+        if not isinstance(item, Update) or not self._head.shards:
             return [(host, 0, size)]
         return [(host, *bytes_) for bytes_ in self._head.ranges_of_updates(size)]
 
     def lay(self, item: Item) -> Span:
         """See `Items`. The update's place was laid out as its push began, and stays as if its worker were here."""
+        if isinstance(item, Sum):
+            self._head.shelf.claim(_arriving(item), item)
         return self._beside[item][1] if item in self._beside else self.view(item)
 
     def free(self, item: Item, whole: bool) -> None:
         """See `Items`."""
         self._beside.pop(item, None)
+        if isinstance(item, Sum):
+            self._head.shelf.release(_arriving(item))
         if whole and isinstance(item, Version):
             self._head.is_whole(item)
 
@@ -301,6 +317,7 @@ class SeveralHosts:
             self._head.others.begin(makers, self._tell_host)
             for host in makers:
                 self.makes(host)
+            self._sum_by_host()
         for other in self._others.values():
             if any(worker in other.workers for worker in workers):
                 self._head.lends_beginning(other.name)
@@ -575,10 +592,33 @@ class SeveralHosts:
         near = self.neighbours(other.name, [*self._begun]) if shards else ()
         other.tell(between.Train(workers, self._head.newest, self._now(), shards, state, near))
 
-    def _stored(self, host: str, worker: int, step: int) -> None:
+    def _stored(self, host: str, item: Update | Sum) -> None:
         assert self._head.others is not None
-        if (fact := self._head.others.stored(host, worker, step, self._now())) is not None:
+        if (fact := self._head.others.stored(host, item, self._now())) is not None:
             self._news.happened(fact)
+
+    def _sum_by_host(self) -> None:
+        """Have those hosts add up their workers' updates that have several, and a process that adds them up."""
+        if (together := self._head.together) is None:
+            return
+        there = {self._head.name: list(self._head.workers)}
+        there |= {other.name: list(other.workers) for other in self._others.values() if other.name in self._shards}
+        hosts = {worker: host for host, workers in there.items() for worker in workers if len(workers) > 1}
+        together.begin(hosts, self._sum_up, self._drop_sum)
+
+    def _sum_up(self, host: str, total: Sum, terms: Terms) -> None:
+        assert self._head.sums is not None
+        look = self._head.sums.look
+        if host == self._head.name:
+            self._head.summer.sum_up(total, terms, look=look)
+            return
+        self._head.summer.lay(total, [update for update, _ in terms])
+        there = [(update.worker, update.step, weight) for update, weight in terms]
+        self._tell_host(host, between.SumUp(total.number, there, look))
+
+    def _drop_sum(self, host: str, total: Sum) -> None:
+        self._head.summer.drop(total)
+        self._tell_host(host, between.DropSum(total.number))
 
     def _bring_share(self, host: str, number: int, error: str | None, attached: between.Attached) -> None:
         try:

@@ -11,18 +11,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from paceline.core.facts import Fact
-from paceline.core.items import Replica, Update, Version
+from paceline.core.items import Sum, Update
 from paceline.core.orders import ApplyUpdate
 from paceline.host import between, messages
 from paceline.host.commits import HERE
-from paceline.host.fetch import Fetcher, Then
+from paceline.host.fetch import Fetchable, Fetcher, Then
 from paceline.host.maker import Pushed, Scalars
+from paceline.host.names import fields_of
 
 
 @dataclass(slots=True)
 class _Coming:
-    """An update on its way to the hosts that make ranges."""
+    """An update, or a sum of some, on its way to the hosts that make ranges."""
 
+    worker: int
     then: Then
     lacking: set[str]
     """Those that don't have it."""
@@ -37,23 +39,25 @@ class OtherShards:
         """The other hosts, in the order of their ranges."""
         self._inner = inner
         self._tell: Callable[[str, messages.Message], None] = lambda host, message: None
-        self._coming: dict[Update, _Coming] = {}
+        self._coming: dict[Update | Sum, _Coming] = {}
+        self.host_of: Callable[[Sum], str] = lambda total: ""
+        """Returns the host that makes a sum."""
 
     def begin(self, hosts: Sequence[str], tell: Callable[[str, messages.Message], None]) -> None:
         """These hosts make ranges, besides this one. `tell(host, message)`."""
         self.hosts, self._tell = hosts, tell
 
-    def stored(self, host: str, worker: int, step: int, at: float) -> Fact | None:
-        """That host has its range of the update. Return what has happened: it is the last one, say."""
-        return self._comes(Update(worker, step), host, at)
+    def stored(self, host: str, item: Update | Sum, at: float) -> Fact | None:
+        """That host has its range of the update, or of the sum. Return what has happened: it is the last one, say."""
+        return self._comes(item, host, at)
 
     def freed(self, version: int) -> None:
         """Nobody needs that version any more."""
         self._tell_all(between.Free(version))
 
-    def dropped(self, worker: int, step: int) -> None:
-        """No version will have that update."""
-        self._tell_all(between.Drop(worker, step))
+    def dropped(self, item: Update | Sum) -> None:
+        """No version will have that."""
+        self._tell_all(between.Drop(fields_of(item)))
 
     def send_shares(self, number: int) -> None:
         """Have them send what the optimizer has for their ranges. See `Shares`."""
@@ -63,19 +67,19 @@ class OtherShards:
 
     def make(self, order: ApplyUpdate, pushed: Pushed, scalars: Scalars | None, *, look: bool) -> Sequence[str]:
         """See `OtherMakers`."""
-        contributions = [(update.worker, update.step, weight) for update, weight in pushed]
-        self._tell_all(between.MakeRange(order.version, contributions, scalars, look))
+        terms = [(fields_of(item), weight) for item, weight in pushed]
+        self._tell_all(between.MakeRange(order.version, terms, scalars, look))
         return self.hosts
 
     # --- see `Fetcher` ------------------------------------------------------------------------------
 
-    def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
+    def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """See `Fetcher`. An update has come once all hosts that make ranges have theirs."""
-        if not self.hosts or not isinstance(item, Update):
+        if not self.hosts or not isinstance(item, Update | Sum):
             self._inner.fetch(worker, item, then)
             return
-        self._coming[item] = _Coming(then, {HERE, *self.hosts})
-        self._tell_all(between.Bring(item.worker, item.step))
+        self._coming[item] = _Coming(worker, then, {HERE, *self.hosts})
+        self._tell_all(between.Bring(fields_of(item), self.host_of(item) if isinstance(item, Sum) else None))
         self._inner.fetch(worker, item, partial(self._comes, item, HERE))
 
     def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
@@ -84,9 +88,9 @@ class OtherShards:
 
     def cancel(self, worker: int) -> None:
         """See `Fetcher`."""
-        for update in [update for update in self._coming if update.worker == worker]:
-            del self._coming[update]
-            self.dropped(*update[:2])
+        for item in [item for item, one in self._coming.items() if one.worker == worker]:
+            del self._coming[item]
+            self.dropped(item)
         self._inner.cancel(worker)
 
     def next(self, until: float) -> Fact | None:
@@ -99,13 +103,13 @@ class OtherShards:
 
     # --- inside -------------------------------------------------------------------------------------
 
-    def _comes(self, update: Update, host: str, at: float) -> Fact | None:
-        if (one := self._coming.get(update)) is None:  # its worker has left
+    def _comes(self, item: Update | Sum, host: str, at: float) -> Fact | None:
+        if (one := self._coming.get(item)) is None:  # its worker has left
             return None
         one.lacking.discard(host)
         if one.lacking:
             return None
-        del self._coming[update]
+        del self._coming[item]
         return one.then(at)
 
     def _tell_all(self, message: messages.Message) -> None:

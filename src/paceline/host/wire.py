@@ -7,8 +7,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from paceline.core.facts import Fact
-from paceline.core.items import Blob, Replica, Update, Version
-from paceline.host.fetch import Fetcher, Then
+from paceline.core.items import Blob, Buffers, Replica, Sum, Update, Version
+from paceline.host.fetch import Fetchable, Fetcher, Then
 from paceline.host.shelf import Owner
 
 if TYPE_CHECKING:  # which a run on one host does without
@@ -30,7 +30,7 @@ class Wire:
         now: Callable[[], float],
         happened: Callable[[Fact], None],
         *,
-        away: Callable[[Update | Version], bool],
+        away: Callable[[Update | Sum | Buffers | Version], bool],
         lost: Callable[[int, str], None],
         brought: Callable[[int, float, float], None] = lambda worker, began, ended: None,
     ) -> None:
@@ -50,7 +50,7 @@ class Wire:
         self._under_way: dict[Owner, int] = {}
         """By fetch from another host: its worker."""
 
-    def fetch(self, worker: int, item: Update | Version | Replica, then: Then) -> None:
+    def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """See `Fetcher`."""
         if isinstance(item, Replica) or not self._away(item):
             self._local.fetch(worker, item, then)

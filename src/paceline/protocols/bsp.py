@@ -105,6 +105,7 @@ SPEC = Spec(
     config=Config,
     machine=Machine,
     rounds=True,
+    sums="hosts",
     invariants={
         "every worker computes on the newest version": lambda machine: all(
             seat.version == machine.version

@@ -65,9 +65,10 @@ OF_HOSTS = """
 CREATE TABLE fetches (       -- of a run on several hosts: each item that one host has fetched from another, once whole
     fact INTEGER,            -- the last fact that the machine had been told by then
     host TEXT, source TEXT,  -- the host that has the item now, and the one that had it
-    kind TEXT,               -- version, update, or other: what else training begins with, and what is told to workers
+    kind TEXT,               -- version, update, sum of updates, or other: what else training begins with, buffers of
+                             -- updates that are in sums, and what is told to workers
     worker INTEGER,          -- whose update it is; NULL otherwise
-    number INTEGER,          -- the version, or the update's step; NULL otherwise
+    number INTEGER,          -- the version, the update's step, or the sum's number; NULL otherwise
     bytes INTEGER,
     began REAL, ended REAL
     -- The head says when a fetch ended: as it hears of that. `began` is as much earlier as the fetch took by the clock

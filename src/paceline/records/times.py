@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from paceline.core.items import Item, Update, Version
+from paceline.core.items import Item, Sum, Update, Version
 
 KEPT = 100
 """How many spans of time are kept apart, as one that is told later may touch them."""
@@ -41,11 +41,11 @@ class Fetch:
     source: str
     """The host that had it."""
     kind: str
-    """`version`, `update` or `other`."""
+    """`version`, `update`, `sum` or `other`."""
     worker: int | None = None
     """Whose update it is."""
     number: int | None = None
-    """The version, or the update's step."""
+    """The version, the update's step, or the sum's number."""
     bytes: int
     began: float
     ended: float
@@ -103,6 +103,8 @@ def _named(item: Item) -> tuple[str, int | None, int | None]:
             return "version", None, version
         case Update(worker=worker, step=step):
             return "update", worker, step
+        case Sum(number=number):
+            return "sum", None, number
     return "other", None, None
 
 

@@ -22,6 +22,7 @@ from paceline.core.facts import (
     ReplicaCopied,
     StepDeclined,
     TrainingBegan,
+    UpdateArrived,
     WorkerJoined,
     WorkerLeft,
 )
@@ -248,6 +249,8 @@ def _reenact(fact: Fact, workers: Director) -> None:
                     f"worker {worker} has data for step {step}, and had none in the recording: "
                     "the script goes another way"
                 )
+        case UpdateArrived():
+            workers.arrived(fact)
         case ReduceFinished() | ReduceFailed() | ReplicaCopied():
             workers.tell(fact)
         case WorkerJoined(worker=worker, step=step):

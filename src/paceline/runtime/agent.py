@@ -25,6 +25,7 @@ from typing import Any, cast
 from paceline.core.choice import brief
 from paceline.core.facts import Fact, ParametersTaken
 from paceline.core.hosts import Fence
+from paceline.core.items import Sum, Update
 from paceline.core.listed import workers_named
 from paceline.errors import ConfigError, unforeseen
 from paceline.fabric.control import Hello, HostEnd
@@ -36,6 +37,7 @@ from paceline.host.door import Door
 from paceline.host.loop import Alarm, Loop
 from paceline.host.machine import difference, machine
 from paceline.host.movers import InLoop, InProcess, Mover, forked_mover
+from paceline.host.names import fields_of
 from paceline.host.opening import Keys
 from paceline.host.outward import Outward
 from paceline.host.plan import plan
@@ -253,7 +255,7 @@ class _Agent:
                 self._begun = self._loop.now() - at
                 self._meet(message.neighbours)
                 self._branch.begin(workers, version, lambda: self._link.send(between.Begun()), shards, state)
-            case between.Bring() | between.Drop() | between.MakeRange() | between.Free() | between.SendShare():
+            case _ if isinstance(message, between.OfRange):
                 self._branch.about_range(message)
             case between.CarryOut():
                 self._branch.carry_out(message.order)
@@ -468,9 +470,13 @@ class _Agent:
         """See `WorkersNews`."""
         self._link.send(between.Computes(worker))
 
-    def stored(self, worker: int, step: int) -> None:
+    def not_finite(self, parameter: str, worker: int) -> None:
+        """See `BranchNews`."""
+        self._link.send(between.NotFinite(parameter, worker))
+
+    def stored(self, item: Update | Sum) -> None:
         """See `RangesNews`."""
-        self._link.send(between.Stored(worker, step))
+        self._link.send(between.Stored(fields_of(item)))
 
     def range_made(self, made: messages.Committed) -> None:
         """See `RangesNews`."""

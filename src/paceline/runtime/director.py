@@ -16,6 +16,7 @@ from paceline.core.facts import (
     ReplicaCopied,
     StepDeclined,
     TrainingBegan,
+    UpdateArrived,
     WorkerJoined,
     WorkerLeft,
 )
@@ -163,6 +164,10 @@ class Director:
         if isinstance(made, GradientReady):
             self._rooms.tell(made)
         return made or left or StepDeclined(worker=worker, step=step, at=self._course.moment)
+
+    def arrived(self, fact: UpdateArrived) -> None:
+        """That update is here, as all are. It may be in a sum."""
+        self._rooms.host.tell(fact)
 
     def tell(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied) -> None:
         """That group's average is made, or has failed; or that copy is made."""

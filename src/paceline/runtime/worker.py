@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -187,6 +188,7 @@ class WorkerLink:
                 slot_bytes=layout.slot_bytes,
                 push_bytes=layout.push_bytes,
                 flags_bytes=len(layout.moving),
+                buffers_bytes=layout.buffers_bytes,
                 cuts=offer.cuts,
                 state_bytes=offer.state_bytes,
                 model_bytes=sum(entry.count * entry.dtype.itemsize for entry in layout.moving),
@@ -208,15 +210,16 @@ class WorkerLink:
         while True:
             message, descriptors = self._channel.receive()
             match message:
-                case messages.ForkStore(slots=slots, areas=areas, steps=steps) as order:
+                case messages.ForkStore() as order:
                     region, end, *others = Region.attach(descriptors[0]), *map(_socket, descriptors[1:])
                     evaluator = others[0] if others else None
                     if evaluator is not None and offer.measure is None:
                         self.refuse(NO_EVALUATOR)
                         raise ConfigError(NO_EVALUATOR)
                     try:
-                        within = order.begin, order.end
-                        fork_store(offer.make_store, region, slots, areas, steps, within, end, self._launcher)
+                        sizes, within = (order.slots, order.areas, order.sums), (order.begin, order.end)
+                        make_store = partial(offer.make_store, region, *sizes, order.steps, within)
+                        fork_store(make_store, end, self._launcher)
                         if evaluator is not None and offer.measure is not None:
                             assert isinstance(self._channel, Channel)  # the message has come through it
                             fork_evaluator(offer.measure, evaluator, self._channel, self._launcher, _show)

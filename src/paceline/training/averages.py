@@ -7,7 +7,7 @@ share. Shares can be made at the same time, by any member, and add up to the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.fabric.groups import Check
 from paceline.training.buffers import merged
 from paceline.training.layout import Entry, Places, PushArea
-from paceline.training.parts import Piece, chunks_of
+from paceline.training.parts import TELLS, NotFinite, Piece, chunks_of, finite
 from paceline.training.pushed import Pushed, Range, add_up
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -66,13 +66,7 @@ class Averages:
             contributions = zip(sources, weights, strict=True)
             pushed = [Pushed.of(self._places, area, self._area(area), weight) for area, weight in contributions]
             for run, apart in zip(mine.runs, mine.apart, strict=True):
-                whole = all(one.present[number] for one in pushed for number, _ in apart)
-                # kernels treat the last few elements of narrow types apart: those must be the same as in a commit
-                if whole and run.entry.dtype not in NARROW:
-                    self._sum(pushed, target, run)
-                    continue
-                for number, parameter in apart:
-                    self._sum([one for one in pushed if one.present[number]], target, parameter)
+                self._weighted(pushed, target, run, apart)
         if mine.first:
             own = self._area(target)
             for name, value in merged([self._area(area).buffers for area in sources], "mean").items():
@@ -80,8 +74,36 @@ class Averages:
             if weights is None:
                 own.present.fill_(1)
             else:
-                flags = torch.tensor([one.present for one in pushed], dtype=torch.uint8)
-                own.present.copy_(flags.reshape(len(sources), -1).amax(dim=0))
+                own.present.copy_(_present(pushed))
+
+    def sum_up(
+        self,
+        terms: Sequence[tuple[int, float]],
+        target: int,
+        names: Sequence[str],
+        *,
+        look: bool,
+        made: Callable[[int, int], object],
+    ) -> NotFinite | None:
+        """Write Σ weight · gradient of these (area, weight) into `target`, and its flags, as `share` does with weights.
+
+        The flags come first. Then `made(begin, end)` is called as bytes of the sum are there, in order. If `look`, the
+        first NaN or infinity in a gradient is returned, by parameters' `names`. Raises ValueError if the target is
+        among the areas.
+        """
+        _check([area for area, _ in terms], target)
+        pushed = [Pushed.of(self._places, area, self._area(area), weight) for area, weight in terms]
+        self._area(target).present.copy_(_present(pushed))
+        mine, found, told = self._share(0, 1), None, 0
+        ends = [run.entry.offset for run in mine.runs[1:]] + [self._places.layout.flags_offset]
+        for run, apart, end in zip(mine.runs, mine.apart, ends, strict=False):
+            self._weighted(pushed, target, run, apart)
+            if look and found is None and not finite(self._in(target, run.entry)):
+                found = self._not_finite(pushed, apart, names)
+            if end - told >= TELLS or end == ends[-1]:
+                made(told, end)
+                told = end
+        return found
 
     def mean(self, sources: Sequence[int], target: int) -> float:
         """Write the mean of these replicas into `target`: x₀ + Σ(xₖ − x₀)/n, so exact where all are equal.
@@ -118,6 +140,27 @@ class Averages:
         total.div_(len(values))
         if total is not target:
             target.copy_(total)
+
+    def _weighted(self, pushed: Sequence[Pushed], target: int, run: Range, apart: Sequence[tuple[int, Range]]) -> None:
+        """Σ weight · gradient of a run, by parameter where some gradient is missing."""
+        whole = all(one.present[number] for one in pushed for number, _ in apart)
+        # kernels treat the last few elements of narrow types apart: those must be the same as in a commit
+        if whole and run.entry.dtype not in NARROW:
+            self._sum(pushed, target, run)
+            return
+        for number, parameter in apart:
+            self._sum([one for one in pushed if one.present[number]], target, parameter)
+
+    def _not_finite(
+        self, pushed: Sequence[Pushed], apart: Sequence[tuple[int, Range]], names: Sequence[str]
+    ) -> NotFinite | None:
+        """Return the first NaN or infinity of these gradients. None: only their sum has one, or what lay there."""
+        for one in pushed:
+            for number, parameter in apart:
+                gradient = parameter.gradient(self._places.region.memory, one)
+                if one.present[number] and not gradient.isfinite().all():
+                    return NotFinite(names[number], one.worker)
+        return None
 
     def _sum(self, pushed: Sequence[Pushed], target: int, run: Range) -> None:
         """Σ weight · gradient of these. Without any of them the target stays as it is."""
@@ -222,6 +265,12 @@ class SharedMemoryGroups:
 def _check(sources: Sequence[int], target: int) -> None:
     if target in sources:
         raise ValueError(f"area {target} is averaged, so the average can't be written there")
+
+
+def _present(pushed: Sequence[Pushed]) -> Tensor:
+    """By parameter: 1 where any of these has a gradient."""
+    flags = torch.tensor([one.present for one in pushed], dtype=torch.uint8)
+    return flags.reshape(len(pushed), -1).amax(dim=0)
 
 
 def _continuous(tensor: Tensor) -> bool:

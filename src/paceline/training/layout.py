@@ -6,7 +6,8 @@ A slot holds one version of the optimizer's parameters, in flat arenas by parame
 area holds one gradient in the layout of a slot. It also has a byte for each parameter that says whether it has a
 gradient (None is not zero), and the worker's buffers as of that step. If workers have several areas, the first
 areas of all workers come first, then the second ones. `fixed` holds what is set once:
-parameters that the optimizer does not have, and the first buffers. Each part begins a page.
+parameters that the optimizer does not have, and the first buffers. Areas for sums of several workers' gradients may
+follow. Each part begins a page.
 """
 
 from __future__ import annotations
@@ -124,6 +125,11 @@ class Layout:
         )
 
     @property
+    def buffers_bytes(self) -> int:
+        """What buffers take in a push area, behind the flags; 0 if there are none."""
+        return self.push_bytes - self.flags_offset - len(self.moving) if self.buffers else 0
+
+    @property
     def forms(self) -> list[str]:
         """What must agree between workers, one line for each tensor."""
         return [entry.form for entry in (*self.moving, *self.fixed)]
@@ -154,6 +160,8 @@ class Places:
     workers: int
     areas: int = 1
     """Push areas of each worker."""
+    sums: int = 0
+    """Areas for sums, whose numbers follow those of the workers' areas."""
 
     @classmethod
     def new(cls, layout: Layout, slots: int, workers: int) -> Places:
@@ -161,9 +169,14 @@ class Places:
         size = slots * layout.slot_bytes + workers * layout.push_bytes + 2 * layout.fixed_bytes
         return cls(layout, Region.create(size), slots, workers)
 
-    def worker_of(self, area: int) -> int:
-        """The worker that the push area belongs to."""
-        return area % self.workers
+    @property
+    def owned(self) -> int:
+        """How many push areas belong to workers."""
+        return self.workers * self.areas
+
+    def worker_of(self, area: int) -> int | None:
+        """The worker that the push area belongs to. None: it is for sums."""
+        return area % self.workers if area < self.owned else None
 
     def slot_start(self, slot: int) -> int:
         """The slot's first byte."""
@@ -171,7 +184,8 @@ class Places:
 
     def fixed_start(self, adopted: bool = False) -> int:
         """The fixed part's first byte."""
-        return self.push_start(self.workers * self.areas) + (self.layout.fixed_bytes if adopted else 0)
+        start = self.slots * self.layout.slot_bytes + self.owned * self.layout.push_bytes
+        return start + (self.layout.fixed_bytes if adopted else 0)
 
     def slot(self, slot: int) -> list[Tensor]:
         """The parameters of the version in that slot, in the optimizer's order."""
@@ -184,7 +198,8 @@ class Places:
 
     def push_start(self, area: int) -> int:
         """The first byte of that push area."""
-        return self.slots * self.layout.slot_bytes + area * self.layout.push_bytes
+        behind = 2 * self.layout.fixed_bytes if area >= self.owned else 0
+        return self.slots * self.layout.slot_bytes + area * self.layout.push_bytes + behind
 
     def push_area(self, area: int, mapping: Mapping | None = None) -> PushArea:
         """The push area of that number; with a `mapping`, at the address where that maps it."""

@@ -24,8 +24,8 @@ from paceline.training.store import Scalars, Store
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Measure = Callable[[int, Path], dict[str, float]]
 """The metrics of a recorded version, which is in that file."""
-MakeStore = Callable[[Region, int, int, bool, tuple[int, int]], Store]
-"""Make the store over a region, with so many slots and so many push areas for each worker.
+MakeStore = Callable[[Region, int, int, int, bool, tuple[int, int]], Store]
+"""Make the store over a region, with so many slots, so many push areas for each worker, and so many for sums.
 
 Then: whether it steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions. The last
 argument is the range of each version that it makes. See `parts.parts_of`.

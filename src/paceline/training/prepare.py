@@ -166,8 +166,8 @@ def prepare(
     workers, epochs = link.workers, link.epochs or epochs
     leased = checked_loader is not None and not isinstance(checked_loader.dataset, IterableDataset)
 
-    def make_store(region: Region, slots: int, areas: int, steps: bool, within: tuple[int, int]) -> Store:
-        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas), steps, within)
+    def make_store(region: Region, slots: int, areas: int, sums: int, steps: bool, within: tuple[int, int]) -> Store:
+        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas, sums), steps, within)
 
     started = link.start(
         Offer(

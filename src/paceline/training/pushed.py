@@ -18,9 +18,10 @@ from paceline.training.layout import Entry, Places, PushArea
 
 @dataclass(slots=True)  # a frozen one takes four times as long to make
 class Pushed:
-    """One worker's contribution to a version, or to a group's mean gradient."""
+    """One worker's contribution to a version, or to a group's mean gradient; or the sum of several."""
 
-    worker: int
+    worker: int | None
+    """None: it is a sum."""
     weight: float
     start: int
     """The first byte of its push area."""

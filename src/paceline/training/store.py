@@ -32,6 +32,7 @@ from paceline.training.layout import Places, parameters_sha256
 from paceline.training.packing import packs
 from paceline.training.parts import (
     ELEMENTWISE,
+    TELLS,
     NotFinite,
     Part,
     State,
@@ -51,7 +52,6 @@ Scalars = list[dict[str, Any]]
 
 ORDER = "parameters"
 """In the metadata of a recorded version's file: the names of its parameters in the order of its hash, as JSON."""
-TELLS = 4 << 20  # bytes of a version that are told of at once: 34 ms of a link of 1 Gbit/s
 WORTH_TWO_THREADS = 1024 * 1024  # elements: with fewer, handing over half of a commit costs more than it saves
 
 
@@ -91,7 +91,7 @@ class Store:
         state = {numbers[parameter]: values for parameter, values in optimizer.state.items()}
         if state:
             self.load(state)
-        self.pushes = [places.push_area(area) for area in range(places.workers * places.areas)]
+        self.pushes = [places.push_area(area) for area in range(places.owned + places.sums)]
         self.names = [entry.name for entry in layout.moving]
         self.buffers: dict[int, dict[str, Tensor]] = {}
         """Each worker's buffers, as of its last applied update."""
@@ -182,12 +182,14 @@ class Store:
         threads: int = 1,
         look: bool = True,
         made: Callable[[int, int], object] | None = None,
+        summed: Sequence[int] = (),
     ) -> Committed:
         """Make the version in slot `target` from the one in slot `source` and these (push area, weight).
 
         Gradients are summed in the order given. A weight of 1 multiplies nothing. With two threads the bits
         are the same. If `look`, gradients and parameters are searched for a NaN or an infinity. `made(begin, end)` is
-        called as bytes of the version are made, also by the second thread.
+        called as bytes of the version are made, also by the second thread. `summed`: workers' areas, of which there is
+        a sum among the contributions. Their buffers count, too.
         """
         self._to_pass_on = None
         pushed = [Pushed.of(self.places, area, self.pushes[area], weight) for area, weight in contributions]
@@ -199,11 +201,22 @@ class Store:
             found = [run(self.halves[0]), second.result()]
         else:
             found = [run(half) for half in self.halves]
-        for area, _ in contributions:
-            buffers = {name: value.clone() for name, value in self.pushes[area].buffers.items()}
-            self.buffers[self.places.worker_of(area)] = buffers
+        for area in (*(area for area, _ in contributions), *summed):
+            if (worker := self.places.worker_of(area)) is not None:
+                self.buffers[worker] = {name: value.clone() for name, value in self.pushes[area].buffers.items()}
         not_finite = next((one for one, _ in found if one is not None), None)
         return Committed(not_finite, sum(checksum for _, checksum in found) % (1 << 64))
+
+    def sum_up(
+        self, target: int, terms: Sequence[tuple[int, float]], *, look: bool, made: Callable[[int, int], object]
+    ) -> NotFinite | None:
+        """Put the sum of these (push area, weight) into the push area `target`, all of it. See `Averages.sum_up`.
+
+        `made(begin, end)` is called as bytes of it are there. Return the first NaN or infinity, if they are looked for.
+        """
+        push = self.pushes[target]
+        self.places.region.populate(push.start, push.stop)
+        return self._in_groups().sum_up(terms, target, self.names, look=look, made=made)
 
     def load(self, state: State) -> None:
         """Replace the optimizer's state by this one, of whole parameters."""
@@ -350,9 +363,7 @@ class Store:
 
         Return also the replicas' distance from it: root mean square over the replicas, Euclidean over the parameters.
         """
-        if self._averages is None:
-            self._averages = Averages(self.places)
-        distance = self._averages.mean(replicas, target)
+        distance = self._in_groups().mean(replicas, target)
         parameters = dict(zip(self.names, self.pushes[target].gradients, strict=True))
         buffers = merged([self.pushes[area].buffers for area in replicas], policy)
         return {**self.places.fixed(self.adopted), **parameters, **buffers}, distance
@@ -404,6 +415,11 @@ class Store:
     def _populate(self, slot: int, begin: int, end: int) -> None:
         start = self.places.slot_start(slot)
         self.places.region.populate(start + begin, start + whole_pages(end))
+
+    def _in_groups(self) -> Averages:
+        if self._averages is None:
+            self._averages = Averages(self.places)
+        return self._averages
 
     def _parts(self) -> list[Part]:
         return [part for half in self.halves for part in half]

@@ -6,7 +6,9 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
+from paceline.core.facts import Fact, GradientReady, UpdateArrived
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPush
+from paceline.core.roster import mean_of
 
 SIZE = 32
 """Bytes of each item's content. What else is in its place follows from that, and no two pieces of it are alike."""
@@ -15,10 +17,22 @@ TORN = b"\xee"
 WHOLE = b"what the optimizer has before the first version"
 
 
+Terms = tuple[tuple[int, int, float], ...]
+"""(worker, step, weight), in order."""
+
+
 class Contents:
     """What is to lie in each place that somebody reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int) -> None:
+        """`capacity`: the most workers."""
+        self.capacity = capacity
+        self._samples: dict[tuple[int, int], int | None] = {}
+        """By worker and step: the samples in it."""
+        self._sum_of: dict[tuple[int, int], int] = {}
+        """By worker and step: the sum that it has arrived in."""
+        self._sums: dict[int, Terms] = {}
+        """By number: the last that was added up."""
         self.fixed = _digest("what never moves")
         self._versions = [_digest("version 0")]
         self._made_of: list[tuple[tuple[int, int, float], ...]] = [()]
@@ -27,6 +41,14 @@ class Contents:
         self._unapplied: dict[int, dict[int, int | None]] = {}
         """By worker: steps that were pushed, and the version that was ordered of each. None: none was."""
         self._lacking: dict[tuple[int, int], list[int]] = {}
+
+    def told(self, fact: Fact) -> None:
+        """The machine was told of that fact."""
+        match fact:
+            case GradientReady(worker=worker, step=step, samples=samples):
+                self._samples[worker, step] = samples
+            case UpdateArrived(worker=worker, step=step, sum=int(number)):
+                self._sum_of[worker, step] = number
 
     def ordered(self, order: Order) -> None:
         """The machine has given that order."""
@@ -71,6 +93,35 @@ class Contents:
     def made_of(self, version: int) -> tuple[tuple[int, int, float], ...]:
         """(worker, step, weight) of that version's updates, in order."""
         return self._made_of[version]
+
+    def summands(self, version: int) -> list[tuple[str, bytes, float]]:
+        """What that version is made of, in order: its name, its content, and its weight. Sums are means of updates."""
+        found: dict[str, tuple[bytes, float]] = {}
+        members: dict[int, list[tuple[int, int]]] = {}
+        for worker, step, weight in self.made_of(version):
+            number = self._sum_of.get((worker, step))
+            name = f"step {step} of worker {worker}" if number is None else f"sum {number}"
+            before = found[name][1] if name in found else 0.0
+            found[name] = self.update(worker, step) if number is None else self.sum(number), before + weight
+            if number is not None:
+                members.setdefault(number, []).append((worker, step))
+        for number, updates in members.items():
+            mean = mean_of({one: self._samples[one] for one in updates})
+            assert self._sums[number] == mean, f"sum {number} is of {self._sums[number]}, and not of {mean}"
+        return [(name, *rest) for name, rest in found.items()]
+
+    def unapplied(self) -> list[tuple[int, int]]:
+        """(worker, step) of what was pushed and is in no version."""
+        return [(worker, step) for worker, steps in self._unapplied.items() for step, of in steps.items() if of is None]
+
+    def sums(self, number: int, terms: Terms) -> bytes:
+        """These updates are added up as that sum. Return its content."""
+        self._sums[number] = terms
+        return self.sum(number)
+
+    def sum(self, number: int) -> bytes:
+        """The content of that sum."""
+        return _digest("sum", number, self._sums[number])
 
     def update(self, worker: int, step: int) -> bytes:
         """The content of that worker's update."""

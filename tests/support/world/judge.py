@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 MOST_UNACKNOWLEDGED = 3_000
 """Messages that may wait for one host. A world has some thousand facts."""
 
-UNMADE = "update", "for the range made here", "made here"
+UNMADE = "update", "sum", "for the range made here", "made here"
 """What those claims are for that stay where a version is ordered and can't be made."""
+
+UNFINISHED = "being summed"
+"""What a claim is for that stays where a sum became void, and something is still added up."""
 
 
 class Judge:
@@ -44,6 +47,7 @@ class Judge:
         """The machine was told of that fact, and has given these orders, which are carried out after this."""
         self.trace.append(f"{fact} {orders}")
         self._rules.fact(fact)
+        self._world.contents.told(fact)
         if isinstance(fact, WorkerJoined):
             self._world.contents.joined(fact.worker)
         for order in orders:
@@ -85,7 +89,9 @@ class Judge:
         claims = [
             claim
             for claim in host._head.shelf.claims()  # type: ignore[attr-defined]
-            if claim[0] != NEWEST and not (claim[0][0] in ("lent", "serve") and claim[0][1] in here)
+            if claim[0] != NEWEST
+            and claim[0][0] != UNFINISHED
+            and not (claim[0][0] in ("lent", "serve") and claim[0][1] in here)
         ]
         self._broken_off, self._store_lost = ending.at_once, host.progress.lost
         if self._store_lost:
@@ -115,6 +121,7 @@ class Judge:
                     if (ranges := one._branch._ranges) is not None:
                         stay.append(kept(ranges.newest))
                     claims = [claim for claim in one._branch.shelf.claims() if claim[0] not in stay]
+                    claims = [claim for claim in claims if claim[0][0] != UNFINISHED]
                     if self._store_lost:
                         claims = [claim for claim in claims if claim[0][0] not in UNMADE]
                     assert not claims, f"claimed at the end of {name}: {claims}"

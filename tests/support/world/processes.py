@@ -132,9 +132,11 @@ class Program:
 class Memory:
     """A region, as a process sees it that has its descriptor."""
 
-    def __init__(self, file: int, slots: int) -> None:
+    def __init__(self, file: int, slots: int, owned: int) -> None:
+        """`owned`: how many areas workers have. Those of sums lie behind what never moves."""
         self._file = file
         self._slots = slots
+        self.owned = owned
 
     def slot(self, number: int) -> tuple[int, int]:
         """Where a version's place begins, and its bytes."""
@@ -142,11 +144,11 @@ class Memory:
 
     def area(self, number: int) -> tuple[int, int]:
         """The same of an update's place."""
-        return self._slots * SLOT + number * AREA, AREA
+        return self._slots * SLOT + number * AREA + (2 * FIXED if number >= self.owned else 0), AREA
 
     def fixed(self) -> tuple[int, int]:
         """The same of what never moves."""
-        return os.fstat(self._file).st_size - 2 * FIXED, FIXED
+        return self._slots * SLOT + self.owned * AREA, FIXED
 
     def write(self, place: tuple[int, int], content: bytes, within: Bytes | None = None) -> None:
         """Fill the place with that, or a range of it."""
@@ -156,6 +158,10 @@ class Memory:
     def read(self, place: tuple[int, int]) -> bytes:
         """What the place begins with."""
         return os.pread(self._file, SIZE, place[0])
+
+    def read_from(self, place: tuple[int, int], begin: int) -> bytes:
+        """What the place has from that byte on."""
+        return os.pread(self._file, place[1] - begin, place[0] + begin)
 
     def check(self, place: tuple[int, int], content: bytes, who: str, what: str, within: Bytes | None = None) -> None:
         """Raise Wrong unless the place has that content, or a range of it."""
@@ -193,6 +199,7 @@ class Script:
                 "slot_bytes": SLOT,
                 "push_bytes": AREA,
                 "flags_bytes": FLAGS,
+                "buffers_bytes": SIZE,
                 "cuts": CUTS[self.pieces],
                 "fixed_bytes": FIXED,
                 "scalars": [{"lr": 0.5, "momentum": 0.9}],
@@ -334,8 +341,8 @@ class Worker(Program):
                     yield self.takes(self._script.starts)
                     self.forks = None
                     self._store(self.machine.ends.pop(named_by(files[1])), os.dup(files[0]), message)
-                case messages.Begin(slots=slots):
-                    self._memory = Memory(files[0], slots)
+                case messages.Begin(slots=slots, areas=areas):
+                    self._memory = Memory(files[0], slots, areas * self._contents.capacity)
                     self._sees(self._memory.fixed(), self._contents.fixed, "what never moves")
                     self._joins = message.joins
                     return 0 if message.resumed is None else message.resumed.epoch
@@ -483,7 +490,7 @@ class Store(Program):
         self._seconds = seconds
         self.others: Callable[[], list[Store]] = list
         """The stores of the other hosts."""
-        self._memory = Memory(file, order.slots)
+        self._memory = Memory(file, order.slots, order.areas * contents.capacity)
         self._made = 0
         super().__init__(scheduler, machine, line, f"the store of {host}", lots)
         self._files.append(file)
@@ -507,6 +514,8 @@ class Store(Program):
             match message:
                 case messages.Commit():
                     yield from self._commits(message)
+                case messages.SumUp():
+                    yield from self._sums_up(message)
                 case messages.Record(waits=True):
                     self._held[message.file] = message
                 case messages.Record():
@@ -551,19 +560,52 @@ class Store(Program):
         found = ("weight", None) if order.look and self.not_finite(order.version) else None
         self.say(messages.Committed(order.version, 0.0, order.version, found))
 
+    def _sums_up(self, order: messages.SumUp) -> Course:
+        memory, place = self._memory, self._memory.area(order.target)
+        named = [self._named(area) for area, _ in order.terms]
+        memory.write(place, TORN)
+        if None in named:  # the sum is void by now
+            self.say(messages.Summed(order.number, None))
+            return
+        terms = tuple((*one, weight) for one, (_, weight) in zip(named, order.terms, strict=True) if one)
+        content = self._contents.sums(order.number, terms)
+        memory.write(place, content, (SLOT, SLOT + FLAGS))
+        for piece in pairwise(self._cuts):
+            yield self.takes(self._seconds / len(self._cuts))
+            memory.write(place, content, piece)
+            self.say(messages.Summing(order.number, *piece))
+        self.say(messages.Summed(order.number, None))
+
+    def _named(self, area: int) -> tuple[int, int] | None:
+        """The worker and the step whose update lies there, all of it. None: it has been dropped."""
+        memory, place = self._memory, self._memory.area(area)
+        for worker, step in self._contents.unapplied():
+            if memory.read(place) == (content := self._contents.update(worker, step)):
+                memory.check(place, content, self.what, f"step {step} of worker {worker}")
+                return worker, step
+        return None
+
     def _reads(self, order: messages.Commit) -> None:
         """Look at all that its range is made of. The head's has all buffers, too."""
         memory, contents, what = self._memory, self._contents, f"{self.what}, at version {order.version},"
         source = memory.slot(order.source)
         memory.check(source, contents.version(self._made), what, f"version {self._made}", self.range)
-        made_of = contents.made_of(order.version)
+        made_of = contents.summands(order.version)
         weights = [weight for _, weight in order.pushed]
         if weights != [weight for _, _, weight in made_of]:
             raise Wrong(f"{what} has weights {weights} of {made_of}")
-        for (worker, step, _), (area, _) in zip(made_of, order.pushed, strict=True):
-            for within in (self.range, (SLOT, AREA if self._heads else SLOT + FLAGS)):
-                place, content = memory.area(area), contents.update(worker, step)
-                memory.check(place, content, what, f"step {step} of worker {worker}", within)
+        for (name, content, _), (area, _) in zip(made_of, order.pushed, strict=True):
+            for within in (self.range, (SLOT, SLOT + FLAGS)):
+                memory.check(memory.area(area), content, what, name, within)
+        if self._heads:
+            single = [area for area, _ in order.pushed if area < memory.owned]
+            buffers = {memory.read_from(memory.area(area), SLOT + FLAGS) for area in (*single, *order.summed)}
+            expected = {
+                filled(contents.update(worker, step), AREA)[SLOT + FLAGS :]
+                for worker, step, _ in contents.made_of(order.version)
+            }
+            if buffers != expected:
+                raise Wrong(f"{what} has the buffers {buffers} and not {expected}")
 
     def _loads(self, file: int) -> None:
         """Begin with what the head's store has passed on, and with the version that is here."""

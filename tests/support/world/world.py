@@ -76,7 +76,7 @@ class World:
         self.scheduler = Scheduler()
         self.scheduler.deadline, self.scheduler.pending = history.end + history.bound, self.pending
         self.network = Network(self.scheduler, self._lots("network"), history.timeout / 50)
-        self.contents = Contents()
+        self.contents = Contents(history.workers)
         self.judge = Judge(self)
         self.said: list[str] = []
         """All lines, with their times."""

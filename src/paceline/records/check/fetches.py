@@ -25,7 +25,7 @@ DRIFT = 1e-3
 
 _EVENTS = """
     SELECT id AS fact, 0 AS part, kind, worker, step, version, at,
-        iif(kind = 'TrainingBegan', body, json_extract(body, '$.host'))
+        iif(kind = 'TrainingBegan', body, json_extract(body, iif(kind = 'UpdateArrived', '$.sum', '$.host')))
     FROM facts WHERE kind <> 'ReduceFinished' AND kind <> 'ReduceFailed'
     UNION ALL SELECT orders.fact, 1, orders.kind, orders.worker, NULL, NULL, facts.at, NULL
     FROM orders JOIN facts ON facts.id = orders.fact WHERE orders.kind IN ('Release', 'StartPull')
@@ -35,6 +35,7 @@ _EVENTS = """
 _ROWS = """
     SELECT fact, 2, rowid, host, source, kind, worker, number, bytes, began, ended FROM fetches ORDER BY rowid
 """
+_SUMMED = "SELECT id FROM facts WHERE kind = 'UpdateArrived' AND json_extract(body, '$.sum') IS NOT NULL LIMIT 1"
 _BEFORE_ORDERED = """
     WITH ordered AS (
         SELECT orders.version, facts.at FROM orders JOIN facts ON facts.id = orders.fact
@@ -61,6 +62,8 @@ def fetches(checking: Checking) -> None:
         first = ledger.execute("SELECT min(rowid) FROM fetches").fetchone()[0]
         if first is not None:
             raise Broken(FETCHES, "none: there is one host", "one", "fetches", first)
+        if not checking.replays and (summed := ledger.execute(_SUMMED).fetchone()) is not None:
+            raise Broken(FETCHES, "no update in a sum: there is one host", "one", "facts", summed[0])
         return
     none = ledger.execute("SELECT 1 FROM fetches LIMIT 1").fetchone() is None
     if schema < WITH_HOSTS or (checking.run.simulated and none):
@@ -75,6 +78,7 @@ def fetches(checking: Checking) -> None:
         else:
             checking.table, checking.row = "facts", fact
             there.event(*event)
+    there.end()
     checking.table, checking.row = "fetches", None
     _ordered_before(ledger)
     checking.proved.append(f"{count(number, 'fetch', 'fetches')} between hosts, each of what is there and needed")
@@ -93,7 +97,7 @@ def _rows(checking: Checking) -> Iterator[tuple[Any, ...]]:
             and all(isinstance(one, float) and math.isfinite(one) for one in (began, ended))
             and isinstance(host, str)
             and isinstance(source, str)
-            and kind in ("version", "update", "other")
+            and kind in ("version", "update", "sum", "other")
         ):
             raise Broken(READABLE, "a fetch", columns, "fetches", row)
         if not before <= fact <= checking.counts["facts"]:
@@ -121,6 +125,17 @@ class _Has:
     version: int
     again: tuple[int, float] | None = None
     """Its row and its end."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Updates that have arrived as one sum."""
+
+    number: int
+    at: float
+    fact: int | str | None
+    """The row of the last of them."""
+    workers: list[int]
 
 
 @dataclass(slots=True)
@@ -160,15 +175,20 @@ class _There:
     """By worker, step and host: when the update was fetched that has not arrived yet."""
     has: dict[int, _Has] = field(default_factory=dict)
     """By worker."""
+    sums: dict[int, dict[str, Fetch]] = field(default_factory=dict)
+    """By number, and by host that has fetched it: sums that have not arrived yet."""
+    arriving: dict[str, _Sum] = field(default_factory=dict)
+    """By host: its last sum that has arrived."""
 
-    def event(self, kind: str, worker: int, step: int, version: int, at: float, more: str | None) -> None:
+    def event(self, kind: str, worker: int, step: int, version: int, at: float, more: Any) -> None:
         """A fact, or an order to a worker."""
         if kind == "TrainingBegan":
-            assert more is not None
             self._begin(FACTS[kind].decode(more))
             return
         if kind == "WorkerJoined":
             self.host[worker] = str(more)
+        if kind == "UpdateArrived" and more is not None:
+            self._summed(int(more), worker, at)
         if not self.head or self.fetchers == [self.host.get(worker)]:
             return
         if (had := self.has.pop(worker, None)) is not None and had.again is not None and had.again[1] < at:
@@ -178,6 +198,8 @@ class _There:
         match kind:
             case "GradientReady":
                 self.ready[worker, step] = at
+            case "UpdateArrived" if more is not None:
+                self._arrived_in(int(more), worker, step, at)
             case "UpdateArrived":
                 self._arrived(worker, step, at)
             case "ParametersTaken":
@@ -200,17 +222,28 @@ class _There:
         if fetch.kind == "other":
             return
         self._size(fetch)
-        if fetch.kind == "version":
-            self._version(row, fetch)
-        else:
-            self._update(fetch)
+        match fetch.kind:
+            case "version":
+                self._version(row, fetch)
+            case "sum":
+                self._sum(fetch)
+            case _:
+                self._update(fetch)
+
+    def end(self) -> None:
+        """No more is told of the segment."""
+        for one in self.arriving.values():
+            if len(one.workers) < 2:
+                self.checking.table, self.checking.row = "facts", one.fact
+                raise Broken(FETCHES, f"sum {one.number} of several updates, which arrive together", "of one")
 
     def _begin(self, fact: TrainingBegan) -> None:
+        self.end()
         self.number += 1
         self.host = {worker: host for worker, host, _ in fact.members}
         self.head, self.first, self.ended = fact.members[0][1], fact.version, -math.inf
         self.versions = Marks()
-        for outstanding in (self.coming, self.ready, self.late, self.updates, self.has):
+        for outstanding in (self.coming, self.ready, self.late, self.updates, self.has, self.sums, self.arriving):
             outstanding.clear()
         run = self.checking.run
         segment = run.segments[self.number]
@@ -229,7 +262,7 @@ class _There:
         if fetch.kind == "version" and fetch.number == self.first and (self.modelled or len(self.shards) > 1):
             return  # the model says nothing of it, and the head has all of it
         if self.sizes.setdefault(key, fetch.bytes) != fetch.bytes:
-            whose = f" {'by' if fetch.kind == 'update' else 'from'} {key[1]}" if len(self.shards) > 1 else ""
+            whose = f" {'from' if fetch.kind == 'version' else 'by'} {key[1]}" if len(self.shards) > 1 else ""
             raise Broken(FETCHES, f"{self.sizes[key]} bytes, as each {key[0]}{whose}", fetch.bytes)
 
     def _sources(self, version: int, host: str) -> list[str]:
@@ -268,6 +301,45 @@ class _There:
         if fetch.began < (ready := self.ready[key]) - TICK:
             raise Broken(FETCHES, f"{what} is fetched at {ready!r}, when it is ready, or later", fetch.began)
         self.updates[*key, fetch.host] = fetch.ended
+
+    def _sum(self, fetch: Fetch) -> None:
+        assert fetch.number is not None
+        what = f"sum {fetch.number}"
+        if fetch.source == fetch.host or fetch.host not in self.fetchers:
+            raise Broken(FETCHES, f"{what}, by another one of {listed(self.fetchers)}", f"by {fetch.host}")
+        fetched = self.sums.setdefault(fetch.number, {})
+        if fetch.host in fetched:
+            raise Broken(FETCHED_ONCE, "a sum that was not fetched yet", f"{what} once more")
+        fetched[fetch.host] = fetch
+
+    def _summed(self, number: int, worker: int, at: float) -> None:
+        """The worker's update has arrived in that sum: with others of its host, and with no one else's."""
+        host = self.host[worker]
+        before = self.arriving.get(host)
+        if before is not None and before.number == number:
+            if before.at != at or worker in before.workers:
+                raise Broken(FETCHES, f"sum {number} at {before.at!r}, with each worker's update once", at)
+            before.workers.append(worker)
+            before.fact = self.checking.row
+            return
+        self.end()
+        if any(one.number == number for one in self.arriving.values()):
+            raise Broken(FETCHES, f"a sum of {host} alone", f"sum {number}")
+        if before is not None:
+            self.sums.pop(before.number, None)
+        self.arriving[host] = _Sum(number, at, self.checking.row, [worker])
+
+    def _arrived_in(self, number: int, worker: int, step: int, at: float) -> None:
+        ready, own = self.ready.pop((worker, step), -math.inf), self.host[worker]
+        fetched = self.sums.get(number, {})
+        for host in self.fetchers:
+            if host == own:
+                continue
+            fetch = fetched.get(host)
+            self._before(math.inf if fetch is None else fetch.ended, at, f"sum {number} of {own}", host)
+            if fetch is not None and (fetch.source != own or fetch.began < ready - TICK):
+                expected = f"sum {number} is fetched from {own} at {ready!r}, when its updates are ready, or later"
+                raise Broken(FETCHES, expected, f"at {fetch.began!r} from {fetch.source}")
 
     def _arrived(self, worker: int, step: int, at: float) -> None:
         self.ready.pop((worker, step), None)

@@ -1,0 +1,151 @@
+"""Updates of one host that go to the hosts that make versions together, as one sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+
+from paceline.core.facts import Fact, UpdateArrived
+from paceline.core.items import Buffers, Sum, Update
+from paceline.host.fetch import Fetchable, Fetcher, Then
+from paceline.host.summer import Summer
+from paceline.host.sums import Sums
+
+
+@dataclass(slots=True)
+class _Group:
+    """Updates on their way, as one sum."""
+
+    host: str
+    updates: dict[Update, Then]
+    lacking: set[Sum | Buffers]
+    """What has not come."""
+
+
+class Together:
+    """Keeps the contract `Fetcher`. The updates of a host come together, once none of its workers computes a step.
+
+    A host's workers may all be waited for, as only machines have sums that wait for them all.
+    """
+
+    def __init__(self, inner: Fetcher, sums: Sums, summer: Summer, happened: Callable[[Fact], None]) -> None:
+        """`inner` brings sums and single updates. `sums`, `summer`: the head's."""
+        self._inner = inner
+        self._sums = sums
+        self._summer = summer
+        self._happened = happened
+        self._hosts: Mapping[int, str] = {}
+        """By worker: its host, if that has others, and adds up their updates."""
+        self._sum_up: Callable[[str, Sum, Sequence[tuple[Update, float]]], None]
+        self._drop: Callable[[str, Sum], None]
+        self._computing: dict[int, None] = {}
+        """Workers that were released, and whose update is not ready."""
+        self._ready: dict[Update, Then] = {}
+        """Updates that wait for others of their host."""
+        self._groups: dict[Sum, _Group] = {}
+        """By sum that is on its way."""
+        self._numbers = count(1)
+
+    def begin(
+        self,
+        hosts: Mapping[int, str],
+        sum_up: Callable[[str, Sum, Sequence[tuple[Update, float]]], None],
+        drop: Callable[[str, Sum], None],
+    ) -> None:
+        """These workers' hosts add up updates. `sum_up(host, sum, terms)` and `drop(host, sum)` order it from them.
+
+        That is the second one's order if a sum is void.
+        """
+        self._hosts, self._sum_up, self._drop = hosts, sum_up, drop
+
+    def host_of(self, total: Sum) -> str:
+        """The host that makes the sum, which is on its way."""
+        return self._groups[total].host
+
+    def released(self, worker: int) -> None:
+        """The worker is to compute a step."""
+        if worker in self._hosts:
+            self._computing[worker] = None
+
+    def idles(self, worker: int) -> None:
+        """The worker computes no step any more: it has no data for one, say."""
+        if worker in self._computing:
+            del self._computing[worker]
+            self._settle(self._hosts[worker])
+
+    # --- see `Fetcher` ------------------------------------------------------------------------------
+
+    def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
+        """See `Fetcher`."""
+        if worker not in self._hosts or not isinstance(item, Update):
+            self._inner.fetch(worker, item, then)
+            return
+        self._computing.pop(worker, None)
+        self._ready[item] = then
+        self._settle(self._hosts[worker])
+
+    def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
+        """See `Fetcher`."""
+        return self._inner.gather(group, members, then)
+
+    def cancel(self, worker: int) -> None:
+        """See `Fetcher`. A sum with an update of that worker is void: the others are added up anew."""
+        self._inner.cancel(worker)
+        if worker not in self._hosts:
+            return
+        for total, group in list(self._groups.items()):
+            if any(update.worker == worker for update in group.updates):
+                self._void(total)
+        self._ready = {update: then for update, then in self._ready.items() if update.worker != worker}
+        self._computing.pop(worker, None)
+        self._settle(self._hosts[worker])
+
+    def next(self, until: float) -> Fact | None:
+        """See `Fetcher`."""
+        return self._inner.next(until)
+
+    def due(self) -> float | None:
+        """See `Fetcher`."""
+        return self._inner.due()
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _settle(self, host: str) -> None:
+        """Have that host's updates come, if none of its workers computes one that is to come with them."""
+        if any(self._hosts[worker] == host for worker in self._computing):
+            return
+        together = {update: then for update, then in self._ready.items() if self._hosts[update.worker] == host}
+        for update in together:
+            del self._ready[update]
+        if len(together) < 2 or not self._summer.has_room:
+            for update, then in together.items():
+                self._inner.fetch(update.worker, update, then)
+            return
+        total, terms = Sum(next(self._numbers)), self._sums.terms_of(list(together))
+        buffers = [Buffers(update.worker, update.step) for update in together]
+        self._groups[total] = _Group(host, together, {total, *buffers})
+        self._sum_up(host, total, terms)
+        self._inner.fetch(terms[0][0].worker, total, partial(self._comes, total, total))
+        for one in buffers:
+            self._inner.fetch(one.worker, one, partial(self._comes, total, one))
+
+    def _comes(self, total: Sum, item: Sum | Buffers, at: float) -> Fact | None:
+        group = self._groups[total]
+        group.lacking.discard(item)
+        if group.lacking:
+            return None
+        del self._groups[total]
+        for update in sorted(group.updates):
+            fact = group.updates[update](at)
+            assert isinstance(fact, UpdateArrived)
+            self._happened(replace(fact, sum=total.number))
+        return None
+
+    def _void(self, total: Sum) -> None:
+        group = self._groups.pop(total)
+        for update in group.updates:  # what comes of any of them now is of no use
+            self._inner.cancel(update.worker)
+        self._drop(group.host, total)
+        self._ready |= group.updates

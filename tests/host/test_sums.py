@@ -1,0 +1,112 @@
+"""Sums stand in the place of their updates as a version is made, as the facts say, in a run as in its replay."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from paceline.core.facts import GradientReady, UpdateArrived
+from paceline.core.items import Sum, Update
+from paceline.host import messages
+from paceline.host.plan import Plan
+from paceline.host.shelf import Shelf
+from paceline.host.summer import Summer
+from paceline.host.sums import Sums
+
+PLAN = Plan(4, slots=4, areas=1, own=1, sums=2)
+
+
+class Store:
+    """A host with its store's process, and updates of four workers."""
+
+    def __init__(self) -> None:
+        self.shelf = Shelf()
+        self.sent: list[Any] = []
+        self.summer = Summer(self.shelf, PLAN, Mock(send=self.sent.append))
+        self.sums = Sums(self.shelf, self.summer)
+        for worker in range(4):
+            self.shelf.put(Update(worker, 0), ("update", worker, 0), PLAN.of(worker))
+            self.sums.tell(GradientReady(worker=worker, step=0, version=0, samples=worker + 1, at=0.0))
+
+    def arrive(self, *workers: int, number: int | None) -> None:
+        for worker in workers:
+            self.sums.tell(UpdateArrived(worker=worker, step=0, at=1.0, sum=number))
+
+    def applied(self) -> Any:
+        return self.sums.applied([(Update(worker, 0), 0.1 * (worker + 1)) for worker in range(4)])
+
+
+def test_a_sum_takes_the_place_of_its_first_update_and_weighs_as_much_as_all() -> None:
+    store = Store()
+    store.arrive(1, 3, number=7)
+    store.arrive(0, 2, number=None)
+    pushed, summed = store.applied()
+    assert [item for item, _ in pushed] == [Update(0, 0), Sum(7), Update(2, 0)]
+    assert [weight for _, weight in pushed] == pytest.approx([0.1, 0.6, 0.3])
+    assert summed == [Update(1, 0), Update(3, 0)]
+
+
+def test_a_sum_that_is_not_here_is_made_of_the_mean_of_its_updates_before_the_version() -> None:
+    store = Store()
+    store.arrive(1, 3, number=7)
+    store.applied()
+    assert store.sent == [messages.SumUp(7, 4, [(1, 2 / 6), (3, 4 / 6)], look=True)]
+    assert store.shelf.has(Sum(7))
+
+
+def test_a_sum_that_has_come_is_not_made_again() -> None:
+    store = Store()
+    store.summer.lay(Sum(7), [Update(1, 0), Update(3, 0)])
+    store.arrive(1, 3, number=7)
+    pushed, _ = store.applied()
+    assert Sum(7) in dict(pushed)
+    assert store.sent == []
+
+
+def test_a_sum_stays_until_its_updates_are_in_a_version_and_until_nothing_is_written_there() -> None:
+    store = Store()
+    store.arrive(1, 3, number=7)
+    store.applied()
+    store.sums.dropped(Update(1, 0))
+    store.sums.dropped(Update(3, 0))
+    assert store.shelf.has(Sum(7))
+    assert store.summer.summed(7)
+    assert not store.shelf.has(Sum(7))
+
+
+def test_a_sum_that_was_not_to_be_made_is_not_taken_for_made() -> None:
+    store = Store()
+    assert not store.summer.summed(3)
+    assert not store.summer.summing(messages.Summing(3, 0, 8))
+
+
+def test_bytes_of_a_sum_are_here_once_they_are_told_and_the_sum_is_awaited_before_it_is_ordered() -> None:
+    store = Store()
+    total, terms = Sum(1), [(Update(0, 0), 0.5), (Update(1, 0), 0.5)]
+    assert store.summer.look(total, 0, 8) == "coming"
+    store.summer.sum_up(total, terms, look=True)
+    assert store.summer.look(total, 0, 8) == "coming"
+    store.summer.summing(messages.Summing(1, 0, 8))
+    assert [store.summer.look(total, 0, 8), store.summer.look(total, 0, 9)] == ["here", "coming"]
+    store.summer.summed(1)
+    assert store.summer.look(total, 0, 9) == "here"
+    store.summer.drop(total)
+    assert store.summer.look(total, 0, 9) == "gone"
+
+
+def test_a_sum_whose_updates_are_gone_is_not_made_and_not_awaited() -> None:
+    store = Store()
+    store.summer.sum_up(Sum(1), [(Update(0, 0), 0.5), (Update(1, 5), 0.5)], look=True)
+    assert store.sent == []
+    assert store.summer.look(Sum(1), 0, 8) == "gone"
+
+
+def test_a_void_sum_does_not_go_with_updates_that_are_added_up_anew() -> None:
+    store = Store()
+    store.summer.lay(Sum(1), [Update(0, 0), Update(1, 0), Update(2, 0)])
+    store.summer.drop(Sum(1))
+    store.summer.lay(Sum(2), [Update(0, 0), Update(1, 0)])
+    store.summer.dropped(Update(2, 0))
+    assert (store.shelf.has(Sum(1)), store.shelf.has(Sum(2))) == (False, True)
