@@ -11,44 +11,11 @@ from paceline.protocols import registry
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, replayed
+from support.shards import ADAMW, HOSTS, SGD, TWO_EACH, script
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 DEFAULT = ("bsp", "asp", "ps-plus")
 """One of each kind: rounds, none, and versions that workers lack steps of."""
-SCRIPT = """
-import os, signal, time
-from pathlib import Path
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-
-THERE = Path(__file__).parent
-torch.manual_seed(3)
-model = nn.Sequential(nn.Linear(6, 1024), nn.Tanh(), nn.Linear(1024, 1536), nn.BatchNorm1d(1536), nn.Linear(1536, 3))
-optimizer = OPTIMIZER
-data = TensorDataset(torch.randn(64, 6), torch.randint(0, 3, (64,)))
-loader = DataLoader(data, batch_size=4, shuffle=True)
-BEFORE
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
-AFTER
-for epoch in paceline.epochs(2):
-    for x, y in loader:
-        EACH_STEP
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-END
-"""
-"""A model of four pieces, three of which are a whole one."""
-SGD = "torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)"
-ADAMW = "torch.optim.AdamW(model.parameters(), lr=0.001)"
-HOSTS = ("--emulate-hosts", "3", "-n", "1", "--threads", "1", "--shards-on", "all")
-
-
-def script(optimizer: str = SGD, *, before: str = "", after: str = "", each_step: str = "pass", end: str = "") -> str:
-    text = SCRIPT.replace("OPTIMIZER", optimizer).replace("BEFORE", before).replace("AFTER", after)
-    return text.replace("EACH_STEP", each_step).replace("END", end)
 
 
 def shards(run: Run) -> int:
@@ -70,9 +37,6 @@ def test_a_run_whose_versions_are_made_in_ranges_is_replayed_on_one_host_to_the_
     again = replayed(run.folder)
     assert again.code == 0, again.out + again.err
     assert "the same bits" in again.out
-
-
-TWO_EACH = ("--emulate-hosts", "3", "-n", "2", "--threads", "1", "--shards-on", "all")
 
 
 def sums(run: Run) -> tuple[int, int]:
