@@ -49,14 +49,14 @@ def test_the_head_alone_has_the_store_by_default_where_hosts_come_and_go_or_a_mo
     assert shards(None, **{how: True}) == shards("head", **{how: True}) == ["c"]  # type: ignore[arg-type]
 
 
+def test_shards_may_be_elsewhere_though_hosts_come_back_as_the_run_then_goes_on_from_its_snapshot() -> None:
+    assert shards("all", restart=True) == ["c", "a", "b"]
+
+
 @pytest.mark.parametrize("said", ["all", "a", "c", "c,a,b"])
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        (
-            "restart",
-            "--restart lets hosts come and go, while a host with a shard has to stay: say head, or leave --restart",
-        ),
         (
             "later",
             "--hosts lets hosts come later, while a host with a shard has to stay: say head, or say how many hosts",
@@ -102,6 +102,6 @@ def test_a_name_that_no_host_has_is_refused_with_those_that_there_are(said: str,
 
 def test_names_are_not_looked_at_before_all_hosts_have_come() -> None:
     choice = choose("asp", registry())
-    check_shards_on("d", 3, choice, restart=False, later=False, linked=False)
+    check_shards_on("d", 3, choice, later=False, linked=False)
     with pytest.raises(ConfigError, match="one host"):
-        check_shards_on("d", 1, choice, restart=False, later=False, linked=False)
+        check_shards_on("d", 1, choice, later=False, linked=False)

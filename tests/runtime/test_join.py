@@ -34,6 +34,7 @@ from support.events import await_stop, said
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Launcher, Run, ended, replayed
+from support.shards import script as sharded
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 LONG = ("dssp", "hsp", "ssp")  # others of their kind are tried by default
@@ -294,6 +295,29 @@ def test_a_host_that_is_stopped_for_too_long_comes_back(launch: Launch) -> None:
     (launch.tmp_path / "go-on").touch()
     run = head.ended().completed()
     assert ended(other).code == 0
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
+def test_a_run_that_loses_a_host_with_a_shard_goes_on_by_itself_once_that_host_is_back(launch: Launch) -> None:
+    """The other hosts stay, and come again."""
+    waits = (
+        "if epoch == 2 and not (THERE / 'go-on').exists(): (THERE / f'at-{paceline.worker()}').touch(); time.sleep(0.3)"
+    )
+    flags = ("-p", "bsp", "--shards-on", "all", "--restart", "1", "--host-timeout", "2")
+    head = begun(launch, sharded(each_step=waits, epochs=3), *flags, hosts=3)
+    stays, lost = joined(launch, head, "b"), joined(launch, head, "c")
+    for worker in range(3):
+        await_file(launch.tmp_path / f"at-{worker}")
+    os.kill(lost.pid, signal.SIGKILL)
+    ended(lost)
+    said(head.process, "host c made a part of every version, and it is lost .*; going on after [0-9]+ steps")
+    said(stays, "the run goes on from its newest snapshot, and this host comes again")
+    (launch.tmp_path / "go-on").touch()
+    back = joined(launch, head, "c")
+    run = head.ended().completed()
+    assert [ended(one).code for one in (stays, back)] == [0, 0]
+    assert run.summary["samples"] == 3 * 64
+    assert run.rows("SELECT COUNT(*) FROM segments") == [(2,)]
     assert (found := checked(run.folder)).ok, found.wrong
 
 
@@ -607,7 +631,6 @@ TWO = ["--listen", "127.0.0.1:0", "--hosts", "2"]
         (["--listen", "127.0.0.1:0", "--hosts", "2", "-p", "ad-psgd"], "--listen: ad-psgd runs on one host only"),
         (["--listen", "127.0.0.1:0", "--hosts", "2", "-p", "ddp"], "--listen: ddp runs on one host only"),
         (["--listen", "127.0.0.1:0", "--hosts", "2", "--emulate-hosts", "2"], "give one of the two"),
-        ([*TWO, "--restart", "1", "--shards-on", "b"], "--shards-on is b, and --restart lets hosts come and go"),
         ([*TWO[:3], "1:2", "--shards-on", "all"], "--shards-on is all, and --hosts lets hosts come later"),
         (["--listen", "192.0.2.1:7117", "--hosts", "2"], "--listen 192.0.2.1:7117: Cannot assign requested address"),
     ],

@@ -207,6 +207,41 @@ def test_a_host_that_was_to_make_a_range_and_is_lost_before_training_ends_the_ru
     assert f"failed: host node-1 made a part of every version, and {why}" in run.out
 
 
+KILLS_ITS_AGENT = """
+        kept = paceline.worker() == 2 and any(THERE.glob("run*/snapshots/[0-9]*"))
+        if kept and len(list(THERE.glob("killed-*"))) < 2:
+            (THERE / f"killed-{os.getppid()}").touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+""".strip()
+"""Twice, once there is a snapshot to go on from."""
+
+
+def test_a_run_goes_on_by_itself_from_its_snapshot_to_the_bits_of_one_that_lost_no_host(launch: Launch) -> None:
+    flags = (*HOSTS, "-p", "bsp", "--restart", "2")
+    run = launch.run(script(ADAMW, each_step=KILLS_ITS_AGENT, epochs=6), *flags).completed()
+    whole = launch.run(script(ADAMW, epochs=6), *flags).completed()
+    assert run.err.count("; going on after ") == 2
+    assert run.summary["samples"] == whole.summary["samples"]
+    assert run.summary["final_parameters_sha256"] == whole.summary["final_parameters_sha256"]
+    assert (found := checked(run.folder)).ok, found.wrong
+
+
+def test_a_run_goes_on_by_itself_no_more_often_than_it_may(launch: Launch) -> None:
+    run = launch.run(script(each_step=KILLS_ITS_AGENT, epochs=6), *HOSTS, "-p", "bsp", "--restart", "1")
+    assert run.code == 3
+    assert run.err.count("; going on after ") == 1
+    assert "failed: host node-2 made a part of every version" in run.out
+    assert f"go on with: paceline run --resume {run.folder}" in run.err
+
+
+def test_a_run_that_fails_of_its_script_does_not_go_on_by_itself(launch: Launch) -> None:
+    fails = "if epoch == 1 and paceline.worker() == 2: raise ValueError('no')"
+    run = launch.run(script(each_step=fails), *HOSTS, "-p", "bsp", "--restart", "3")
+    assert run.code == 3
+    assert "going on after" not in run.err
+
+
 def test_a_nan_in_any_range_is_named_with_its_worker(launch: Launch) -> None:
     """The last bias lies in the last host's range."""
     spoils = "if epoch == 1 and paceline.worker() == 1: model[4].bias.register_hook(lambda g: g * float('nan'))"

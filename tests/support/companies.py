@@ -111,7 +111,7 @@ class Kept:
     def refused(self, why: str) -> None:
         self.calls.append(("refused", why))
 
-    def lost(self, why: str) -> None:
+    def lost(self, why: str, *, host: bool = False) -> None:
         self.calls.append(("lost", why))
 
 

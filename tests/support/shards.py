@@ -17,9 +17,9 @@ optimizer = OPTIMIZER
 data = TensorDataset(torch.randn(64, 6), torch.randint(0, 3, (64,)))
 loader = DataLoader(data, batch_size=4, shuffle=True)
 BEFORE
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=EPOCHS)
 AFTER
-for epoch in paceline.epochs(2):
+for epoch in paceline.epochs(EPOCHS):
     for x, y in loader:
         EACH_STEP
         optimizer.zero_grad()
@@ -34,6 +34,8 @@ HOSTS = ("--emulate-hosts", "3", "-n", "1", "--threads", "1", "--shards-on", "al
 TWO_EACH = ("--emulate-hosts", "3", "-n", "2", "--threads", "1", "--shards-on", "all")
 
 
-def script(optimizer: str = SGD, *, before: str = "", after: str = "", each_step: str = "pass", end: str = "") -> str:
+def script(
+    optimizer: str = SGD, *, before: str = "", after: str = "", each_step: str = "pass", end: str = "", epochs: int = 2
+) -> str:
     text = SCRIPT.replace("OPTIMIZER", optimizer).replace("BEFORE", before).replace("AFTER", after)
-    return text.replace("EACH_STEP", each_step).replace("END", end)
+    return text.replace("EACH_STEP", each_step).replace("END", end).replace("EPOCHS", str(epochs))

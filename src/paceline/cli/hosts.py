@@ -173,11 +173,10 @@ class Joining:
         assert self.many is not None
         assert choice is not None, "`joined` has refused that"
         said, later = self.options.shards_on, self.many.most > self.many.least
-        how = {"restart": self.options.restart > 0, "later": later, "linked": False}
         if hosts is None:
-            check_shards_on(said, self.many.most, choice, **how)
+            check_shards_on(said, self.many.most, choice, later=later, linked=False)
         else:
-            hosts_with_shards(said, hosts, choice, **how)
+            hosts_with_shards(said, hosts, choice, restart=self.options.restart > 0, later=later, linked=False)
 
 
 def machines_join(options: argparse.Namespace) -> bool:

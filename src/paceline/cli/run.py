@@ -79,7 +79,10 @@ def add_to(commands: Any) -> None:
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
     loss = "what to do when a worker dies; auto stops if its script failed, not if it was killed (default: auto)"
     add("--on-loss", choices=("auto", "continue", "stop"), default="auto", help=loss)
-    anew = "begin a worker again that has died, N times at most, if the run bears its death (default: 0)"
+    anew = (
+        "begin a worker again that has died, N times at most, if the run bears its death; else, if a host with a part "
+        "of the store is lost, go on from the newest snapshot once it is back (default: 0)"
+    )
     add("--restart", type=whole("--restart", 0), default=0, metavar="N", help=anew)
     diverged = "what to do at NaN or infinity (default: stop)"
     add("--on-divergence", choices=("stop", "continue"), default="stop", help=diverged)
@@ -275,6 +278,7 @@ def call(options: argparse.Namespace) -> int:
         checkpoint=options.checkpoint,
         drain=options.drain,
         restart=options.restart,
+        goes_on=options.restart,
         hosts=most_hosts,
         host_timeout=options.host_timeout,
         shards_on=options.shards_on,

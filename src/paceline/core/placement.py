@@ -14,7 +14,7 @@ LONGEST = 41
 
 
 class How(TypedDict):
-    """What keeps shards from being on other hosts. See `hosts_with_shards`."""
+    """Why the head alone has the store, unless the flag says otherwise. See `hosts_with_shards`."""
 
     restart: bool
     later: bool
@@ -32,11 +32,11 @@ def hosts_with_shards(
         said: What `--shards-on` says. None: all hosts have shards, or the head alone if one of the last three is true.
         hosts: The names of all hosts, the head's first.
         choice: The protocol.
-        restart: Whether hosts that are lost may come back.
+        restart: Whether hosts that are lost may come back. Those with shards end the run, which goes on by itself.
         later: Whether hosts may come while others train.
         linked: Whether a scenario describes links between the hosts.
     """
-    check_shards_on(said, len(hosts), choice, restart=restart, later=later, linked=linked)
+    check_shards_on(said, len(hosts), choice, later=later, linked=linked)
     if choice.spec.versions != "stored":
         return []
     said = usual(said, restart=restart, later=later, linked=linked)
@@ -58,7 +58,7 @@ def usual(said: str | None, *, restart: bool, later: bool, linked: bool) -> str:
     return said if said is not None else HEAD if restart or later or linked else ALL
 
 
-def check_shards_on(said: str | None, hosts: int, choice: Choice, *, restart: bool, later: bool, linked: bool) -> None:
+def check_shards_on(said: str | None, hosts: int, choice: Choice, *, later: bool, linked: bool) -> None:
     """Raise ConfigError for what is wrong whatever the hosts are called. See `hosts_with_shards`.
 
     `hosts`: how many there may be.
@@ -72,11 +72,11 @@ def check_shards_on(said: str | None, hosts: int, choice: Choice, *, restart: bo
         raise ConfigError(f"{flag}, and {choice.spec.name} has no store: leave it out, or name a protocol with a store")
     if said == HEAD:
         return
-    stays = f"a host with a shard has to stay: say {HEAD}"
-    if restart:
-        raise ConfigError(f"{flag}, and --restart lets hosts come and go, while {stays}, or leave --restart out")
     if later:
-        raise ConfigError(f"{flag}, and --hosts lets hosts come later, while {stays}, or say how many hosts there are")
+        raise ConfigError(
+            f"{flag}, and --hosts lets hosts come later, while a host with a shard has to stay: say {HEAD}, or say how "
+            "many hosts there are"
+        )
     if linked:
         raise ConfigError(
             f"{flag}, and the scenario describes links between hosts, whose model has the store on the head: say "

@@ -23,9 +23,10 @@ from paceline.records.times import Fetch
 _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
 
 
-End = Outcome | Literal["refused", "lost"]
+End = Outcome | Literal["refused", "lost", "again"]
 """How a run ended for a host. `refused`: something is wrong that the run or the host was given. `lost`: the host takes
-no part any more, and the run may go on."""
+no part any more, and the run may go on. `again`: the run goes on from its newest snapshot, once the host has come
+again."""
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True):

@@ -246,5 +246,5 @@ class News(WorkersNews, Protocol):
     def refused(self, why: str) -> None:
         """A script asks for what can't be done."""
 
-    def lost(self, why: str) -> None:
-        """The arithmetic process has gone. What it was ordered will not be done."""
+    def lost(self, why: str, *, host: bool = False) -> None:
+        """The arithmetic process has gone. What it was ordered will not be done. `host`: as a whole host has gone."""

@@ -111,6 +111,8 @@ class LocalHost:
         self._whole: set[Version] = set()
         """Versions of which all ranges are here, if others make some."""
         self._numbers = count()
+        self._lacks_host = False
+        """Whether a host has gone that made a range of each version."""
         self._beginning = ""
         """The checksum of what training begins with."""
         self._spec = spec
@@ -593,6 +595,7 @@ class LocalHost:
 
     def loses(self, why: str) -> None:
         """A host has gone that made a range of each version: no version can be made."""
+        self._lacks_host = True
         self.arithmetic.lose(why)
 
     def _own_range(self, offer: messages.Offered) -> tuple[int, int]:
@@ -799,7 +802,7 @@ class LocalHost:
     def _lost(self, why: str) -> None:
         self.commits.lost()
         self.snapshots.lost()
-        self._news.lost(why)
+        self._news.lost(why, host=self._lacks_host)
 
     def _tell(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Tell a worker, wherever it is."""

@@ -130,10 +130,14 @@ def agent(
             here, took_part = take_part(LET_IN), False
             while here.may_come_again:
                 assert here.over is not None
-                say(f"this host is lost, and comes again: {here.over.error}")
+                if here.over.outcome == "again" and interrupts is None:  # the head begins another agent
+                    return here.over
+                anew = here.over.outcome == "again"
+                what = "the run goes on from its newest snapshot, and this host" if anew else "this host is lost, and"
+                say(f"{what} comes again: {here.over.error}")
                 time.sleep(PAUSE)
                 took_part = took_part or here.takes_part
-                here = take_part(here.patience)
+                here = take_part(LET_IN if anew else here.patience)
             assert here.over is not None
             if here.over.outcome == "refused" and took_part:  # it had to come again, and may not
                 return between.Close("lost", here.over.error)
@@ -290,8 +294,8 @@ class _Agent:
             case between.Kept():
                 self._output.kept()
                 self._workers.read_on()
-            case between.Close():
-                self.over, self.may_come_again = message, False
+            case between.Close(outcome=outcome):
+                self.over, self.may_come_again = message, outcome == "again"
 
     def connected(self, incarnation: int) -> None:
         """See `HostNews`."""

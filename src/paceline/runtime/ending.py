@@ -28,6 +28,8 @@ class Ending:
         """`stop(member, at_once, interrupted)` tells a worker that nothing is left to do; see `messages.Stop`."""
         self.outcome: Outcome = "completed"
         self.error: str | None = None
+        self.lacks_host = False
+        """Whether a host has gone that made versions."""
         self.usage_error: str | None = None
         """What the script asked for and can't have, in one line."""
         self.stopping = False

@@ -94,6 +94,14 @@ class Listen:
     sent: Sent | None = None
     """See `Meeting`."""
 
+    def at_one_port(self) -> Listen:
+        """Return the same at a port that stays the same when machines join anew, if any free one was to be taken.
+
+        Raises ConfigError if that address isn't to be had.
+        """
+        with closing(listener_at(self.address)) as listener:
+            return replace(self, address=listener.getsockname()[:2])
+
 
 @contextmanager
 def meeting(settings: Settings, listening: Listen, let_go: Callable[[], None]) -> Iterator[Meeting]:

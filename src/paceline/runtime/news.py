@@ -137,8 +137,9 @@ class News:
         """See `contract.News`."""
         self._rooms.ending.refuse(why)
 
-    def lost(self, why: str) -> None:
+    def lost(self, why: str, *, host: bool = False) -> None:
         """See `contract.News`."""
+        self._rooms.ending.lacks_host |= host
         self._rooms.ending.fail(why)
 
 

@@ -242,9 +242,11 @@ class Others:
             return "here"
         return "gone" if host in self._agents_ended else "away"
 
-    def ended_with(self, ending: Ending, parser_ended: bool) -> None:
-        """The run has come to this, or the script's own parser has ended the script."""
-        if parser_ended:
+    def ended_with(self, ending: Ending, parser_ended: bool, *, goes_on: bool) -> None:
+        """The run has come to this, or the script's own parser has ended the script. `goes_on`: by itself."""
+        if goes_on:
+            self._close = between.Close("again", ending.error)
+        elif parser_ended:
             self.refuses("the script's own argument parser has ended it")
         elif ending.usage_error is not None:
             self.refuses(ending.usage_error)

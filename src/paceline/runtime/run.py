@@ -19,7 +19,7 @@ import tomli_w
 
 from paceline.cluster.scenario_file import to_plain
 from paceline.core.drive import drive
-from paceline.core.listed import workers_named
+from paceline.core.listed import count, workers_named
 from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed, unforeseen
 from paceline.host import messages
 from paceline.host.loop import Loop
@@ -34,12 +34,12 @@ from paceline.host.processes import (
 from paceline.host.workers import Workers
 from paceline.host.zygote import AT_ONCE, Zygote
 from paceline.records import summary as summaries
-from paceline.records.cut import cut
+from paceline.records.cut import cut, why_not
 from paceline.records.folders import CONFIG
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
 from paceline.records.reading import LEDGER, tally_of
-from paceline.records.snapshots import remove_drafts, remove_undone
+from paceline.records.snapshots import Snapshot, newest, remove_drafts, remove_undone, whole
 from paceline.records.summary import Summary
 from paceline.records.whole import write_whole
 from paceline.runtime.coordinator import Coordinator
@@ -68,11 +68,30 @@ def run(
 ) -> Summary:
     """Run it. Return the summary, which the run's folder has too. `direct` decides what happens when, if given.
 
+    A run that has lost a host which made versions goes on by itself, as often as the settings say.
+
     `listening`: where machines join, whose workers come on top of those that the settings have.
     Raises ConfigError when the script asks for what cannot be done. The folder is then gone again, unless
     training has come so far that it has something to lose. Raises SystemExit if the script's own argument parser
     ends the script.
     """
+    if settings.goes_on and listening is not None:
+        listening = listening.at_one_port()
+    while True:
+        summary, goes_on = _run(settings, interrupts, direct, listening)
+        if not goes_on:
+            return summary
+        if (snapshot := _last_snapshot(settings.folder)) is None:
+            return summary
+        done = f"after {count(snapshot.state.steps, 'step')}, from {snapshot.folder}"
+        sys.stderr.write(f"paceline: {summary['error']}; going on {done}\n")
+        settings = replace(settings, resumed=snapshot, goes_on=settings.goes_on - 1)
+
+
+def _run(
+    settings: Settings, interrupts: Interrupts, direct: Direct | None, listening: Listen | None
+) -> tuple[Summary, bool]:
+    """Run it once. Return whether it is to go on by itself, too."""
     check_memory(settings.workers)
     allow_files(settings.workers, settings.hosts > 1)
     if settings.hosts > 1:
@@ -81,7 +100,7 @@ def run(
     if interrupts.take():
         raise KeyboardInterrupt
     made = make_folder(settings.folder) if settings.resumed is None else []
-    keep, coordinator = settings.resumed is not None, None
+    keep, coordinator, goes_on = settings.resumed is not None, None, False
     try:
         try:
             with (
@@ -102,7 +121,9 @@ def run(
                         journal.moved(others.cpu_seconds)
                     journal.ended(ending.outcome, ending.error)
                     if others is not None:
-                        others.ended_with(ending, coordinator.parser_ended is not None)
+                        lacks_host = ending.lacks_host and ending.outcome == "failed"
+                        goes_on = lacks_host and settings.goes_on > 0 and any(whole(settings.folder))
+                        others.ended_with(ending, coordinator.parser_ended is not None, goes_on=goes_on)
         except RunFailed as error:  # the ledger lacks something, and the summary must say so
             if coordinator is None:
                 raise
@@ -123,11 +144,17 @@ def run(
         if rooms.ending.usage_error is not None:
             raise ConfigError(rooms.ending.usage_error)
         assert summary is not None
-        return summary
+        return summary, goes_on
     except (ConfigError, NotGathered, KeyboardInterrupt):
         if not keep:
             undo(settings.folder, made)
         raise
+
+
+def _last_snapshot(folder: Path) -> Snapshot | None:
+    """The newest snapshot that the run in that folder can go on from."""
+    snapshot, _ = newest(folder, lambda state: why_not(folder, state.fact, state.version))
+    return snapshot
 
 
 def _let_go(interrupts: Interrupts, zygote: Zygote) -> None:

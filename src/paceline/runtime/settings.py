@@ -69,6 +69,8 @@ class Settings:
     drain: float = 10.0
     """Seconds that workers have, after a signal that asks for an end, to end their step and write a snapshot."""
     restart: int = 0
+    goes_on: int = 0
+    """How often the run may still go on by itself, from its newest snapshot, if a host is lost that made versions."""
     """How often each worker begins again that has died, if the run bears its death."""
     hosts: int = 1
     """Hosts, to which the scenario deals workers once all have come. See `runtime.meeting`."""
