@@ -179,6 +179,11 @@ class Commits:
         return True
 
     @property
+    def lacking(self) -> Sequence[str]:
+        """The other hosts that have not made their range of the version that is being made."""
+        return [host for host, made in self._ranges.items() if made is None and host != HERE]
+
+    @property
     def whole(self) -> bool:
         """Whether all ranges of the version that is being made are made."""
         return self._committing is not None and None not in self._ranges.values()

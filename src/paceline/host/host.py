@@ -12,6 +12,7 @@ from paceline.cluster.network import SharedLink
 from paceline.cluster.scenario import Network
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.items import Beginning, Buffers, Former, Item, Sum, Update, Version
+from paceline.core.listed import listed
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -239,12 +240,15 @@ class LocalHost:
         """See `contract.Host`."""
         making, writing = self.commits.making, self.arithmetic.writing
         busy_with = "writing a version to disk" if writing else None
+        if making is not None:
+            lacking = listed(self.commits.lacking)
+            busy_with = f"making version {making}" + (f", and waiting for {lacking} to make a part" if lacking else "")
         return Progress(
             idle=self.commits.idle and not writing,
             settled=self.steps.settled and self.averages.settled,
             averaging=self.averages.averaging,
             averages=self.averages.made,
-            busy_with=busy_with if making is None else f"making version {making}",
+            busy_with=busy_with,
             lost=self.arithmetic.lost,
         )
 
