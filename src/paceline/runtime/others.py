@@ -242,7 +242,7 @@ class Others:
             return "here"
         return "gone" if host in self._agents_ended else "away"
 
-    def ended_with(self, ending: Ending, parser_ended: bool, *, goes_on: bool) -> None:
+    def ended_with(self, ending: Ending, parser_ended: bool, *, goes_on: bool = False) -> None:
         """The run has come to this, or the script's own parser has ended the script. `goes_on`: by itself."""
         if goes_on:
             self._close = between.Close("again", ending.error)
