@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -322,13 +323,13 @@ def test_only_bytes_that_are_made_are_told_of_after_a_range_was_taken_over(monke
     make("SGD", shards, 0)
     take_over(shards, 1, 0)
     push(shards[0], 1)
+    pushed = [Pushed.of(shards[0].places, 0, shards[0].pushes[0], 1.0)]
+    start, stop = (shards[0].places.slot_start(slot) for slot in (1, 2))
     for half in shards[0].halves:
-        made: list[tuple[int, int]] = []
-        pushed = [Pushed.of(shards[0].places, 0, shards[0].pushes[0], 1.0)]
-        start, stop = (shards[0].places.slot_start(slot) for slot in (1, 2))
-        shards[0]._commit(start, stop, pushed, False, False, lambda *bytes_: made.append(bytes_), half)
+        made = Mock()
+        shards[0]._commit(start, stop, pushed, False, False, made, half)
         own = {byte for part in half for byte in range(*shards[0]._bytes[id(part)])}
-        assert sorted(byte for told in made for byte in range(*told)) == sorted(own)
+        assert sorted(byte for told in made.call_args_list for byte in range(*told.args)) == sorted(own)
 
 
 # --- snapshots

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Protocol
 
-from paceline.core.items import Update, Version
-from paceline.core.shards import Shard
+from paceline.core.items import Item, Update, Version
+from paceline.core.shards import Shard, taken_over
 from paceline.fabric.memory import Region
 from paceline.host import between, messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.carrier import Carrier
 from paceline.host.loop import Loop
 from paceline.host.maker import Maker
+from paceline.host.moves import Taking
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
 from paceline.host.versions import Awaited
@@ -42,6 +45,9 @@ class RangesNews(Protocol):
     def range_made(self, made: messages.Committed) -> None:
         """This host's range of that version is made."""
 
+    def range_taken(self) -> None:
+        """This host makes another's range as well from now on."""
+
     def shard_lost(self, why: str) -> None:
         """This host makes no versions any more."""
 
@@ -67,7 +73,8 @@ class Ranges:
         """The newest version whose range is made."""
         self.forker: int | None = None
         """The worker that was asked last to fork the arithmetic process."""
-        self._shard = shard
+        self.shard = shard
+        """The range that is made here, or is about to be."""
         self._shelf = shelf
         self._plan = plan
         self._workers = workers
@@ -77,6 +84,8 @@ class Ranges:
         self._ready: Callable[[], None] = lambda: None
         self._orders: deque[between.MakeRange | messages.SendShare] = deque()
         self._making: between.MakeRange | None = None
+        self._taking: Taking | None = None
+        """What is lacking to make another host's range as well."""
         self._beginning = Awaited()
         """What waits for a version whose range is not being made yet."""
         self._bringing: set[Update] = set()
@@ -93,7 +102,7 @@ class Ranges:
         `ready` is called then, or once that can't be.
         """
         self.forker, self._ready, end = worker, ready, self._arithmetic.open()
-        message = messages.ForkStore(self._plan.slots, self._plan.areas, steps, self._shard.begin, self._shard.end)
+        message = messages.ForkStore(self._plan.slots, self._plan.areas, steps, self.shard.begin, self.shard.end)
         self._workers.send(worker, message, (region.descriptor, end.fileno()))
         end.close()
 
@@ -122,15 +131,22 @@ class Ranges:
                 self._news.stored(worker, step)
             return  # else the worker has left, which the head is about to hear
         self._bringing.add(update)
+        self._carrier.fetch(
+            update, _brought(update), lambda: self._stored(update), lambda why: self._bringing.discard(update)
+        )
 
-        def here() -> None:
-            self._bringing.discard(update)
-            self._news.stored(worker, step)
+    def parts_of(self, update: Update) -> Shard | None:
+        """Where another host's range of that update is to come from, if it is taken over and the rest is here."""
+        return self._taking.source if self._taking is not None and update in self._taking.arrived else None
 
-        self._carrier.fetch(update, _brought(update), here, lambda why: self._bringing.discard(update))
+    def had(self, update: Update) -> bool:
+        """Whether this host's own range of the update is here, and another's comes, too."""
+        return self._taking is not None and update in self._taking.had
 
     def place_of(self, update: Update) -> int:
         """Lay out a place for an update that is to come, and return it. The head has one for it, too."""
+        if self._shelf.has(update):  # it was here in part
+            return self._shelf.place(update)
         place = self._shelf.put(update, _brought(update), self._plan.of(update.worker))
         assert place is not None, f"there is no place for {update}"
         return place
@@ -142,6 +158,8 @@ class Ranges:
     def drop(self, worker: int, step: int) -> None:
         """No version will have that update."""
         update = Update(worker, step)
+        if self._taking is not None:
+            self._taking.drop(update)
         if update in self._bringing:
             self._bringing.discard(update)
             self._carrier.cancel(_brought(update))
@@ -173,9 +191,40 @@ class Ranges:
         self._orders.append(messages.SendShare(number))
         self.go_on()
 
+    def take(self, order: between.TakeRange, lacking: Sequence[Item], state: int) -> None:
+        """Take over that range, with what the optimizer has for it, which comes into that file. No version is made.
+
+        `lacking`: what is to be brought here besides updates.
+        """
+        known = [
+            item for owner, item, _ in self._shelf.claims() if isinstance(item, Update) and owner == _brought(item)
+        ]
+        elsewhere = dict.fromkeys(update for update in (*known, *self._bringing) if update.worker not in self._own)
+        arrived = {Update(*one) for one in order.arrived} & elsewhere.keys()
+        coming, had = [update for update in elsewhere if update not in arrived], elsewhere.keys() - self._bringing
+        for update in self._bringing:
+            self._carrier.cancel(_brought(update))
+        self._bringing.clear()
+        source = Shard(order.host, order.begin, order.end)
+        _, begin, end = taken_over([self.shard, source], order.host, self.shard.host)[0]
+        self.shard = Shard(self.shard.host, begin, end)
+
+        def there() -> None:
+            self._taking = None
+            self._arithmetic.send(messages.TakeRange(order.begin, order.end), (state,))
+            os.close(state)
+            self._news.range_taken()
+            self.go_on()
+
+        def lost(why: str) -> None:
+            self._arithmetic.lose(f"it was to take over the range of host {order.host}: {why}")
+
+        self._taking = Taking(source, arrived, had, self._carrier, there, lost)
+        self._taking.begin(lacking, {update: partial(self._stored, update) for update in coming})
+
     def go_on(self) -> None:
         """Make the next version's range, if none is being made and there is a place."""
-        if self._making is not None or not self._orders or self._arithmetic.lost:
+        if self._taking is not None or self._making is not None or not self._orders or self._arithmetic.lost:
             return
         order = self._orders[0]
         if isinstance(order, messages.SendShare):
@@ -215,6 +264,10 @@ class Ranges:
                 self.go_on()
                 return True
         return False
+
+    def _stored(self, update: Update) -> None:
+        self._bringing.discard(update)
+        self._news.stored(update.worker, update.step)
 
     def _not_forked(self) -> None:
         assert self.forker is not None

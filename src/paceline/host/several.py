@@ -22,6 +22,7 @@ from paceline.host.carrier import Carrier
 from paceline.host.contract import Host, News, Progress, Resumption, Updates
 from paceline.host.fetches import Where
 from paceline.host.host import LocalHost
+from paceline.host.moves import Moves
 from paceline.host.shelf import Owner
 from paceline.host.wire import ADOPTED
 from paceline.records.times import Fetch
@@ -103,6 +104,12 @@ class SeveralHosts:
         """Returns with which of these hosts that one of them exchanges ranges, itself included."""
         self._numbers = count()
         self._coding = Coding(messages.FromWorker)
+        self.moves: Moves | None = None
+        """Moves ranges of versions between hosts, if several make some."""
+        if head.others is not None:
+            self.moves = Moves(head, head.others, carrier, self._tell_host, lambda host: self._others[host].workers)
+            self.moves.cut = self._recut
+            head.commits.rests, head.others.drops = self.moves.rests, self.moves.drop
         head.made, head.adopted, head.lets = self._made, self._adopted, self._lets
         head.hands, head.never_comes = self._hands, self._never_comes
 
@@ -167,6 +174,13 @@ class SeveralHosts:
             case between.RangeMade(made=made):
                 if not self._head.range_made(name, made):
                     raise MessageUnreadable(f"its range of version {made.version} was not to be made")
+            case between.RangeTaken():
+                if self.moves is None or not self.moves.taken(name):
+                    raise MessageUnreadable("it was to take over no range")
+            case between.Share(number=number) if self.moves is not None and self.moves.awaits(name, number):
+                if self.moves.goes_on(message.error, message.attached):
+                    assert message.attached is not None
+                    self._bring_file(name, number, message.attached, self.moves.takes, self._head.loses)
             case between.Share(number=number, error=error, attached=None):
                 self._head.shares.came(number, error, None)
             case between.Share(number=number, error=error, attached=between.Attached() as attached):
@@ -182,6 +196,8 @@ class SeveralHosts:
         if other is None:
             return
         self._shard_lost(name, f"it is lost ({why})")
+        if self.moves is not None:
+            self.moves.lost(name)
         self._head.begun(name)  # what training begins with is not lent to it any more
         self._begun.discard(name)
         self._attached = {item: one for item, one in self._attached.items() if one.host != name}
@@ -212,6 +228,8 @@ class SeveralHosts:
         if item in self._beside:
             host, span = self._beside[item]
             return [(host, 0, span.nbytes)]
+        if isinstance(item, Update) and self.moves is not None and (moving := self.moves.ranges(item)) is not None:
+            return moving
         if isinstance(item, Version):
             return pieces(self._head.cuts, self._elsewhere)  # also of one that is lost: then it never comes
         assert isinstance(item, Update | Beginning)
@@ -232,8 +250,11 @@ class SeveralHosts:
 
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`. What a model of links is asked about is noted as that says."""
+        fetch = fetch.ending(self._now())
+        if fetch.kind == "update" and fetch.worker is not None and fetch.number is not None and self.moves is not None:
+            fetch = fetch.moved() if self.moves.had(Update(fetch.worker, fetch.number)) else fetch
         if fetch.kind != "update" or not self._head.linked:
-            self._news.fetched(fetch.ending(self._now()))
+            self._news.fetched(fetch)
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`."""
@@ -257,7 +278,8 @@ class SeveralHosts:
     @property
     def progress(self) -> Progress:
         """See `contract.Host`."""
-        return self._head.progress
+        progress, moving = self._head.progress, None if self.moves is None else self.moves.busy_with
+        return progress if moving is None else replace(progress, busy_with=moving)
 
     @property
     def shards(self) -> Sequence[Shard]:
@@ -581,20 +603,47 @@ class SeveralHosts:
             self._news.happened(fact)
 
     def _bring_share(self, host: str, number: int, error: str | None, attached: between.Attached) -> None:
+        def there(file: int) -> None:
+            self._head.shares.came(number, error, file)
+            os.close(file)
+
+        def no_room(why: str) -> None:
+            self._head.shares.came(number, why, None)
+
+        self._bring_file(host, number, attached, there, no_room)
+
+    def _bring_file(
+        self,
+        host: str,
+        number: int,
+        attached: between.Attached,
+        there: Callable[[int], object],
+        no_room: Callable[[str], object],
+    ) -> None:
+        """Bring that host's share of the optimizer's state, and pass its file on, unless the share is lost."""
         try:
             file, span = empty_file(attached.size)
         except OSError as full:
-            self._head.shares.came(number, f"host {host}'s part of it has no room here: {full.strerror}", None)
+            no_room(f"host {host}'s part of it has no room here: {full.strerror}")
             self._tell_host(host, between.Has(attached.name))
             return
         self._beside[Blob(attached.name)] = host, span
 
-        def there() -> None:
-            self._head.shares.came(number, error, file)
-            os.close(file)
+        def here() -> None:
+            there(file)
             self._tell_host(host, between.Has(attached.name))
 
-        self._carrier.fetch(Blob(attached.name), ("share", number, host), there, lambda why: os.close(file))
+        self._carrier.fetch(Blob(attached.name), ("share", number, host), here, lambda why: os.close(file))
+
+    def _recut(self, shards: Sequence[Shard], left: str) -> None:
+        """These make versions from now on, and that host has left. What is on its way from there is asked for anew."""
+        for other in self._others.values():
+            if other.name != left:
+                other.tell(between.Shards(tuple(shards), left))
+        assert self._head.others is not None
+        for fact in self._head.others.taken(self._now()):
+            self._news.happened(fact)
+        self._carrier.again(lambda item: isinstance(item, Version))
 
     def _tell_host(self, host: str, message: messages.Message) -> None:
         if (other := self._others.get(host)) is not None:

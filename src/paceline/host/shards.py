@@ -18,6 +18,10 @@ from paceline.host.commits import HERE
 from paceline.host.fetch import Fetcher, Then
 from paceline.host.maker import Pushed, Scalars
 
+WIDER = "wider range"
+"""What is lacking of an update that was coming as a host took over another's range, until that host has all it lacked.
+What it had said of the update was about its own range alone."""
+
 
 @dataclass(slots=True)
 class _Coming:
@@ -25,7 +29,7 @@ class _Coming:
 
     then: Then
     lacking: set[str]
-    """Those that don't have it."""
+    """Those that don't have it. See `WIDER`."""
 
 
 class OtherShards:
@@ -35,9 +39,13 @@ class OtherShards:
         """`inner` brings what is to come to this host."""
         self.hosts: Sequence[str] = ()
         """The other hosts, in the order of their ranges."""
+        self.drops: Callable[[int, int], None] = lambda worker, step: None
+        """Told of each update that no version will have, while it has its place."""
         self._inner = inner
         self._tell: Callable[[str, messages.Message], None] = lambda host, message: None
         self._coming: dict[Update, _Coming] = {}
+        self._arrived: dict[Update, None] = {}
+        """Updates that all have their ranges of, and of which no version is being made."""
 
     def begin(self, hosts: Sequence[str], tell: Callable[[str, messages.Message], None]) -> None:
         """These hosts make ranges, besides this one. `tell(host, message)`."""
@@ -53,17 +61,43 @@ class OtherShards:
 
     def dropped(self, worker: int, step: int) -> None:
         """No version will have that update."""
+        self._arrived.pop(Update(worker, step), None)
+        self.drops(worker, step)
         self._tell_all(between.Drop(worker, step))
 
     def send_shares(self, number: int) -> None:
         """Have them send what the optimizer has for their ranges. See `Shares`."""
         self._tell_all(between.SendShare(number))
 
+    # --- see `Moves` --------------------------------------------------------------------------------
+
+    def leaves(self, host: str) -> list[Update]:
+        """Another host takes over that one's range, so it gets nothing any more. Return what had arrived by now."""
+        self.hosts = [one for one in self.hosts if one != host]
+        for one in self._coming.values():
+            one.lacking.discard(host)
+            one.lacking.add(WIDER)
+        return list(self._arrived)
+
+    def coming(self) -> list[Update]:
+        """What is on its way to some host."""
+        return list(self._coming)
+
+    def lacks_here(self, update: Update) -> bool:
+        """Whether that update is on its way to this host."""
+        return HERE in self._coming[update].lacking
+
+    def taken(self, at: float) -> list[Fact]:
+        """The range is taken over. Return what has happened: these updates have arrived."""
+        return [fact for update in self.coming() if (fact := self._comes(update, WIDER, at)) is not None]
+
     # --- see `OtherMakers` --------------------------------------------------------------------------
 
     def make(self, order: ApplyUpdate, pushed: Pushed, scalars: Scalars | None, *, look: bool) -> Sequence[str]:
         """See `OtherMakers`."""
         contributions = [(update.worker, update.step, weight) for update, weight in pushed]
+        for update, _ in pushed:
+            self._arrived.pop(update, None)
         self._tell_all(between.MakeRange(order.version, contributions, scalars, look))
         return self.hosts
 
@@ -106,6 +140,7 @@ class OtherShards:
         if one.lacking:
             return None
         del self._coming[update]
+        self._arrived[update] = None
         return one.then(at)
 
     def _tell_all(self, message: messages.Message) -> None:

@@ -37,6 +37,15 @@ class Shares:
         self._asked: dict[int, _Asked] = {}
         """By number: what the process does not have all of."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was asked for has come."""
+        return not self._asked
+
+    def number(self) -> int:
+        """Return what one more request for a share is known by."""
+        return next(self._numbers)
+
     def ask(self, *, held: bool = False) -> tuple[int, int]:
         """Ask for all shares as of the newest version. Return the number of that, and how many shares will come.
 
@@ -44,7 +53,7 @@ class Shares:
         """
         if self._others is None or not self._others.hosts:
             return 0, 0
-        number, hosts = next(self._numbers), len(self._others.hosts)
+        number, hosts = self.number(), len(self._others.hosts)
         self._asked[number] = _Asked(held, hosts)
         self._others.send_shares(number)
         return number, hosts

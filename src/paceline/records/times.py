@@ -65,6 +65,10 @@ class Fetch:
             ended=ended,
         )
 
+    def moved(self) -> Fetch:
+        """Return the fetch of a part of an update that had arrived before, as a range of versions moves."""
+        return replace(self, kind="other", worker=None, number=None)
+
     def ending(self, at: float) -> Fetch:
         """Return the fetch as it is by another clock, which shows `at` now that it has ended."""
         return replace(self, began=at - (self.ended - self.began), ended=at)
