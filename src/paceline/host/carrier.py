@@ -161,11 +161,17 @@ class Carrier:
             self._obey(self._fetches.release(one.named, owner))
 
     def again(self, which: Callable[[Item], bool]) -> None:
-        """Other hosts have these items from now on, or more of them is wanted: ask anew for what is on its way."""
+        """Other hosts have these items from now on, or more of them is wanted: ask anew for what is on its way.
+
+        What no other host has is here by now.
+        """
         anew = {owner: one for owner, one in self._waiting.items() if which(one.named.item)}
         for owner in anew:
             self.cancel(owner)
         for owner, one in anew.items():
+            if not self._items.ranges(one.named.item):
+                one.arrived()
+                continue
             self.fetch(one.named.item, owner, one.arrived, one.lost)
             if owner in self._waiting:
                 self._waiting[owner] = replace(self._waiting[owner], since=one.since)

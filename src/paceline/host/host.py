@@ -573,8 +573,8 @@ class LocalHost:
 
     @property
     def may_move(self) -> bool:
-        """Whether a range may move now, as no version is being made: all have begun, and no state is gathered."""
-        return self.newest > self._first and not self._lent and self.shares.idle and not self.arithmetic.lost
+        """Whether a range may move now, as no version is being made: all have begun, and a version was made since."""
+        return self.newest > self._first and not self._lent and not self.arithmetic.lost
 
     def elsewhere(self, update: Update) -> bool:
         """Whether the update's worker is on another host."""

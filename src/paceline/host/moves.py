@@ -122,6 +122,8 @@ class Moves:
         """Told whose range begins to move, and to which host."""
         self.cut: Callable[[Sequence[Shard], str], object] = lambda shards, left: None
         """Told who makes versions from now on, and whose range has moved."""
+        self.leaving: Container[str] = ()
+        """Hosts that were asked to leave. One of them takes a range over only if no other can."""
         self._head = head
         self._others = others
         self._carrier = carrier
@@ -166,29 +168,13 @@ class Moves:
             return False
         if move.by == self._head.name:
             return True
-        arrived = [(update.worker, update.step) for update in self._others.leaves(move.host)]
-        versions = [version.version for version in self._versions()]
-        begin, end = self._range_of(move.host)
-        self._tell(move.by, between.TakeRange(move.host, begin, end, versions, arrived, state))
+        self._head.shares.when_idle(partial(self._hand_over, move, state))
         return False
 
     def takes(self, state: int) -> None:
         """The head takes the range over, and has its share of the state in that file, which is closed here."""
-        move, head = self._now, self._head
-        assert move is not None
-        source, elsewhere = Shard(move.host, *self._range_of(move.host)), head.elsewhere
-        arrived = [update for update in self._others.leaves(move.host) if elsewhere(update)]
-        coming = [update for update in self._others.coming() if elsewhere(update)]
-        head.arithmetic.send(messages.TakeRange(source.begin, source.end), (state,))
-        os.close(state)
-        lacking = [version for version in self._versions() if head.lacks(version)]
-        had = [update for update in coming if not self._others.lacks_here(update)]
-        move.taking = Taking(
-            source, set(arrived), {*arrived, *had}, self._carrier, then=self._is_taken, lost=head.loses
-        )
-        head.takes(source)
-        self._carrier.again(lambda item: isinstance(item, Update))
-        move.taking.begin(lacking, dict.fromkeys(had, _nothing))
+        assert self._now is not None
+        self._head.shares.when_idle(partial(self._take, self._now, state))
 
     def taken(self, host: str) -> bool:
         """That host has taken the range over. Return whether it was to."""
@@ -214,14 +200,14 @@ class Moves:
     # --- inside -------------------------------------------------------------------------------------
 
     def _may_begin(self, host: str) -> bool:
-        """Whether all of its own updates are in versions, all hosts have begun, and no state is being gathered."""
+        """Whether its own updates are all in versions, and all hosts have begun."""
         workers = self._workers_of(host)
         own = any(isinstance(item, Update) and item.worker in workers for _, item, _ in self._head.shelf.claims())
         return self._head.may_move and not own
 
     def _begin(self, move: _Move) -> None:
-        head, leaving = self._head, {one.host for one in self._wanted}
-        move.by = heir(head.shards, move.host, head.name, leaving)
+        head = self._head
+        move.by = heir(head.shards, move.host, head.name, self.leaving)
         move.number = head.shares.number()
         head.shelf.claim(MOVING, *self._versions())
         self.begun(move.host, move.by)
@@ -237,6 +223,30 @@ class Moves:
         head.shelf.release(MOVING)
         move.done(shards, head.newest)
         head.commits.go_on()
+
+    def _hand_over(self, move: _Move, state: between.Attached) -> None:
+        """Have another host take the range over."""
+        arrived = [(update.worker, update.step) for update in self._others.leaves(move.host)]
+        versions = [version.version for version in self._versions()]
+        begin, end = self._range_of(move.host)
+        self._tell(move.by, between.TakeRange(move.host, begin, end, versions, arrived, state))
+
+    def _take(self, move: _Move, state: int) -> None:
+        """Take the range over here."""
+        head = self._head
+        source, elsewhere = Shard(move.host, *self._range_of(move.host)), head.elsewhere
+        arrived = [update for update in self._others.leaves(move.host) if elsewhere(update)]
+        coming = [update for update in self._others.coming() if elsewhere(update)]
+        head.arithmetic.send(messages.TakeRange(source.begin, source.end), (state,))
+        os.close(state)
+        lacking = [version for version in self._versions() if head.lacks(version)]
+        had = [update for update in coming if not self._others.lacks_here(update)]
+        move.taking = Taking(
+            source, set(arrived), {*arrived, *had}, self._carrier, then=self._is_taken, lost=head.loses
+        )
+        head.takes(source)
+        self._carrier.again(lambda item: isinstance(item, Update))
+        move.taking.begin(lacking, dict.fromkeys(had, _nothing))
 
     def _versions(self) -> list[Version]:
         """Those that are needed somewhere."""

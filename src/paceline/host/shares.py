@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
@@ -36,11 +37,14 @@ class Shares:
         self._numbers = count(1)
         self._asked: dict[int, _Asked] = {}
         """By number: what the process does not have all of."""
+        self._when_idle: list[Callable[[], object]] = []
 
-    @property
-    def idle(self) -> bool:
-        """Whether all that was asked for has come."""
-        return not self._asked
+    def when_idle(self, call: Callable[[], object]) -> None:
+        """Call once all that was asked for has come, before more is asked for."""
+        if self._asked:
+            self._when_idle.append(call)
+        else:
+            call()
 
     def number(self) -> int:
         """Return what one more request for a share is known by."""
@@ -79,3 +83,5 @@ class Shares:
         asked.came.clear()
         if not asked.lacking:
             del self._asked[number]
+        while self._when_idle and not self._asked:
+            self._when_idle.pop(0)()

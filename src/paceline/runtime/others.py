@@ -170,6 +170,7 @@ class Others:
         hosts = SeveralHosts(head, self.others, self.carrier, news, now)
         self._all = hosts
         if hosts.moves is not None:
+            hosts.moves.leaving = self._leaving
             hosts.moves.begun = lambda host, by: self._say(
                 f"host {host} leaves in good order: its range of each version moves to host {by}"
             )

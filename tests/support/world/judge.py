@@ -8,6 +8,7 @@ from paceline.core.facts import Fact, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import Order
 from paceline.host.branch import BEGINNING
 from paceline.host.commits import NEWEST
+from paceline.host.moves import MOVING
 from paceline.host.ranges import _kept as kept
 from paceline.records.rules import Rules
 
@@ -31,6 +32,8 @@ class Judge:
         """Workers that take part, as the machine knows."""
         self._lacks_shard = False
         """Whether a host that made versions was given up while workers trained."""
+        self._moving = False
+        """Whether a range was moving as the run ended, so that its versions are kept."""
         self._broken_off = self._store_lost = False
         """Whether the run has ended before all was done that was ordered, and whether versions were not made then."""
         self._world = world
@@ -88,6 +91,9 @@ class Judge:
             if claim[0] != NEWEST and not (claim[0][0] in ("lent", "serve") and claim[0][1] in here)
         ]
         self._broken_off, self._store_lost = ending.at_once, host.progress.lost
+        self._moving = bool(host.moves and host.moves.busy_with)  # type: ignore[attr-defined]
+        if self._moving:
+            claims = [claim for claim in claims if claim[0] != MOVING]
         if self._store_lost:
             claims = [claim for claim in claims if claim[0][0] not in UNMADE]
         assert not claims or self._broken_off, f"claimed at the head's end: {claims}"
@@ -97,10 +103,10 @@ class Judge:
             assert not self.here, f"workers {list(self.here)} are here after the last fact"
             left = self._rules.fates.ready
             assert not left, f"updates {list(left)} were neither applied nor dropped"
-        if not world.history.faults and not world.history.lost:
+        if world.history.calm:
             how = f"{ending.outcome}: {ending.error}"
             assert ending.outcome == "completed" or world.history.limited, f"without a fault the run ended as {how}"
-            missed = world.rooms.data.leases.left_over()
+            missed = 0 if world.history.faults else world.rooms.data.leases.left_over()
             assert not missed or world.history.limited, f"{missed} samples were missed"
 
     def ended(self, killed: bool) -> None:
@@ -115,7 +121,7 @@ class Judge:
                     if (ranges := one._branch._ranges) is not None:
                         stay.append(kept(ranges.newest))
                     claims = [claim for claim in one._branch.shelf.claims() if claim[0] not in stay]
-                    if self._store_lost:
+                    if self._store_lost or self._moving or agent.drained:  # what others still need has moved
                         claims = [claim for claim in claims if claim[0][0] not in UNMADE]
                     assert not claims, f"claimed at the end of {name}: {claims}"
 
