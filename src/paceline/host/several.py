@@ -195,9 +195,9 @@ class SeveralHosts:
         other = self._others.pop(name, None)
         if other is None:
             return
-        self._shard_lost(name, f"it is lost ({why})")
         if self.moves is not None:
             self.moves.lost(name)
+        self._shard_lost(name, f"it is lost ({why})")
         self._head.begun(name)  # what training begins with is not lent to it any more
         self._begun.discard(name)
         self._attached = {item: one for item, one in self._attached.items() if one.host != name}
