@@ -115,9 +115,8 @@ class Moves:
         others: OtherShards,
         carrier: Carrier,
         tell: Callable[[str, messages.Message], None],
-        workers_of: Callable[[str], Container[int]],
     ) -> None:
-        """`tell(host, message)`. `workers_of(host)`: its workers."""
+        """`tell(host, message)`."""
         self.begun: Callable[[str, str], object] = lambda host, by: None
         """Told whose range begins to move, and to which host."""
         self.cut: Callable[[Sequence[Shard], str], object] = lambda shards, left: None
@@ -128,12 +127,13 @@ class Moves:
         self._others = others
         self._carrier = carrier
         self._tell = tell
-        self._workers_of = workers_of
         self._wanted: deque[_Move] = deque()
         self._now: _Move | None = None
 
     def move(self, host: str, done: Moved) -> None:
-        """Have that host's range moved between two versions. Its workers have left."""
+        """Have that host's range moved between two versions. Its workers have left, and all of their updates that count
+        have arrived.
+        """
         self._wanted.append(_Move(host, done))
         self._head.commits.go_on()
 
@@ -144,7 +144,7 @@ class Moves:
 
     def rests(self) -> bool:
         """Whether the next version is to wait. No version is being made: a range may begin to move."""
-        if self._now is None and self._wanted and self._may_begin(self._wanted[0].host):
+        if self._now is None and self._wanted and self._head.may_move:
             self._now = self._wanted.popleft()
             self._begin(self._now)
         return self._now is not None
@@ -198,12 +198,6 @@ class Moves:
             self._now.taking.drop(Update(worker, step))
 
     # --- inside -------------------------------------------------------------------------------------
-
-    def _may_begin(self, host: str) -> bool:
-        """Whether its own updates are all in versions, and all hosts have begun."""
-        workers = self._workers_of(host)
-        own = any(isinstance(item, Update) and item.worker in workers for _, item, _ in self._head.shelf.claims())
-        return self._head.may_move and not own
 
     def _begin(self, move: _Move) -> None:
         head = self._head

@@ -107,7 +107,7 @@ class SeveralHosts:
         self.moves: Moves | None = None
         """Moves ranges of versions between hosts, if several make some."""
         if head.others is not None:
-            self.moves = Moves(head, head.others, carrier, self._tell_host, lambda host: self._others[host].workers)
+            self.moves = Moves(head, head.others, carrier, self._tell_host)
             self.moves.cut = self._recut
             head.commits.rests, head.others.drops = self.moves.rests, self.moves.drop
         head.made, head.adopted, head.lets = self._made, self._adopted, self._lets

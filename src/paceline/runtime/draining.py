@@ -108,6 +108,7 @@ class Draining:
                 self._loop.after(GRACE, lambda late=member: self._kill(late) if late.here else None)  # type: ignore[misc]
             if member.stage == "ended" and member.worker not in drain.exits:
                 drain.exits.add(member.worker)
+                member.wait(None)
                 self._send(member, messages.Exit())
         if not any(member.here for member in self._of(host)):
             drain.moves = True

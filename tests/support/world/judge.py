@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.facts import Fact, TrainingBegan, WorkerJoined, WorkerLeft
+from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import Order
 from paceline.host.branch import BEGINNING
 from paceline.host.commits import NEWEST
@@ -32,6 +32,8 @@ class Judge:
         """Workers that take part, as the machine knows."""
         self._lacks_shard = False
         """Whether a host that made versions was given up while workers trained."""
+        self._through: dict[int, int] = {}
+        """By worker: the last step that it was in, and is not any more."""
         self._moving = False
         """Whether a range was moving as the run ended, so that its versions are kept."""
         self._broken_off = self._store_lost = False
@@ -61,8 +63,12 @@ class Judge:
                 self.here = {worker: None for worker, _, _ in members}
             case WorkerJoined(worker=worker):
                 self.here[worker] = None
-            case WorkerLeft(worker=worker):
+            case WorkerLeft(worker=worker, reason=reason):
                 del self.here[worker]
+                if reason == "drained":
+                    self._drained(worker)
+            case GradientReady(worker=worker, step=step) | StepDeclined(worker=worker, step=step):
+                self._through[worker] = step
         self._look_at_head()
 
     def said(self, host: str, line: str) -> None:
@@ -139,6 +145,14 @@ class Judge:
             )
 
         world.scheduler.after(world.history.timeout + 1.0, look)
+
+    def _drained(self, worker: int) -> None:
+        """The worker has left with its host. It has made the step that it was in as the host was asked to."""
+        rooms = self._world.rooms
+        assert rooms is not None
+        assert rooms.draining is not None
+        step = rooms.draining._drains[rooms.hosts[worker]].steps[worker]
+        assert step is None or self._through.get(worker, -1) >= step, f"worker {worker} was in step {step}, and left"
 
     def _makers(self) -> list[str]:
         """The hosts that make versions."""
