@@ -81,12 +81,18 @@ class Company:
         self.launch = launch
         listens = "--listen", "127.0.0.1:0", "--hosts", "3", "--name", "head", "-n", "1", "--threads", "1"
         self.head = launch.start(text, *listens, *flags)
-        found = re.search(r"paceline join (\S+) -n", said(self.head, "paceline join .*\n"))
+        self.told = said(self.head, "paceline join .*\n")
+        found = re.search(r"paceline join (\S+) -n", self.told)
         assert found is not None
         self.joiners: dict[str, Launcher] = {}
         for name in ("b", "c"):
             self.joiners[name] = launch.start_joining(found[1], "--name", name, "-n", "1")
-            said(self.head, f"host {name} has come")
+            self.says(f"host {name} has come")
+
+    def says(self, pattern: str) -> None:
+        """Wait until the head has said that."""
+        if not re.search(pattern, self.told):
+            self.told += said(self.head, pattern)
 
     def train(self) -> None:
         """Wait until all workers are in the second epoch."""
@@ -97,18 +103,19 @@ class Company:
         """Ask these hosts to leave in good order."""
         for name in names:
             os.kill(self.joiners[name].pid, signal.SIGTERM)
-            said(self.head, f"host {name} was asked to leave: its workers finish their steps")
+            self.says(f"host {name} was asked to leave: its workers finish their steps")
 
     def go_on(self) -> None:
         """Let the second epoch go on."""
         (self.launch.tmp_path / "go-on").touch()
 
-    def left(self, name: str) -> None:
-        """That host has left in good order, and says so."""
-        said(self.head, f"host {name} has left in good order")
-        joiner = ended(self.joiners.pop(name))
-        assert joiner.code == 0
-        assert "this host has left the run in good order, and the run goes on" in joiner.err
+    def left(self, *names: str) -> None:
+        """These hosts have left in good order, and say so."""
+        for name in names:
+            self.says(f"host {name} has left in good order\n")
+            joiner = ended(self.joiners.pop(name))
+            assert joiner.code == 0
+            assert "this host has left the run in good order, and the run goes on" in joiner.err
 
     def ended(self) -> Run:
         """The run is over, and all hosts that were left have ended with it."""
@@ -137,7 +144,7 @@ def test_a_host_that_gets_sigterm_leaves_its_range_to_the_one_beside_it_and_noth
     company.train()
     company.ask(name)
     company.go_on()
-    said(company.head, f"host {name} leaves in good order: its range of each version moves to host {by}")
+    company.says(f"host {name} leaves in good order: its range of each version moves to host {by}")
     company.left(name)
     run = company.ended().completed()
     agrees(run, {1 if name == "b" else 2})
@@ -151,8 +158,7 @@ def test_two_hosts_that_leave_at_once_leave_all_to_the_head(launch: Launch) -> N
     company.train()
     company.ask("b", "c")
     company.go_on()
-    for name in ("b", "c"):
-        company.left(name)
+    company.left("b", "c")
     run = company.ended().completed()
     agrees(run, {1, 2})
     assert [list(shards) for _, shards in moves(run)][-1] == ["head"]
@@ -185,7 +191,7 @@ def test_a_host_that_gets_sigterm_twice_leaves_at_once(launch: Launch) -> None:
     company.ask("b")
     os.kill(company.joiners["b"].pid, signal.SIGTERM)
     assert ended(company.joiners.pop("b")).code == 130
-    said(company.head, "host b is lost: it was interrupted")
+    company.says("host b is lost: it was interrupted")
     company.go_on()
     company.ended().completed()
 

@@ -223,7 +223,7 @@ class _Agent:
         if self._drains or not self.takes_part:
             self.leave(INTERRUPTED, "interrupted")
             return
-        self._drains = True
+        self._drains, self.may_come_again = True, False
         self._link.send(between.Drains())
         self._say("asked to leave: the workers here finish their steps (asked once more, this host leaves at once)")
 
