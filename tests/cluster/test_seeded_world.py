@@ -21,7 +21,7 @@ import pytest
 
 from paceline.host.between import Close
 from support.world.clock import VirtualLoop
-from support.world.faults import PROTOCOLS, Unreachable, drawn
+from support.world.faults import PROTOCOLS, Drained, Unreachable, drawn
 from support.world.histories import all_tried, tried
 from support.world.world import run
 
@@ -61,6 +61,21 @@ def test_a_run_without_faults_completes_where_each_host_makes_a_range(protocol: 
     assert len(run(history).stores) == 3
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_hosts_that_leave_in_good_order_undo_nothing(protocol: str) -> None:
+    """All hosts but the head leave, one after the other, while versions go on being made."""
+    script = replace(
+        drawn(0).script, loads=True, looks=0.3, pieces=4, starts=0.01, computes=0.05, epochs=2, batches=200
+    )
+    history = replace(drawn(0), protocol=protocol, script=script, lost=(), max_steps=None, max_seconds=None)
+    leave = tuple(Drained(1.0 + 0.5 * number, f"node-{number}") for number in (1, 2, 3))
+    history = replace(history, hosts=4, each=2, restart=0, shards_on="all", faults=leave, end=3.0)
+    tried(history)
+    world = run(history)
+    assert all(agent.drained for agent in world.agents.values())
+    assert len([line for line in world.said if "its range of each version moves to host" in line]) == 3
+
+
 def test_a_host_that_can_t_listen_to_the_others_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: VirtualLoop, towards: tuple[str, int]) -> None:
         raise OSError(errno.ENETUNREACH, "Network is unreachable")
@@ -88,7 +103,7 @@ def test_seeds_draw_what_the_world_is_to_show() -> None:
     """All protocols, all kinds of faults, and runs that go on without a host."""
     histories = [drawn(seed) for seed in range(SEEDS)]
     kinds = Counter(type(fault).__name__ for history in histories for fault in history.faults)
-    assert len(kinds) == 14, kinds
+    assert len(kinds) == 15, kinds
     assert {history.choice.spec.name for history in histories} == set(PROTOCOLS)
     assert {history.hosts for history in histories} == {2, 3, 4}
     assert any(history.lost for history in histories)

@@ -20,20 +20,23 @@ from paceline.host.carrier import Carrier
 from paceline.host.commits import Commits
 from paceline.host.host import LocalHost
 from paceline.host.maker import Maker
+from paceline.host.moves import Moves, Taking
 from paceline.host.pushes import Pushes
 from paceline.host.ranges import Ranges
 from paceline.host.releases import Releases, step_of
 from paceline.host.several import SeveralHosts
 from paceline.host.shards import OtherShards
+from paceline.host.shares import Shares
 from paceline.host.summer import Summer
 from paceline.host.sums import Sums
 from paceline.host.together import Together
 from paceline.host.versions import Elsewhere
 from paceline.host.wire import Wire
 from paceline.runtime.agent import _Agent
+from paceline.runtime.draining import Draining
 from paceline.runtime.others import Others
 from support.seeded_network import Killed, Slow
-from support.world.faults import HEAD, History, WorkerKilled, drawn
+from support.world.faults import HEAD, Drained, History, WorkerKilled, drawn
 from support.world.world import run
 
 Patch = pytest.MonkeyPatch
@@ -278,7 +281,7 @@ def an_update_that_is_dropped_still_comes(patch: Patch) -> None:
 
 
 def an_update_that_did_not_come_is_kept(patch: Patch) -> None:
-    patch.setattr(Ranges, "comes_no_more", lambda self, item, whole: self._shelf.release(("arriving", *item)))
+    patch.setattr(Ranges, "comes_no_more", lambda self, item, whole: self._shelf.release(("range arriving", *item)))
 
 
 def a_hosts_own_range_counts_as_a_version(patch: Patch) -> None:
@@ -394,6 +397,37 @@ def a_sum_weighs_as_one_of_its_updates(patch: Patch) -> None:
     patch.setattr(Sums, "applied", pushed)
 
 
+def a_version_is_made_while_a_range_moves(patch: Patch) -> None:
+    rests = Moves.rests
+    patch.setattr(Moves, "rests", lambda self: rests(self) and False)
+
+
+def a_range_moves_without_updates_that_have_arrived(patch: Patch) -> None:
+    begin = Taking.begin
+
+    def begun(self: Taking, *given: Any) -> None:
+        self.arrived = ()
+        begin(self, *given)
+
+    patch.setattr(Taking, "begin", begun)
+
+
+def a_range_moves_without_the_versions_that_are_needed(patch: Patch) -> None:
+    patch.setattr(Moves, "_versions", lambda self: [])
+
+
+def a_host_goes_while_its_state_is_on_its_way(patch: Patch) -> None:
+    patch.setattr(Shares, "when_idle", lambda self, call: call())
+
+
+def what_is_on_its_way_from_a_host_that_goes_is_not_asked_anew(patch: Patch) -> None:
+    patch.setattr(Carrier, "again", lambda self, which: None)
+
+
+def a_worker_of_a_host_that_leaves_does_not_finish_its_step(patch: Patch) -> None:
+    patch.setattr(Draining, "_in_step", lambda self, member, drain: False)
+
+
 OURS = [one for one in list(globals().values()) if callable(one) and getattr(one, "__module__", "") == __name__]
 OURS = [one for one in OURS if not one.__name__.startswith("_")]
 
@@ -444,6 +478,14 @@ def _losing_workers_of_sums(history: History) -> History:
     return replace(history, faults=tuple(WorkerKilled(lots.uniform(0.0, 20.0), worker) for worker in lost))
 
 
+def _with_hosts_that_leave(history: History) -> History:
+    """One host after the other is asked to leave, and nothing else goes wrong."""
+    script = replace(history.script, starts=0.01, computes=0.05, epochs=8, looks=0.3)
+    leaves = (Drained(0.1 + 0.2 * number, name) for number, name in enumerate(history.names[1:]))
+    faults = tuple(leaves)
+    return replace(_in_ranges(history), script=replace(script, pieces=4), end=1.0, faults=faults, lost=())
+
+
 HISTORIES = {
     a_sum_is_served_before_it_is_made: _with_sums,
     a_sum_that_was_not_ordered_yet_is_gone: _with_sums,
@@ -468,6 +510,12 @@ HISTORIES = {
     training_begins_without_a_host_that_is_to_make_ranges: _losing_a_host_at_the_start,
     a_host_makes_ranges_from_what_its_own_worker_begins_with: _in_ranges,
     a_share_of_the_state_is_of_another_version: _stopped_early_in_ranges,
+    a_version_is_made_while_a_range_moves: _with_hosts_that_leave,
+    a_range_moves_without_updates_that_have_arrived: _with_hosts_that_leave,
+    a_range_moves_without_the_versions_that_are_needed: _with_hosts_that_leave,
+    a_host_goes_while_its_state_is_on_its_way: _with_hosts_that_leave,
+    what_is_on_its_way_from_a_host_that_goes_is_not_asked_anew: _with_hosts_that_leave,
+    a_worker_of_a_host_that_leaves_does_not_finish_its_step: _with_hosts_that_leave,
     an_update_stays_after_its_worker: _stopped_early,
     a_version_that_did_not_come_counts_as_here: _stopped_early,
     a_worker_that_has_left_takes_a_version: _stopped_early,

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from paceline.core.shards import PIECE, Shard, cut, pieces
+from paceline.core.shards import PIECE, Shard, cut, heir, pieces, taken_over
 from support.seeds import each_seed
 
 
@@ -77,3 +77,24 @@ def test_shards_are_asked_for_in_pieces_that_end_at_cuts() -> None:
 
 def test_a_shard_that_can_not_be_cut_is_one_piece_however_large() -> None:
     assert pieces([0, 10 * PIECE], [Shard("a", 0, 10 * PIECE)]) == [("a", 0, 10 * PIECE)]
+
+
+A, B, C = Shard("a", 0, 40), Shard("b", 40, 60), Shard("c", 60, 90)
+
+
+def test_the_smaller_range_beside_takes_over_unless_its_host_leaves_as_well() -> None:
+    assert heir([A, B, C], "b", "a") == "c"
+    assert heir([A, B, C], "b", "a", {"c"}) == "a"
+    assert heir([A, B, C], "b", "a", {"a", "c"}) == "c"
+    assert (heir([A, B, C], "a", "a"), heir([C, B, A], "c", "a")) == ("b", "b")
+
+
+def test_the_head_takes_over_where_no_other_host_makes_a_range() -> None:
+    assert heir([Shard("b", 0, 90)], "b", "a") == "a"
+    assert taken_over([Shard("b", 0, 90)], "b", "a") == [Shard("a", 0, 90)]
+
+
+def test_ranges_that_are_taken_over_leave_no_gap() -> None:
+    assert taken_over([A, B, C], "b", "c") == [A, Shard("c", 40, 90)]
+    assert taken_over([A, B, C], "b", "a") == [Shard("a", 0, 60), C]
+    assert taken_over([A, B, C], "a", "b") == [Shard("b", 0, 60), C]

@@ -55,6 +55,21 @@ def test_one_version_is_made_at_a_time_in_the_order_of_the_orders() -> None:
     assert [(commit.version, commit.source, commit.target) for commit in one.commits()] == [(1, 0, 1), (2, 1, 0)]
 
 
+def test_a_version_waits_between_two_others_while_a_range_moves() -> None:
+    one, rests = company(1), Mock(return_value=False)
+    one.host.commits.rests = rests
+    for step in (0, 1):
+        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
+        finish(one, 0, step)
+        one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
+    rests.return_value = True
+    one.make()
+    assert [commit.version for commit in one.commits()] == [1]
+    rests.return_value = False
+    one.host.commits.go_on()
+    assert [commit.version for commit in one.commits()] == [1, 2]
+
+
 def made(version: int, checksum: int, found: tuple[str, int | None] | None = None) -> messages.Committed:
     return messages.Committed(version, 0.0, checksum, found)
 

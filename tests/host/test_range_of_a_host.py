@@ -23,6 +23,8 @@ from support.rooms import OFFER, Clockwork
 HEAD = Peer("node-0", 1)
 STORE = "the store"
 HALVES = Shard("node-0", 0, 32), Shard("node-1", 32, 64)
+OTHER = Peer("node-2", 1)
+BESIDE = Shard("node-1", 0, 32), Shard("node-2", 32, 64)
 
 
 class Host:
@@ -157,3 +159,57 @@ def test_the_process_that_makes_ranges_is_lost_once(host: Host) -> None:
     host.news.shard_lost.assert_called_once()
     host.branch.about_range(between.MakeRange(1, [], None, look=True))
     assert not host.branch.shelf.has(Version(1))
+
+
+def asked(host: Host) -> list[tuple[str, int, int]]:
+    """What is asked of other hosts, and has not come."""
+    coming = [one for record in host.carrier._fetches._records.values() for one in record.coming]
+    return [(one.peer.host, one.have, one.end) for one in coming if one.have < one.end]
+
+
+def beside_another() -> Host:
+    """One of two hosts that make ranges, both besides the head, at version 1."""
+    host = Host(*BESIDE)
+    host.carrier.meet(*OTHER)
+    host.carrier.connected(OTHER)
+    host.begins()
+    host.makes(1)
+    host.branch.made(1)
+    return host
+
+
+def test_what_is_on_its_way_is_asked_of_the_hosts_that_make_versions_from_now_on() -> None:
+    host = beside_another()
+    host.branch.carry_out(Release(worker=1, step=1, version=1))
+    assert asked(host) == [("node-2", 32, 64)]
+    host.branch.recut([Shard("node-1", 0, 32), Shard("node-0", 32, 64)], "node-2")
+    assert asked(host) == [("node-0", 32, 64)]
+    host.comes(4)
+    assert host.taken() == [1]
+    assert not host.news.lacks.called
+
+
+def test_a_range_is_taken_over_from_the_host_that_leaves_and_is_served_then() -> None:
+    host = beside_another()
+    state = between.Attached("share 1 of node-2", 8)
+    host.branch.about_range(between.TakeRange("node-2", 32, 64, [1], [], state))
+    assert asked(host) == [("node-2", 32, 64), ("node-2", 0, 8)]
+    for request in (3, 4):
+        there = host.carrier.memory(OTHER, request)
+        assert there is not None
+        host.carrier.came(OTHER, request, there.nbytes)
+    host.news.range_taken.assert_called_once_with()
+    assert host.branch.look(Version(1), 32, 64) == "here"
+    host.branch.recut([Shard("node-1", 0, 64)], "node-2")
+    host.branch.carry_out(Release(worker=1, step=1, version=1))
+    assert host.taken() == [1]
+    host.branch.about_range(between.Bring((0, 0, "update"), None))
+    assert asked(host) == [("node-0", 0, 64), ("node-0", 64, 64 + OFFER.flags_bytes)]
+
+
+def test_what_waits_for_an_item_goes_on_if_no_other_host_has_any_of_it_any_more() -> None:
+    host = beside_another()
+    host.branch.carry_out(Release(worker=1, step=1, version=1))
+    host.branch.recut([Shard("node-1", 0, 64)], "node-2")
+    assert host.taken() == [1]
+    assert host.carrier.pending() == []

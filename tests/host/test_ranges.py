@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock, patch
@@ -183,3 +184,54 @@ def test_nothing_is_ordered_of_a_process_that_has_gone() -> None:
     company.arithmetic.lost = True
     company.makes(1)
     assert company.sent() == []
+
+
+TAKES = between.TakeRange("c", 16, 24, [0], [(ELSEWHERE, 5, "update")], between.Attached("share 1 of c", 8))
+
+
+def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -> None:
+    company, own, arrived, here, coming = Company(), Update(OWN, 0), Update(0, 5), Update(1, 2), Update(3, 4)
+    company.shelf.put(own, ("update", *own[:2]), company.plan.of(OWN))
+    for one in (own, arrived, here):
+        company.brings(*one[:2])
+    company.ranges.bring(coming, None)
+    company.carrier.fetch.reset_mock()
+    company.news.stored.reset_mock()
+    state = os.memfd_create("state")
+    company.ranges.take(TAKES, [Version(0)], state)
+    company.carrier.cancel.assert_called_once_with(("for the range made here", *coming))
+    assert company.ranges.shard == Shard("b", 8, 24)
+    fetched = {call.args[0]: call.args[2:] for call in company.carrier.fetch.call_args_list}
+    assert list(fetched) == [Version(0), arrived, here, coming]
+    assert [company.ranges.parts_of(one) for one in (arrived, here)] == [Shard("c", 16, 24), None]
+    assert [company.ranges.had(one) for one in (arrived, here, coming)] == [True, True, False]
+    assert company.ranges.place_of(here) == company.shelf.place(here)
+    company.makes(1, own, arrived)
+    company.ranges.send_share(3)
+    for arrives, _ in list(fetched.values())[:-1]:
+        arrives()
+    assert (company.sent(), company.news.range_taken.called) == ([], False)
+    fetched[coming][0]()
+    assert [type(one) for one in company.sent()] == [messages.TakeRange, messages.Commit]
+    company.news.range_taken.assert_called_once_with()
+    assert [call.args for call in company.news.stored.call_args_list] == [(here,), (coming,)]
+    assert [company.ranges.parts_of(arrived), company.ranges.had(here)] == [None, False]
+    company.made(1)
+    assert company.sent()[-1] == messages.SendShare(3)
+
+
+def test_an_update_that_is_dropped_as_a_range_is_taken_over_is_not_waited_for() -> None:
+    company = Company()
+    company.brings(ELSEWHERE, 6)
+    state = os.memfd_create("state")
+    company.ranges.take(TAKES, [], state)
+    company.ranges.drop(Update(ELSEWHERE, 6))
+    company.carrier.cancel.assert_called_once_with(("taken over", ELSEWHERE, 6, "update"))
+    company.news.range_taken.assert_called_once_with()
+
+
+def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more() -> None:
+    company = Company()
+    company.ranges.take(TAKES, [Version(0)], os.memfd_create("state"))
+    company.carrier.fetch.call_args.args[3]("host c has ended")
+    company.arithmetic.lose.assert_called_once_with("it was to take over the range of host c: host c has ended")

@@ -82,6 +82,44 @@ def test_all_hosts_are_told_the_same_commit() -> None:
     assert head.told == [("b", told), ("c", told)]
 
 
+def test_an_update_has_not_arrived_before_a_range_is_taken_over_and_the_wider_range_of_it_is_here() -> None:
+    """What the host that takes over has said before is about its own range."""
+    head = Head()
+    head.fetches(1, 0)
+    assert (head.here(1.0), head.shards.stored("c", Update(1, 0), 1.0)) == (None, None)
+    assert head.shards.leaves("b") == []
+    assert head.shards.stored("c", Update(1, 0), 2.0) is None
+    assert head.shards.taken(3.0) == [UpdateArrived(worker=1, step=0, at=3.0)]
+
+
+def test_an_update_that_is_still_coming_as_a_range_is_taken_over_arrives_with_the_last_host_that_stays() -> None:
+    head = Head()
+    head.fetches(1, 0)
+    head.shards.leaves("b")
+    assert (head.shards.taken(1.0), head.here(2.0)) == ([], None)
+    assert head.shards.stored("c", Update(1, 0), 3.0) == UpdateArrived(worker=1, step=0, at=3.0)
+
+
+def test_what_has_arrived_is_known_until_a_version_is_made_of_it_or_none_will_have_it() -> None:
+    head = Head()
+    for step in range(3):
+        head.fetches(1, step)
+        for host in ("b", "c"):
+            head.shards.stored(host, Update(1, step), 0.0)
+        head.here(0.0)
+    head.shards.make(ApplyUpdate(version=1, contributions=((1, 0, 1.0),)), [(Update(1, 0), 1.0)], None, look=True)
+    head.shards.dropped(Update(1, 1))
+    assert head.shards.leaves("b") == [Update(1, 2)]
+
+
+def test_an_update_that_no_version_will_have_is_told_of_while_it_has_its_place() -> None:
+    head, drops = Head(), Mock()
+    head.shards.drops = drops
+    head.fetches(1, 0)
+    head.shards.cancel(1)
+    drops.assert_called_once_with(Update(1, 0))
+
+
 def file(content: bytes) -> int:
     descriptor = os.memfd_create("share")
     os.write(descriptor, content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from paceline.core.shards import cut
 from paceline.errors import ConfigError
 from paceline.training import parts as parts_module
+from paceline.training import store as store_module
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import packed, unpacked
 from paceline.training.parts import ELEMENTWISE, STATE, NotFinite, cuts_of
+from paceline.training.pushed import Pushed
 from paceline.training.shares import Share, Whole, pack_share, pack_whole, unpack_share, unpack_whole
 from paceline.training.store import Committed, Scalars, Store, scalars_of
 
@@ -266,6 +269,67 @@ def test_what_others_begin_with_is_kept_until_it_is_passed_on_or_training_begins
     (first, second) = shards_of("SGD", 2)
     make("SGD", [first, second], 0)
     assert (first._to_pass_on, second._to_pass_on) == (None, None)
+
+
+# --- ranges that are taken over
+
+
+def take_over(shards: list[Store], leaving: int, by: int) -> None:
+    """Have one store take over the range of another, which is gone then."""
+    share = unpack_share(pack_share(shards[leaving].share(shards[leaving].begin_keeping())))
+    shards[by].take_over(shards[leaving].within, share)
+    del shards[leaving]
+
+
+@pytest.mark.parametrize(("leaving", "by"), [(1, 0), (1, 2), (2, 1), (0, 1)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_range_is_taken_over_with_its_state_and_all_versions_are_those_of_one_store(
+    name: str, leaving: int, by: int
+) -> None:
+    one, shards = store_of(name), shards_of(name, 3)
+    train_alike(name, one, shards, range(STEPS))
+    take_over(shards, leaving, by)
+    train_alike(name, one, shards, range(STEPS, 2 * STEPS))
+    assert pack_whole(whole_of(shards)) == pack_whole(whole_of([one]))
+    take_over(shards, 1, 0)
+    train_alike(name, one, shards, range(2 * STEPS, 3 * STEPS))
+    assert pack_whole(whole_of(shards)) == pack_whole(whole_of([one]))
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_a_store_that_has_made_nothing_takes_over_all(name: str) -> None:
+    one, places = store_of(name), Places.new(store_of(name).layout, SLOTS, WORKERS)
+    both = [store_of(name, places, within) for within in ((0, 0), (0, places.layout.flags_offset))]
+    train_alike(name, one, both, range(STEPS))
+    take_over(both, 1, 0)
+    assert both[0].within == (0, places.layout.flags_offset)
+    train_alike(name, one, both, range(STEPS, 2 * STEPS))
+
+
+def test_what_was_kept_before_a_range_is_taken_over_is_without_it() -> None:
+    one, shards = store_of("AdamW"), shards_of("AdamW", 3)
+    train_alike("AdamW", one, shards, range(STEPS))
+    before = pack_share(shards[0].share(shards[0].begin_keeping()))
+    keeping = shards[0].begin_keeping()
+    take_over(shards, 1, 0)
+    train_alike("AdamW", one, shards, range(STEPS, STEPS + 2))
+    assert pack_share(shards[0].share(keeping)) == before
+
+
+def test_only_bytes_that_are_made_are_told_of_after_a_range_was_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread makes some of either range, and what lies between is the other one's."""
+    monkeypatch.setattr(store_module, "TELLS", 1000)
+    shards = shards_of("SGD", 3)
+    make("SGD", shards, 0)
+    take_over(shards, 1, 0)
+    push(shards[0], 1)
+    pushed = [Pushed.of(shards[0].places, 0, shards[0].pushes[0], 1.0)]
+    start, stop = (shards[0].places.slot_start(slot) for slot in (1, 2))
+    for half in shards[0].halves:
+        made = Mock()
+        shards[0]._commit(start, stop, pushed, False, False, made, half)
+        own = {byte for part in half for byte in range(*shards[0]._bytes[id(part)])}
+        assert sorted(byte for told in made.call_args_list for byte in range(*told.args)) == sorted(own)
 
 
 # --- snapshots

@@ -58,16 +58,17 @@ def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     address, name = resolved(parsed(options.address, "HEAD:PORT"), "HEAD"), options.name or socket.gethostname()
     cap(options.isa)
-    token, say = None, _say
+    token, say, may_drain = None, _say, lambda: True
     if options.stdin:
         token, say = Token.of(tied.first_line(), "the first line of standard input"), _nobody_reads
         tied.end_with_input()
+        may_drain = lambda: not tied.has_ended()  # noqa: E731
     keys = keys_of(options.trusted_network, token)
     if options.trusted_network:
         say(NOT_ENCRYPTED)
     await_listener(address, options.wait, say, REACH if options.stdin else BEGIN)
 
-    end = join(address, name, options.workers, keys, say)
+    end = join(address, name, options.workers, keys, say, may_drain)
     why = f": {end.error}" if end.error else ""
     match end.outcome:
         case "refused":
@@ -79,6 +80,9 @@ def call(options: argparse.Namespace) -> int:
         case "interrupted":  # here, or at the head
             say("interrupted; this host takes no part any more")
             return INTERRUPTED
+        case "drained":
+            say("this host has left the run in good order, and the run goes on")
+            return 0
         case outcome:
             say(f"the run has ended: {outcome}{why}")
             return CODES[outcome]

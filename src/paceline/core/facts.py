@@ -50,7 +50,7 @@ class WorkerLeft:
 
     worker: int
     reason: str
-    """`finished`, `died` or `stopped`."""
+    """`finished`, `died`, `stopped` as the run was, or `drained`: its host has left in good order."""
     at: float
 
 

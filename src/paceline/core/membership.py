@@ -9,7 +9,7 @@ from typing import Generic, Literal, TypeVar
 Stage = Literal["starting", "offered", "training", "closing", "ended", "gone"]
 """`offered`: has called `prepare`; `closing`: makes no more steps, its script goes on; `ended`: its script is through;
 `gone`: its process is."""
-Left = Literal["finished", "died", "stopped"]
+Left = Literal["finished", "died", "stopped", "drained"]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -42,3 +42,21 @@ def pieces(cuts: Sequence[int], shards: Sequence[Shard]) -> list[tuple[str, int,
                 found.append((host, first, cut_at))
                 first = cut_at
     return found
+
+
+def heir(shards: Sequence[Shard], host: str, head: str, leaving: Container[str] = ()) -> str:
+    """Return the host that takes over the range of this one: the one with the smaller range beside it.
+
+    One of those that are `leaving` takes over only if no other can. Where no other host makes a range, the head does.
+    """
+    ordered = sorted(shards, key=lambda one: one.begin)
+    place = next(place for place, one in enumerate(ordered) if one.host == host)
+    beside = [*ordered[max(0, place - 1) : place], *ordered[place + 1 : place + 2]]
+    return min(beside, key=lambda one: (one.host in leaving, one.end - one.begin)).host if beside else head
+
+
+def taken_over(shards: Sequence[Shard], host: str, by: str) -> list[Shard]:
+    """Return the shards once `by`, which makes the range beside it or none, makes the range of that host as well."""
+    both = [one for one in shards if one.host in (host, by)]
+    wider = Shard(by, min(one.begin for one in both), max(one.end for one in both))
+    return sorted([*(one for one in shards if one not in both), wider], key=lambda one: one.begin)

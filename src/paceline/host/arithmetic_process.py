@@ -78,6 +78,8 @@ def _serve(store: Store, end: socket.socket) -> int:
                     _send_packed(recorder, messages.WholeReady, lambda: pack_whole(store.pass_on()))
                 case messages.Load():
                     store.begin_with(unpack_whole(attached(descriptors[0])))
+                case messages.TakeRange():
+                    store.take_over((order.begin, order.end), unpack_share(attached(descriptors[0])))
                 case messages.SendShare(number=number):
                     recorder.share(store, number)
                 case messages.TakeShare(number=number, error=error):

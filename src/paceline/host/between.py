@@ -23,10 +23,10 @@ from paceline.records.times import Fetch
 _ORDERS = {kind.__name__: kind for kind in get_args(Order)}
 
 
-End = Outcome | Literal["refused", "lost", "again"]
+End = Outcome | Literal["refused", "lost", "drained", "again"]
 """How a run ended for a host. `refused`: something is wrong that the run or the host was given. `lost`: the host takes
-no part any more, and the run may go on. `again`: the run goes on from its newest snapshot, once the host has come
-again."""
+no part any more, and the run may go on. `drained`: so it is, in good order, as the host was asked to leave. `again`:
+the run goes on from its newest snapshot, once the host has come again."""
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True):
@@ -176,6 +176,30 @@ class Free(Message):
     version: int
 
 
+class TakeRange(Message):
+    """Take over that host's range, and make it as well from the next version on. Its workers have left.
+
+    See `host.moves`. It is answered by `RangeTaken`.
+    """
+
+    host: str
+    begin: int
+    end: int
+    versions: list[int]
+    """Those that are needed somewhere. This host serves the range of each of them, too, once that is said."""
+    arrived: list[Fields]
+    """(worker, step) of updates that all hosts have, and that no version has yet."""
+    state: Attached
+    """What the optimizer has for the range, as of the newest version. It lies at that host."""
+
+
+class Shards(Message):
+    """These make each version from now on, those before included. What `left` made has moved, and it goes."""
+
+    shards: tuple[Shard, ...]
+    left: str
+
+
 class SendShare(Message):
     """Send what the optimizer has for this host's range, as of the version that was ordered last."""
 
@@ -301,7 +325,7 @@ class Close(Message):
     """One line on why it did not complete, if there is one."""
 
 
-OfRange = Bring | Drop | SumUp | DropSum | MakeRange | Free | SendShare
+OfRange = Bring | Drop | SumUp | DropSum | MakeRange | Free | SendShare | TakeRange
 """What a host with a shard is ordered, in the order in which it has to do it."""
 
 FromHead = (
@@ -312,6 +336,7 @@ FromHead = (
     | Train
     | CarryOut
     | OfRange
+    | Shards
     | Made
     | Let
     | Look
@@ -353,6 +378,10 @@ class Leaves(Message):
     """The host takes no part any more."""
 
     why: str
+
+
+class Drains(Message):
+    """The host was asked to leave, and wants to do so in good order. It goes on until it is told to close."""
 
 
 class Heard(Message):
@@ -484,6 +513,10 @@ class Share(Message):
     attached: Attached | None
 
 
+class RangeTaken(Message):
+    """All that this host was to take over is here."""
+
+
 class ShardLost(Message):
     """This host makes no versions any more."""
 
@@ -502,7 +535,9 @@ OfStep = Taken | AwaitsVersion | AwaitsPlace | Computes
 OfWorker = Heard | Gone | Lacks | OfStep
 """What a host says of one of its workers, in the order in which it happened."""
 
-OfShard = Stored | NotFinite | RangeMade | Share | ShardLost
+OfShard = Stored | NotFinite | RangeMade | Share | RangeTaken | ShardLost
 """What a host with a shard says of that."""
 
-ToHead = OfWorker | OfShard | SendPart | Here | Leaves | Begun | Has | Fetched | Moved | Printed | Said | Reaches
+ToHead = (
+    OfWorker | OfShard | SendPart | Here | Leaves | Drains | Begun | Has | Fetched | Moved | Printed | Said | Reaches
+)

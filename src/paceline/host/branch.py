@@ -72,6 +72,9 @@ class BranchNews(WorkersNews, Protocol):
     def heard_with(self, worker: int, message: messages.Message | None, attached: Attached) -> None:
         """The worker has said this, and that comes along. None: the message is what comes along."""
 
+    def range_taken(self) -> None:
+        """See `RangesNews`."""
+
     def share(self, number: int, error: str | None, attached: Attached | None) -> None:
         """What the optimizer has for this host's range comes along, or can't be packed."""
 
@@ -129,8 +132,6 @@ class Branch:
         self._threads = threads
         self._shards: Sequence[Shard] = ()
         """Who makes which range of each version. Empty: the head makes them all."""
-        self._own: Shard | None = None
-        """This host's."""
         self._ranges: Ranges | None = None
         """What makes that. None: nothing is made here."""
         self._whole: set[Version] = set()
@@ -138,6 +139,8 @@ class Branch:
         self.shelf.freed = self._freed
         self._beside: dict[Item, Span] = {}
         """What is brought to no place of the region's pool: where it goes."""
+        self._lie_at: dict[Item, str] = {}
+        """Of these, which lie at another host than the head's: that host."""
         self._attached: dict[Item, Span] = {}
         """What comes along with what workers have said, until the head has it."""
         self._comes_along: dict[str, list[tuple[Seat, messages.Message]]] = {}
@@ -184,12 +187,12 @@ class Branch:
         self._later = []
         self.region = Region.create(self._plan.region_bytes(self._offer))
         self.versions.newest = version
-        self._shards, self._own = shards, next((one for one in shards if one.host == self._name), None)
-        if self._own is None:
+        self._shards, own = shards, next((one for one in shards if one.host == self._name), None)
+        if own is None:
             self._fetch_beginning(workers, version, begun, None)
             return
         self._ranges = Ranges(
-            self._own,
+            own,
             self.shelf,
             self._plan,
             self._workers,
@@ -290,6 +293,8 @@ class Branch:
                 self._ranges.free(version)
             case between.SendShare(number=number):
                 self._ranges.send_share(number)
+            case between.TakeRange():
+                self._take(order)
 
     def made(self, version: int) -> None:
         """The store has made that version, and all before it."""
@@ -300,6 +305,14 @@ class Branch:
             for worker, step in self._contributed.pop(made):
                 self.pushes.dropped(worker, step)
         self.versions.made(version)
+
+    def recut(self, shards: Sequence[Shard], left: str) -> None:
+        """These make all versions from now on, and that host leaves. What is on its way is asked for anew."""
+        if self._waits(partial(self.recut, shards, left)):
+            return
+        self._shards = shards
+        self._carrier.again(lambda item: isinstance(item, Version))
+        self._carrier.ended(left, "it has left in good order")
 
     def let(self, worker: int, version: int) -> None:
         """The worker may have that version."""
@@ -459,6 +472,10 @@ class Branch:
             self._whole.add(Version(made.version))
         self._news.range_made(made)
 
+    def range_taken(self) -> None:
+        """See `RangesNews`."""
+        self._news.range_taken()
+
     def share_ready(self, number: int, error: str | None, file: int | None) -> None:
         """See `RangesNews`."""
         attached = None
@@ -477,13 +494,14 @@ class Branch:
         """See `Items`. The head's host has what training begins with, and what comes along with what it says."""
         assert self._offer is not None
         if isinstance(item, Blob):
-            return [(self._head, 0, self._beside[item].nbytes)]
+            return [(self._lie_at.get(item, self._head), 0, self._beside[item].nbytes)]
         if isinstance(item, Update | Sum):  # this host's range of it, and which parameters have a gradient
-            assert self._own is not None
             assert self._ranges is not None
+            if (moving := self._ranges.parts_of(item)) is not None:
+                return [moving]
             host = self._hosts[item.worker] if isinstance(item, Update) else self._ranges.source_of(item)
-            end = self._offer.cuts[-1]
-            return [(host, self._own.begin, self._own.end), (host, end, end + self._offer.flags_bytes)]
+            end, (_, begin, stop) = self._offer.cuts[-1], self._ranges.shard
+            return [(host, begin, stop), (host, end, end + self._offer.flags_bytes)]
         if isinstance(item, Version) and self._later is None:
             shards = self._shards or [Shard(self._head, 0, self._offer.cuts[-1])]
             return pieces(self._offer.cuts, [one for one in shards if one.host != self._name])
@@ -520,9 +538,12 @@ class Branch:
                 self._ranges.comes_no_more(item, whole)
         elif isinstance(item, Blob):
             del self._beside[item]
+            self._lie_at.pop(item, None)
 
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`. What a model of links is asked about, the head notes as that says."""
+        if self._ranges is not None and (item := fetch.summand) is not None and self._ranges.had(item):
+            fetch = fetch.moved()
         modelled = self._told is not None and self._later is None and fetch.kind == "version"
         if not modelled:
             self._news.fetched(fetch)
@@ -561,6 +582,14 @@ class Branch:
     def release(self, item: Item, owner: Owner) -> None:
         """See `Items`."""
         self.shelf.release(owner)
+
+    def _take(self, order: between.TakeRange) -> None:
+        """Take over another host's range of versions."""
+        assert self._ranges is not None
+        file = self._file_for(order.state)
+        self._lie_at[Blob(order.state.name)] = order.host
+        lacking = [Version(one) for one in order.versions if self._away(Version(one))]
+        self._ranges.take(order, [*lacking, Blob(order.state.name)], file)
 
     def _freed(self, item: Item) -> None:
         """Nobody claims it any more, and its place is free."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from paceline.core.items import Item
@@ -159,6 +159,22 @@ class Carrier:
         """The owner does not need its item any more, and is told nothing. The last one stops what is on its way."""
         if (one := self._waiting.pop(owner, None)) is not None:
             self._obey(self._fetches.release(one.named, owner))
+
+    def again(self, which: Callable[[Item], bool]) -> None:
+        """Other hosts have these items from now on, or more of them is wanted: ask anew for what is on its way.
+
+        What no other host has is here by now.
+        """
+        anew = {owner: one for owner, one in self._waiting.items() if which(one.named.item)}
+        for owner in anew:
+            self.cancel(owner)
+        for owner, one in anew.items():
+            if not self._items.ranges(one.named.item):
+                one.arrived()
+                continue
+            self.fetch(one.named.item, owner, one.arrived, one.lost)
+            if owner in self._waiting:
+                self._waiting[owner] = replace(self._waiting[owner], since=one.since)
 
     # --- what is served -----------------------------------------------------------------------------
 

@@ -83,6 +83,8 @@ class Commits:
         self._sums = sums
         self.brings: Callable[[int, Callable[[], object]], object] = lambda version, then: then()
         """Brings what others make of a version here, then goes on."""
+        self.rests: Callable[[], bool] = lambda: False
+        """Asked while no version is being made: whether the next one waits."""
         self._plan = plan
         self._arithmetic = arithmetic
         self.maker = Maker(shelf, plan, arithmetic, idle_cores, tells=spreads)
@@ -220,7 +222,7 @@ class Commits:
 
     def go_on(self) -> None:
         """Begin the next commit, if none is under way."""
-        if self._committing or not self._orders:
+        if self._committing or self.rests() or not self._orders:
             return
         ordered = self._orders[0]
         order, pushed = ordered.order, ordered.pushed

@@ -26,7 +26,7 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.core.shards import Shard, cut
+from paceline.core.shards import Shard, cut, taken_over
 from paceline.fabric.memory import Region, Span
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
@@ -111,6 +111,10 @@ class LocalHost:
         """The hosts that are to make versions, if not this one alone."""
         self._whole: set[Version] = set()
         """Versions of which all ranges are here, if others make some."""
+        self._taking: Shard | None = None
+        """Another's range, which this host is about to make as well."""
+        self._first = 0
+        """The version that training has begun with."""
         self._numbers = count()
         self._lacks_host = False
         """Whether a host has gone that made a range of each version."""
@@ -299,6 +303,7 @@ class LocalHost:
             self._send_with(worker, message, ends)
         if not resumes:
             self.commits.begin(0)
+        self._first = self.newest
         self._whole.add(Version(self.newest))
         model_bytes = self._offers[workers[0]].model_bytes
         given = None if self._network is None else self._network.message
@@ -603,10 +608,36 @@ class LocalHost:
         self.arithmetic.lose(why)
 
     def _own_range(self, offer: messages.Offered) -> tuple[int, int]:
-        """The bytes of each version that are made here."""
+        """The bytes of each version that are made here, or are about to be."""
         if not self.shards:
             return 0, offer.cuts[-1]
-        return next(((one.begin, one.end) for one in self.shards if one.host == self.name), (0, 0))
+        taking = self._taking
+        shards = self.shards if taking is None else taken_over(self.shards, taking.host, self.name)
+        return next(((one.begin, one.end) for one in shards if one.host == self.name), (0, 0))
+
+    # --- ranges that move: see `Moves` --------------------------------------------------------------
+
+    @property
+    def may_move(self) -> bool:
+        """Whether a range may move now, as no version is being made: all have begun, and a version was made since."""
+        return self.newest > self._first and not self._lent and not self.arithmetic.lost
+
+    def elsewhere(self, item: Update | Sum) -> bool:
+        """Whether another host's worker has made the update, or another host the sum."""
+        return self._away(item)
+
+    def lacks(self, version: Version) -> bool:
+        """Whether some of that version, which others have made in part, is not here."""
+        return self._away(version)
+
+    def takes(self, source: Shard) -> None:
+        """Of updates, that host's range is to come here from now on."""
+        self._taking = source
+
+    def recut(self, shards: Sequence[Shard]) -> None:
+        """These make versions from now on. What they need for that is there."""
+        self._taking = None
+        self.shards = shards if any(one.host != self.name for one in shards) else []
 
     @property
     def _offer(self) -> messages.Offered:
@@ -674,10 +705,11 @@ class LocalHost:
 
     def _drop(self, worker: int, step: int) -> None:
         """There will be no update of this step, or none that counts: its place is free."""
+        if self.others is not None:
+            # while the update has its place, to which some of it may be on its way
+            self.others.dropped(Update(worker, step))
         self.commits.dropped(worker, step)
         self.pushes.dropped(worker, step)
-        if self.others is not None:
-            self.others.dropped(Update(worker, step))
 
     def _adopt(self, worker: int, descriptors: list[int]) -> None:
         """The first version is what that worker has written from now on. The optimizer's state may come along.

@@ -583,6 +583,14 @@ class Load(Message):
     descriptors: ClassVar[int] = 1
 
 
+class TakeRange(Message):
+    """Make this range as well, from the next version on. Its share of the optimizer's state comes along."""
+
+    descriptors: ClassVar[int] = 1
+    begin: int
+    end: int
+
+
 class SendShare(Message):
     """Send what the optimizer has for your range, as of the newest version. Commits may follow at once."""
 
@@ -680,6 +688,7 @@ ToStore = (
     | Adopt
     | SendWhole
     | Load
+    | TakeRange
     | SendShare
     | TakeShare
     | SendState

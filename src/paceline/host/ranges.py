@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Protocol
 
-from paceline.core.items import Sum, Update, Version
-from paceline.core.shards import Shard
+from paceline.core.items import Item, Sum, Update, Version
+from paceline.core.shards import Shard, taken_over
 from paceline.fabric.memory import Region
 from paceline.host import between, messages
 from paceline.host.arithmetic import Arithmetic
 from paceline.host.carrier import Carrier
 from paceline.host.loop import Loop
 from paceline.host.maker import Maker
+from paceline.host.moves import Taking
 from paceline.host.names import summand_of
 from paceline.host.plan import Plan
 from paceline.host.shelf import Owner, Shelf
@@ -34,7 +37,7 @@ def _brought(item: Update | Sum) -> Owner:
 
 def _arriving(item: Update | Sum) -> Owner:
     """Who claims the place of an update or of a sum that is on its way, even if nobody needs it any more."""
-    return "arriving", *item
+    return "range arriving", *item
 
 
 class RangesNews(Protocol):
@@ -51,6 +54,9 @@ class RangesNews(Protocol):
 
     def range_made(self, made: messages.Committed) -> None:
         """This host's range of that version is made."""
+
+    def range_taken(self) -> None:
+        """This host makes another's range as well from now on."""
 
     def shard_lost(self, why: str) -> None:
         """This host makes no versions any more."""
@@ -77,7 +83,8 @@ class Ranges:
         """The newest version whose range is made."""
         self.forker: int | None = None
         """The worker that was asked last to fork the arithmetic process."""
-        self._shard = shard
+        self.shard = shard
+        """The range that is made here, or is about to be."""
         self._shelf = shelf
         self._plan = plan
         self._workers = workers
@@ -87,11 +94,13 @@ class Ranges:
         self._ready: Callable[[], None] = lambda: None
         self._orders: deque[between.MakeRange | messages.SendShare] = deque()
         self._making: between.MakeRange | None = None
+        self._taking: Taking | None = None
+        """What is lacking to make another host's range as well."""
         self._beginning = Awaited()
         """What waits for a version whose range is not being made yet."""
         self._bringing: set[Update | Sum] = set()
         self._hosts: dict[Sum, str] = {}
-        """By sum that is being brought: the host that makes it."""
+        """By sum that no version has yet: the host that makes it."""
         self._arithmetic = Arithmetic(
             shelf, loop, ready=lambda _: self._begins(), not_forked=self._not_forked, hear=self._hear, lost=self._lost
         )
@@ -106,7 +115,7 @@ class Ranges:
         `ready` is called then, or once that can't be.
         """
         self.forker, self._ready, end = worker, ready, self._arithmetic.open()
-        message = self._plan.fork(steps, self._shard.begin, self._shard.end)
+        message = self._plan.fork(steps, self.shard.begin, self.shard.end)
         self._workers.send(worker, message, (region.descriptor, end.fileno()))
         end.close()
 
@@ -128,37 +137,37 @@ class Ranges:
 
     def bring(self, item: Update | Sum, host: str | None) -> None:
         """Bring this host's range of that update here, or of that sum, which that host makes."""
-        if host == self._shard.host or (isinstance(item, Update) and item.worker in self._own):
+        if isinstance(item, Sum):
+            assert host is not None
+            self._hosts[item] = host
+        if self._is_own(item):
             if self._shelf.has(item):
                 self._shelf.claim(_brought(item), item)
                 self._news.stored(item)
             return  # else the worker has left, which the head is about to hear
         self._bringing.add(item)
-        if isinstance(item, Sum):
-            assert host is not None
-            self._hosts[item] = host
-
-        def over(_: str = "") -> None:
-            self._bringing.discard(item)
-            if isinstance(item, Sum):
-                del self._hosts[item]
-
-        def here() -> None:
-            over()
-            self._news.stored(item)
-
-        self._carrier.fetch(item, _brought(item), here, over)
+        self._carrier.fetch(item, _brought(item), lambda: self._stored(item), lambda why: self._bringing.discard(item))
 
     def source_of(self, total: Sum) -> str:
-        """The host that makes a sum which is being brought."""
+        """The host that makes that sum, which no version has yet."""
         return self._hosts[total]
+
+    def parts_of(self, item: Update | Sum) -> Shard | None:
+        """Where another host's range of it is to come from, if it is taken over and the rest is here."""
+        return self._taking.source if self._taking is not None and item in self._taking.arrived else None
+
+    def had(self, item: Update | Sum) -> bool:
+        """Whether this host's own range of it is here, and another's comes, too."""
+        return self._taking is not None and item in self._taking.had
 
     def place_of(self, item: Update | Sum) -> int:
         """Lay out a place for what is to come, and return it. The head has one for it, too."""
+        self._shelf.claim(_arriving(item), item)
+        if self._shelf.has(item):  # it was here in part
+            return self._shelf.place(item)
         places = self._plan.of(item.worker) if isinstance(item, Update) else self._plan.of_sums
         place = self._shelf.put(item, _brought(item), places)
         assert place is not None, f"there is no place for {item}"
-        self._shelf.claim(_arriving(item), item)
         return place
 
     def comes_no_more(self, item: Update | Sum, whole: bool) -> None:
@@ -169,12 +178,12 @@ class Ranges:
 
     def drop(self, item: Update | Sum) -> None:
         """No version will have that."""
+        if self._taking is not None:
+            self._taking.drop(item)
         if item in self._bringing:
             self._bringing.discard(item)
             self._carrier.cancel(_brought(item))
-            if isinstance(item, Sum):
-                del self._hosts[item]
-        self._shelf.release(_brought(item))
+        self._needs_no_more(item)
 
     def sum_up(self, order: between.SumUp) -> None:
         """Add these updates up."""
@@ -207,9 +216,42 @@ class Ranges:
         self._orders.append(messages.SendShare(number))
         self.go_on()
 
+    def take(self, order: between.TakeRange, lacking: Sequence[Item], state: int) -> None:
+        """Take over that range, with what the optimizer has for it, which comes into that file. No version is made.
+
+        `lacking`: what is to be brought here besides updates.
+        """
+        known = [
+            item
+            for owner, item, _ in self._shelf.claims()
+            if isinstance(item, Update | Sum) and owner == _brought(item)
+        ]
+        elsewhere = dict.fromkeys(item for item in (*known, *self._bringing) if not self._is_own(item))
+        arrived = {summand_of(one) for one in order.arrived} & elsewhere.keys()
+        coming, had = [item for item in elsewhere if item not in arrived], elsewhere.keys() - self._bringing
+        for item in self._bringing:
+            self._carrier.cancel(_brought(item))
+        self._bringing.clear()
+        source = Shard(order.host, order.begin, order.end)
+        _, begin, end = taken_over([self.shard, source], order.host, self.shard.host)[0]
+        self.shard = Shard(self.shard.host, begin, end)
+
+        def there() -> None:
+            self._taking = None
+            self._arithmetic.send(messages.TakeRange(order.begin, order.end), (state,))
+            os.close(state)
+            self._news.range_taken()
+            self.go_on()
+
+        def lost(why: str) -> None:
+            self._arithmetic.lose(f"it was to take over the range of host {order.host}: {why}")
+
+        self._taking = Taking(source, arrived, had, self._carrier, there, lost)
+        self._taking.begin(lacking, {item: partial(self._stored, item) for item in coming})
+
     def go_on(self) -> None:
         """Make the next version's range, if none is being made and there is a place."""
-        if self._making is not None or not self._orders or self._arithmetic.lost:
+        if self._taking is not None or self._making is not None or not self._orders or self._arithmetic.lost:
             return
         order = self._orders[0]
         if isinstance(order, messages.SendShare):
@@ -253,12 +295,25 @@ class Ranges:
             case messages.Committed(version=version), between.MakeRange() as order if version == order.version:
                 self.newest, self._making = version, None
                 for fields, _ in order.terms:
-                    self._shelf.release(_brought(summand_of(fields)))
+                    self._needs_no_more(summand_of(fields))
                 self._carrier.made(Version(version))
                 self._news.range_made(message)
                 self.go_on()
                 return True
         return False
+
+    def _stored(self, item: Update | Sum) -> None:
+        self._bringing.discard(item)
+        self._news.stored(item)
+
+    def _is_own(self, item: Update | Sum) -> bool:
+        """Whether it is of this host's workers: all of it is here."""
+        return item.worker in self._own if isinstance(item, Update) else self._hosts[item] == self.shard.host
+
+    def _needs_no_more(self, item: Update | Sum) -> None:
+        self._shelf.release(_brought(item))
+        if isinstance(item, Sum):
+            self._hosts.pop(item, None)
 
     def _not_forked(self) -> None:
         assert self.forker is not None

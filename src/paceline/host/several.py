@@ -22,6 +22,7 @@ from paceline.host.carrier import Carrier
 from paceline.host.contract import Host, News, Progress, Resumption, Updates
 from paceline.host.fetches import Where
 from paceline.host.host import LocalHost
+from paceline.host.moves import Moves
 from paceline.host.names import summand_of
 from paceline.host.shelf import Owner
 from paceline.host.summer import Terms
@@ -70,7 +71,7 @@ class _Attached:
 
 def _arriving(total: Sum) -> Owner:
     """Who claims the place of a sum that is on its way here, even if that is void by now."""
-    return "arriving", *total
+    return "sum arriving", *total
 
 
 class SeveralHosts:
@@ -110,6 +111,12 @@ class SeveralHosts:
         """Returns with which of these hosts that one of them exchanges ranges, itself included."""
         self._numbers = count()
         self._coding = Coding(messages.FromWorker)
+        self.moves: Moves | None = None
+        """Moves ranges of versions between hosts, if several make some."""
+        if head.others is not None:
+            self.moves = Moves(head, head.others, carrier, self._tell_host)
+            self.moves.cut = self._recut
+            head.commits.rests, head.others.drops = self.moves.rests, self.moves.drop
         head.made, head.adopted, head.lets = self._made, self._adopted, self._lets
         head.hands, head.never_comes = self._hands, self._never_comes
 
@@ -176,6 +183,13 @@ class SeveralHosts:
             case between.RangeMade(made=made):
                 if not self._head.range_made(name, made):
                     raise MessageUnreadable(f"its range of version {made.version} was not to be made")
+            case between.RangeTaken():
+                if self.moves is None or not self.moves.taken(name):
+                    raise MessageUnreadable("it was to take over no range")
+            case between.Share(number=number) if self.moves is not None and self.moves.awaits(name, number):
+                if self.moves.goes_on(message.error, message.attached):
+                    assert message.attached is not None
+                    self._bring_file(name, number, message.attached, self.moves.takes, self._head.loses)
             case between.Share(number=number, error=error, attached=None):
                 self._head.shares.came(number, error, None)
             case between.Share(number=number, error=error, attached=between.Attached() as attached):
@@ -190,6 +204,8 @@ class SeveralHosts:
         other = self._others.pop(name, None)
         if other is None:
             return
+        if self.moves is not None:
+            self.moves.lost(name)
         self._shard_lost(name, f"it is lost ({why})")
         self._head.begun(name)  # what training begins with is not lent to it any more
         self._begun.discard(name)
@@ -221,6 +237,8 @@ class SeveralHosts:
         if item in self._beside:
             host, span = self._beside[item]
             return [(host, 0, span.nbytes)]
+        if (moving := self._moving(item)) is not None:
+            return moving
         if isinstance(item, Version):
             return pieces(self._head.cuts, self._elsewhere)  # also of one that is lost: then it never comes
         if isinstance(item, Sum):
@@ -231,6 +249,9 @@ class SeveralHosts:
         if not isinstance(item, Update) or not self._head.shards:
             return [(host, 0, size)]
         return [(host, *bytes_) for bytes_ in self._head.ranges_of_updates(size)]
+
+    def _moving(self, item: Item) -> list[tuple[str, int, int]] | None:
+        return None if self.moves is None or not isinstance(item, Update | Sum) else self.moves.ranges(item)
 
     def lay(self, item: Item) -> Span:
         """See `Items`. The update's place was laid out as its push began, and stays as if its worker were here."""
@@ -248,8 +269,11 @@ class SeveralHosts:
 
     def fetched(self, fetch: Fetch) -> None:
         """See `Items`. What a model of links is asked about is noted as that says."""
+        fetch = fetch.ending(self._now())
+        if self.moves is not None and (item := fetch.summand) is not None and self.moves.had(item):
+            fetch = fetch.moved()
         if fetch.kind != "update" or not self._head.linked:
-            self._news.fetched(fetch.ending(self._now()))
+            self._news.fetched(fetch)
 
     def look(self, item: Item, begin: int, end: int) -> Where:
         """See `Items`."""
@@ -273,7 +297,8 @@ class SeveralHosts:
     @property
     def progress(self) -> Progress:
         """See `contract.Host`."""
-        return self._head.progress
+        progress, moving = self._head.progress, None if self.moves is None else self.moves.busy_with
+        return progress if moving is None else replace(progress, busy_with=moving)
 
     @property
     def shards(self) -> Sequence[Shard]:
@@ -621,20 +646,47 @@ class SeveralHosts:
         self._tell_host(host, between.DropSum(total.number))
 
     def _bring_share(self, host: str, number: int, error: str | None, attached: between.Attached) -> None:
+        def there(file: int) -> None:
+            self._head.shares.came(number, error, file)
+            os.close(file)
+
+        def no_room(why: str) -> None:
+            self._head.shares.came(number, why, None)
+
+        self._bring_file(host, number, attached, there, no_room)
+
+    def _bring_file(
+        self,
+        host: str,
+        number: int,
+        attached: between.Attached,
+        there: Callable[[int], object],
+        no_room: Callable[[str], object],
+    ) -> None:
+        """Bring that host's share of the optimizer's state, and pass its file on, unless the share is lost."""
         try:
             file, span = empty_file(attached.size)
         except OSError as full:
-            self._head.shares.came(number, f"host {host}'s part of it has no room here: {full.strerror}", None)
+            no_room(f"host {host}'s part of it has no room here: {full.strerror}")
             self._tell_host(host, between.Has(attached.name))
             return
         self._beside[Blob(attached.name)] = host, span
 
-        def there() -> None:
-            self._head.shares.came(number, error, file)
-            os.close(file)
+        def here() -> None:
+            there(file)
             self._tell_host(host, between.Has(attached.name))
 
-        self._carrier.fetch(Blob(attached.name), ("share", number, host), there, lambda why: os.close(file))
+        self._carrier.fetch(Blob(attached.name), ("share", number, host), here, lambda why: os.close(file))
+
+    def _recut(self, shards: Sequence[Shard], left: str) -> None:
+        """These make versions from now on, and that host has left. What is on its way from there is asked for anew."""
+        for other in self._others.values():
+            if other.name != left:
+                other.tell(between.Shards(tuple(shards), left))
+        assert self._head.others is not None
+        for fact in self._head.others.taken(self._now()):
+            self._news.happened(fact)
+        self._carrier.again(lambda item: isinstance(item, Version))
 
     def _tell_host(self, host: str, message: messages.Message) -> None:
         if (other := self._others.get(host)) is not None:

@@ -19,6 +19,10 @@ from paceline.host.fetch import Fetchable, Fetcher, Then
 from paceline.host.maker import Pushed, Scalars
 from paceline.host.names import fields_of
 
+WIDER = "wider range"
+"""What is lacking of an update that was coming as a host took over another's range, until that host has all it lacked.
+What it had said of the update was about its own range alone."""
+
 
 @dataclass(slots=True)
 class _Coming:
@@ -27,7 +31,7 @@ class _Coming:
     worker: int
     then: Then
     lacking: set[str]
-    """Those that don't have it."""
+    """Those that don't have it. See `WIDER`."""
 
 
 class OtherShards:
@@ -37,9 +41,13 @@ class OtherShards:
         """`inner` brings what is to come to this host."""
         self.hosts: Sequence[str] = ()
         """The other hosts, in the order of their ranges."""
+        self.drops: Callable[[Update | Sum], None] = lambda item: None
+        """Told of what no version will have, while it has its place."""
         self._inner = inner
         self._tell: Callable[[str, messages.Message], None] = lambda host, message: None
         self._coming: dict[Update | Sum, _Coming] = {}
+        self._arrived: dict[Update | Sum, None] = {}
+        """What all have their ranges of, and of which no version is being made."""
         self.host_of: Callable[[Sum], str] = lambda total: ""
         """Returns the host that makes a sum."""
 
@@ -57,17 +65,43 @@ class OtherShards:
 
     def dropped(self, item: Update | Sum) -> None:
         """No version will have that."""
+        self._arrived.pop(item, None)
+        self.drops(item)
         self._tell_all(between.Drop(fields_of(item)))
 
     def send_shares(self, number: int) -> None:
         """Have them send what the optimizer has for their ranges. See `Shares`."""
         self._tell_all(between.SendShare(number))
 
+    # --- see `Moves` --------------------------------------------------------------------------------
+
+    def leaves(self, host: str) -> list[Update | Sum]:
+        """Another host takes over that one's range, so it gets nothing any more. Return what had arrived by now."""
+        self.hosts = [one for one in self.hosts if one != host]
+        for one in self._coming.values():
+            one.lacking.discard(host)
+            one.lacking.add(WIDER)
+        return list(self._arrived)
+
+    def coming(self) -> list[Update | Sum]:
+        """What is on its way to some host."""
+        return list(self._coming)
+
+    def lacks_here(self, item: Update | Sum) -> bool:
+        """Whether that is on its way to this host."""
+        return HERE in self._coming[item].lacking
+
+    def taken(self, at: float) -> list[Fact]:
+        """The range is taken over. Return what has happened: these updates have arrived."""
+        return [fact for item in self.coming() if (fact := self._comes(item, WIDER, at)) is not None]
+
     # --- see `OtherMakers` --------------------------------------------------------------------------
 
     def make(self, order: ApplyUpdate, pushed: Pushed, scalars: Scalars | None, *, look: bool) -> Sequence[str]:
         """See `OtherMakers`."""
         terms = [(fields_of(item), weight) for item, weight in pushed]
+        for item, _ in pushed:
+            self._arrived.pop(item, None)
         self._tell_all(between.MakeRange(order.version, terms, scalars, look))
         return self.hosts
 
@@ -110,6 +144,7 @@ class OtherShards:
         if one.lacking:
             return None
         del self._coming[item]
+        self._arrived[item] = None
         return one.then(at)
 
     def _tell_all(self, message: messages.Message) -> None:

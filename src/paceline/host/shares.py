@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
@@ -36,6 +37,18 @@ class Shares:
         self._numbers = count(1)
         self._asked: dict[int, _Asked] = {}
         """By number: what the process does not have all of."""
+        self._when_idle: list[Callable[[], object]] = []
+
+    def when_idle(self, call: Callable[[], object]) -> None:
+        """Call once all that was asked for has come, before more is asked for."""
+        if self._asked:
+            self._when_idle.append(call)
+        else:
+            call()
+
+    def number(self) -> int:
+        """Return what one more request for a share is known by."""
+        return next(self._numbers)
 
     def ask(self, *, held: bool = False) -> tuple[int, int]:
         """Ask for all shares as of the newest version. Return the number of that, and how many shares will come.
@@ -44,7 +57,7 @@ class Shares:
         """
         if self._others is None or not self._others.hosts:
             return 0, 0
-        number, hosts = next(self._numbers), len(self._others.hosts)
+        number, hosts = self.number(), len(self._others.hosts)
         self._asked[number] = _Asked(held, hosts)
         self._others.send_shares(number)
         return number, hosts
@@ -70,3 +83,5 @@ class Shares:
         asked.came.clear()
         if not asked.lacking:
             del self._asked[number]
+        while self._when_idle and not self._asked:
+            self._when_idle.pop(0)()

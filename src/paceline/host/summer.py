@@ -54,6 +54,10 @@ class Summer:
         assert place is not None, f"there is no place for {total}"
         self._sums |= dict.fromkeys(updates, total)
 
+    def updates_of(self, total: Sum) -> Sequence[Update]:
+        """What adds up to that sum, which is needed."""
+        return [update for update, one in self._sums.items() if one == total]
+
     def sum_up(self, total: Sum, terms: Terms, *, look: bool) -> None:
         """Have that sum made. `look`: whether NaN and infinity are looked for.
 
@@ -85,9 +89,9 @@ class Summer:
         """Where these bytes of the sum are, which another host asks for. It may have been ordered faster than here."""
         if (made := self._made.get(total)) is not None:
             return "here" if made.has(begin, end) else "coming"
-        if total.number > self._newest:
-            return "coming"
-        return "here" if self._shelf.has(total) else "gone"
+        if self._shelf.has(total):  # all of it, or the range that is made here, which moves to the host that asks
+            return "here"
+        return "coming" if total.number > self._newest else "gone"
 
     def dropped(self, update: Update) -> None:
         """The update is in a version by now, or will be in none: its sum is needed no more."""

@@ -61,8 +61,8 @@ class Together:
         self._hosts, self._sum_up, self._drop = hosts, sum_up, drop
 
     def host_of(self, total: Sum) -> str:
-        """The host that makes the sum, which is on its way."""
-        return self._groups[total].host
+        """The host that makes the sum, which no version has yet."""
+        return self._hosts[self._summer.updates_of(total)[0].worker]
 
     def released(self, worker: int) -> None:
         """The worker is to compute a step."""

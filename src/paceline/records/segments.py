@@ -19,7 +19,10 @@ from paceline.core.machine import Spec
 PLACEMENT = "placement"
 """The key under which a run notes which hosts make versions, if several do: by host, the first byte of its range and
 the byte after its last one. Without it the head makes all of each version."""
-OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed", PLACEMENT)
+MOVES = "moves"
+"""The key under which a run notes how ranges have moved: for each time the version after which others make versions,
+and who does then, as under `PLACEMENT`."""
+OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed", PLACEMENT, MOVES)
 """Keys of the table `run` that tell of one segment: of the newest one. The others' are in the table `segments`."""
 ASKED = (
     *("arguments", "threads", "shards", "record", "limits", "learning_rate_scale", "start"),

@@ -98,8 +98,8 @@ class Stay:
     began: float
     ended: float
     left: str | None
-    """`finished`, `died` or `stopped`; `interrupted` if the run was, and went on without what came after a snapshot;
-    None if it was still there at the ledger's last fact."""
+    """`finished`, `died`, `stopped` or `drained`; `interrupted` if the run was, and went on without what came after a
+    snapshot; None if it was still there at the ledger's last fact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,19 @@ class Fetch:
             ended=ended,
         )
 
+    @property
+    def summand(self) -> Update | Sum | None:
+        """What was fetched, if it is a part of what versions are made of."""
+        if self.number is None:
+            return None
+        if self.kind == "sum":
+            return Sum(self.number)
+        return None if self.worker is None else Update(self.worker, self.number)
+
+    def moved(self) -> Fetch:
+        """Return the fetch of a part of an update or a sum that had arrived before, as a range of versions moves."""
+        return replace(self, kind="other", worker=None, number=None)
+
     def ending(self, at: float) -> Fetch:
         """Return the fetch as it is by another clock, which shows `at` now that it has ended."""
         return replace(self, began=at - (self.ended - self.began), ended=at)

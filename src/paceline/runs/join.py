@@ -39,8 +39,17 @@ def await_listener(address: Address, seconds: float, say: Callable[[str], None],
         time.sleep(PAUSE)
 
 
-def join(address: Address, name: str, workers: int, keys: Keys, say: Callable[[str], None]) -> Close:
+def join(
+    address: Address,
+    name: str,
+    workers: int,
+    keys: Keys,
+    say: Callable[[str], None],
+    may_drain: Callable[[], bool] = lambda: True,
+) -> Close:
     """Take part in the run whose head listens there, until it is over. Return how that came.
+
+    `may_drain()`: whether SIGTERM lets the host leave in good order.
 
     Raises ConfigError, in one line, if this machine has no room for so many workers.
     """
@@ -53,4 +62,4 @@ def join(address: Address, name: str, workers: int, keys: Keys, say: Callable[[s
     allow_files(workers, True)
     interrupts = Interrupts()
     import_torch(b"")
-    return agent(name, workers, address, keys, forks_mover=True, interrupts=interrupts, say=say)
+    return agent(name, workers, address, keys, forks_mover=True, interrupts=interrupts, say=say, may_drain=may_drain)

@@ -257,6 +257,8 @@ def _reenact(fact: Fact, workers: Director) -> None:
             workers.join(worker, step)
         case WorkerLeft(worker=worker, reason="died"):
             workers.lose(worker)
+        case WorkerLeft(worker=worker, reason="drained"):
+            workers.lose(worker, how="drained")
         case WorkerLeft(worker=worker, reason="finished"):
             workers.see_off(worker)
         case WorkerLeft():

@@ -56,6 +56,7 @@ from paceline.runtime.settings import Settings
 
 HEAD = 1
 """The head's own incarnation: a run has no other head."""
+INTERRUPTED = "it was interrupted"
 PAUSE = 1.0
 """Seconds before a host comes again."""
 TELLS = 1.0
@@ -78,11 +79,12 @@ def agent(
     interrupts: Interrupts | None = None,
     say: Say = lambda line: None,
     forks_mover: bool = False,
+    may_drain: Callable[[], bool] = lambda: True,
 ) -> between.Close:
     """Take part as this host, with so many workers, until the run is over for it. Return how that came.
 
     `address`: where the head listens. `interrupts`: signals that have the host leave. `forks_mover`: whether a process
-    of its own moves the bytes of items.
+    of its own moves the bytes of items. `may_drain()`: whether the host may take its time as it leaves.
     """
     let_go = _nothing if interrupts is None else interrupts.let_go
 
@@ -113,7 +115,7 @@ def agent(
             here = _Agent(name, workers, address, keys, *given, patience=patience, say=say)
             try:
                 if interrupts is not None:
-                    loop.watch(interrupts, partial(here.leave, "it was interrupted", "interrupted"))
+                    loop.watch(interrupts, partial(_interrupted, here, interrupts, may_drain))
                 while here.over is None:
                     loop.wait()
                 here.end_workers()  # first of all: nobody awaits what they do any more
@@ -191,6 +193,8 @@ class _Agent:
         """Where other hosts dial for data, if they are to. They wait until this one knows who they are."""
         self._door: Door | None = None
         """What lets them in then."""
+        self._drains = False
+        """Whether it was asked to leave in good order."""
         self.takes_part = False
         """Whether the head has told this incarnation the run."""
         self._loop, self._mover = loop, mover
@@ -216,6 +220,18 @@ class _Agent:
         if self.over is None:
             self._link.send(between.Leaves(why))
             self.over, self.may_come_again = between.Close(outcome, why), False
+
+    def drain(self) -> None:
+        """Leave in good order: the head has the workers finish their steps, and says when nothing is needed from here.
+
+        Where the run has not been told, the host leaves at once. So it does if it was asked before.
+        """
+        if self._drains or not self.takes_part:
+            self.leave(INTERRUPTED, "interrupted")
+            return
+        self._drains, self.may_come_again = True, False
+        self._link.send(between.Drains())
+        self._say("asked to leave: the workers here finish their steps (asked once more, this host leaves at once)")
 
     def end_workers(self) -> None:
         """Kill them all, and whatever they have started."""
@@ -261,6 +277,10 @@ class _Agent:
                 self._branch.begin(workers, version, lambda: self._link.send(between.Begun()), shards, state)
             case _ if isinstance(message, between.OfRange):
                 self._branch.about_range(message)
+            case between.TakeRange():
+                self._branch.about_range(message)
+            case between.Shards(shards=shards, left=left):
+                self._branch.recut(shards, left)
             case between.CarryOut():
                 self._branch.carry_out(message.order)
             case between.Made(version=version):
@@ -486,6 +506,10 @@ class _Agent:
         """See `RangesNews`."""
         self._link.send(between.RangeMade(made))
 
+    def range_taken(self) -> None:
+        """See `RangesNews`."""
+        self._link.send(between.RangeTaken())
+
     def share(self, number: int, error: str | None, attached: between.Attached | None) -> None:
         """See `BranchNews`."""
         self._link.send(between.Share(number, error, attached))
@@ -511,6 +535,14 @@ class _Agent:
 
     def _now(self) -> float:
         return self._loop.now() - self._begun
+
+
+def _interrupted(here: _Agent, interrupts: Interrupts, may_drain: Callable[[], bool]) -> None:
+    """Signals have come. One SIGTERM has the host leave in good order."""
+    if interrupts.take() > 1 or interrupts.keyboard or not may_drain():
+        here.leave(INTERRUPTED, "interrupted")
+    else:
+        here.drain()
 
 
 def _show(line: str) -> None:

@@ -79,6 +79,8 @@ class Coordinator:
                 rooms.leaving.go_on()
             rooms.returns.go_on()
             self._take_in()
+            if rooms.draining is not None and isinstance(self.phase, Training) and not rooms.ending.stopping:
+                rooms.draining.go_on()
             if self.ended():
                 break
             if not rooms.happened:
@@ -315,15 +317,16 @@ class Coordinator:
     def _gone(self, worker: int, status: int) -> None:
         """The worker's process has ended with this status, and all that it had said is heard."""
         rooms, member = self.rooms, self.rooms.members[worker]
-        if status == 0 and member.stage != "ended":
+        drained = member.left == "drained"
+        if status == 0 and member.stage != "ended" and not drained:
             rooms.leaving.end_now(member)  # by os._exit(0), say: the script could not tell
             self._go_on()
         step = member.step
-        died = rooms.leaving.gone(member, "stopped" if rooms.ending.stopping else "died")
+        died = rooms.leaving.gone(member, "stopped" if rooms.ending.stopping else "drained" if drained else "died")
         rooms.host.gone(worker)
         rooms.adopting.gone(worker)
         rooms.snapshots.gone(worker)
-        if died and not rooms.ending.stopping:
+        if died and not rooms.ending.stopping and not drained:
             seconds = rooms.returns.due(member, step)
             if rooms.losses.died(member, status, step, seconds) and seconds is not None:
                 rooms.returns.begin_after(member, seconds)

@@ -116,7 +116,7 @@ class Course:
             leases=self._leases,
             answers=self._answers,
             goes_on_without=lambda worker, _: worker in self.lost,  # otherwise its script has failed, and so will all
-            stays=lambda worker: next(iter(self.leaving.get(worker, ())), None) == "died",
+            stays=lambda worker: next(iter(self.leaving.get(worker, ())), None) in ("died", "drained"),
             leaves_undone=lambda worker, step: (worker, step) in self.undone,
             joins_in=self._joins_in,
             admitted_in=lambda worker, nth: self.admitted.get((worker, nth), self._joins_in(worker)),

@@ -20,6 +20,7 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.core.membership import Left
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
 from paceline.errors import RunFailed
 from paceline.records.summary import Outcome
@@ -209,19 +210,23 @@ class Director:
             self._rooms.returns.begin(member)
             self._await(lambda: not member.comes or member.worker in self._joined)
 
-    def lose(self, worker: int, untold: int | None = None) -> None:
-        """Kill the worker. `untold`: a step of it that came to a gradient of which the machine won't hear.
+    def lose(self, worker: int, untold: int | None = None, how: Left = "died") -> None:
+        """Kill the worker. That is `how` it leaves, as the machine hears.
+
+        `untold`: a step of it that came to a gradient of which the machine won't hear.
 
         Nor will it hear of those that nobody has asked about. So their batches return, too.
         """
         member = self._rooms.members[worker]
         self._course.lost[worker] = None
+        if how == "drained":
+            member.left = how  # so its end is no death
         self._rooms.workers.end(worker)
         self._await(lambda: not member.here)
         self._course.leaves(worker)
         self._copied = {joiner: copied for joiner, copied in self._copied.items() if copied.source != worker}
-        member.left = "died"  # also if its script had ended by itself
-        self._rooms.tell(WorkerLeft(worker=worker, reason="died", at=self._course.moment))
+        member.left = how  # also if its script had ended by itself
+        self._rooms.tell(WorkerLeft(worker=worker, reason=how, at=self._course.moment))
         unasked = [step for one, step in self._results if one == worker]
         for step in unasked if untold is None else [*unasked, untold]:
             self._results.pop((worker, step), None)

@@ -57,7 +57,7 @@ class Leaving:
         self._host.left(member.worker, how == "died")
         self._applied.left(member.worker)
         self._accounts.left(member)
-        self._data.leases.leave(member.worker, died=how == "died")
+        self._data.leases.leave(member.worker, died=how in ("died", "drained"))  # others take what was set aside for it
         self._happened(WorkerLeft(worker=member.worker, reason=how, at=self._clock.at()))
 
     def finish(self, member: Member) -> None:

@@ -28,6 +28,7 @@ from paceline.host.host import LocalHost
 from paceline.host.loop import Alarm, Loop
 from paceline.host.machine import Machine, machine
 from paceline.host.movers import InLoop, InProcess, Mover
+from paceline.host.moves import Moved
 from paceline.host.output import Output
 from paceline.host.plan import plan
 from paceline.host.several import Other, SeveralHosts
@@ -39,6 +40,7 @@ from paceline.runtime.meeting import Meeting, with_host
 from paceline.runtime.packed import packed
 from paceline.runtime.settings import Settings
 
+IN_GOOD_ORDER = "it has left in good order"
 ANY = "0.0.0.0", "::"
 """Addresses that mean all of a machine's own."""
 
@@ -103,6 +105,12 @@ class Others:
         self._failure = ""
         """Why no bytes are moved between hosts any more."""
         self._news: News | None = None
+        self.drains: Callable[[str], None] = lambda host: None
+        """Told of a host that wants to leave in good order."""
+        self._leaving: set[str] = set()
+        """Hosts that were asked to leave, and do so in good order."""
+        self._all: SeveralHosts | None = None
+        """These hosts and the head's, as one."""
 
     @property
     def workers(self) -> list[int]:
@@ -160,6 +168,12 @@ class Others:
     def together(self, head: LocalHost, news: News, now: Callable[[], float]) -> SeveralHosts:
         """Return these hosts and the head's, as one."""
         hosts = SeveralHosts(head, self.others, self.carrier, news, now)
+        self._all = hosts
+        if hosts.moves is not None:
+            hosts.moves.leaving = self._leaving
+            hosts.moves.begun = lambda host, by: self._say(
+                f"host {host} leaves in good order: its range of each version moves to host {by}"
+            )
         self._delivered, self.lost = hosts.delivered, hosts.lost
         self._back = hosts.back
         hosts.makes, hosts.neighbours = self._makes, self._neighbours_of
@@ -238,9 +252,25 @@ class Others:
     def there(self, worker: int) -> There:
         """Whether the worker's host is there. `away`: it may come again; `gone`: it won't."""
         host = self.names[worker]
+        if host in self._leaving:
+            return "gone"
         if host == self._hosts.head or host in self._prepared:
             return "here"
         return "gone" if host in self._agents_ended else "away"
+
+    def move(self, host: str, done: Moved) -> None:
+        """See `Departing`."""
+        assert self._all is not None
+        if self._all.moves is None or all(one.host != host for one in self._all.shards):
+            done((), 0)
+        else:
+            self._all.moves.move(host, done)
+
+    def goes(self, host: str) -> None:
+        """See `Departing`."""
+        if (incarnation := self._prepared.get(host)) is not None:
+            self._link.send(host, incarnation, between.Close("drained"))
+            self.ended(host, incarnation, IN_GOOD_ORDER)
 
     def ended_with(self, ending: Ending, parser_ended: bool, *, goes_on: bool = False) -> None:
         """The run has come to this, or the script's own parser has ended the script. `goes_on`: by itself."""
@@ -317,7 +347,11 @@ class Others:
             case between.Reaches(host=other, reached=reached):
                 self._reach(host, other, reached)
             case between.Leaves(why=why):
+                self._leaving.discard(host)
                 self.ended(host, incarnation, printable(why))
+            case between.Drains():
+                self._leaving.add(host)
+                self.drains(host)
             case _:
                 try:
                     self._delivered(host, message)
@@ -524,7 +558,8 @@ class Others:
                     if host not in self._meeting.agents:  # else `failure` says why
                         self._say(f"host {host} takes no part: {why}")
                     return
-                self._say(f"host {host} is lost: {why}")
+                in_good_order = host in self._leaving and why == IN_GOOD_ORDER
+                self._say(f"host {host} has left in good order" if in_good_order else f"host {host} is lost: {why}")
                 self.lost(host, why)
                 self.carrier.ended(host, why)  # after that: no worker of it is to be ended
 

@@ -44,6 +44,7 @@ from paceline.runtime.versions import Means, StoredVersions
 if TYPE_CHECKING:
     from paceline.host.everywhere import WorkersEverywhere
     from paceline.host.several import Other
+    from paceline.runtime.draining import Draining
     from paceline.runtime.others import Others
 
 
@@ -140,8 +141,11 @@ class Rooms:
             stopping=lambda: self.ending.stopping,
             there=_here if others is None else others.there,
         )
+        self.draining: Draining | None = None
         if others is not None:
             others.needed = self.returns.awaits
+            self.draining = self._made_draining(others)
+            others.drains = self.draining.asked
         self.joining = Joining(
             settings,
             self.membership,
@@ -255,6 +259,22 @@ class Rooms:
             deaths_are_told=self.terms.deaths_are_told,
         )
         return host if others is None else others.together(host, self.news, self.clock.at)
+
+    def _made_draining(self, others: Others) -> Draining:
+        from paceline.runtime.draining import Draining  # which a run on one host does without
+
+        return Draining(
+            self.members,
+            self.hosts,
+            self.host,
+            self.leaving,
+            others,
+            self.journal.ledger,
+            self.loop,
+            say=self.output.say,
+            send=self.send,
+            kill=self._kill,
+        )
 
     def _made_evaluator(self) -> Evaluator | None:
         """Return the host's end of a process that evaluates while workers train, if there is to be one."""

@@ -33,7 +33,9 @@ class Keeping:
         self._taken: dict[int, PartState] = {}
 
     def take(self, part: Part) -> None:
-        """Copy the part's state, unless that is done."""
+        """Copy the part's state, unless that is done. A part that came after the moment has nothing of it."""
+        if id(part) not in self._locks:
+            return
         with self._locks[id(part)]:
             if id(part) not in self._taken:
                 self._taken[id(part)] = part.state()

@@ -315,12 +315,14 @@ def state_of(states: Iterable[PartState], layout: Layout, sliced: bool) -> State
 
 
 def _joined(shares: PartState, whole: Entry) -> dict[str, Any]:
-    """Join the states of a parameter's slices: flat, as its elements lie in memory."""
-    shares = sorted(shares, key=lambda share: share[0].in_parameter)
+    """Join the states of a parameter's slices: flat, as its elements lie in memory. What no slice has is zero."""
     joined = {}
     for key, value in shares[0][1].items():
         if isinstance(value, Tensor) and value.shape == (shares[0][0].count,):
-            value = torch.cat([state[key] for _, state in shares]).as_strided(whole.shape, whole.stride)
+            flat = torch.zeros(whole.count, dtype=value.dtype)
+            for span, state in shares:
+                flat[span.in_parameter : span.in_parameter + span.count] = state[key]
+            value = flat.as_strided(whole.shape, whole.stride)
         joined[key] = value
     return joined
 

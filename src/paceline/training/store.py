@@ -82,9 +82,11 @@ class Store:
         self.memory = places.region.memory
         self.within = within or (0, layout.flags_offset)
         self._makes_all = self.within == (0, layout.flags_offset)
+        self._optimizer = optimizer
+        """Of whose class parts' own are. The script's, or one that only subtracts."""
         self.halves = parts_of(layout, optimizer, self.within)
-        cuts = cuts_of(layout, optimizer)
-        self._bytes = {id(part): _bytes_of(part, cuts) for half in self.halves for part in half}
+        self._cuts = cuts_of(layout, optimizer)
+        self._bytes = {id(part): _bytes_of(part, self._cuts) for half in self.halves for part in half}
         """By part: the first byte of a version that it makes, and the byte after its last one."""
         self._sliced = type(optimizer) in ELEMENTWISE
         numbers = {parameter: n for n, parameter in enumerate(_parameters(optimizer))}
@@ -237,6 +239,28 @@ class Store:
                 group.update({key: own(value) for key, value in whole.groups[number].items()})
             part.optimizer.__dict__.update(whole.attributes)
         self._told, self._to_pass_on = whole.told, None
+
+    def take_over(self, within: tuple[int, int], share: Share) -> None:
+        """Make that range as well, which lies beside this store's, from the next version on.
+
+        Another store has made it so far. `share` is what its optimizer had as of the newest version. Where this store
+        makes a part of nothing so far, it makes that range alone.
+        """
+        added = parts_of(self.layout, self._optimizer, within)
+        state = state_of([share.state], self.layout, sliced=self._sliced)
+        for half, more in zip(self.halves, added, strict=True):
+            for part in more:
+                part.load(state, self.layout)
+                for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
+                    group.update({key: own(value) for key, value in share.groups[number].items()})
+                part.optimizer.__dict__.update(share.attributes)
+                self._bytes[id(part)] = _bytes_of(part, self._cuts)
+            half += more
+            half.sort(key=lambda part: self._bytes[id(part)])
+        begin, end = self.within
+        self.within = within if begin == end else (min(begin, within[0]), max(end, within[1]))
+        self._makes_all = self.within == (0, self.layout.flags_offset)
+        self._large = self.within[1] - self.within[0] > WORTH_TWO_THREADS * 4
 
     def begin_keeping(self) -> Keeping:
         """Keep what the newest version has, besides its parameters. Commits may go on meanwhile.
@@ -398,7 +422,7 @@ class Store:
     ) -> tuple[NotFinite | None, int]:
         found, checksum, told = None, 0, -1
         keepings = tuple(self._keepings)
-        for part in parts:
+        for place, part in enumerate(parts, 1):
             for keeping in keepings:
                 keeping.take(part)
             part.commit(self.memory, source, target, pushed, whole)
@@ -407,9 +431,10 @@ class Store:
                 found = part.find_not_finite(self.memory, pushed, self.names)
             begin, end = self._bytes[id(part)]
             told = begin if told < 0 else told
-            if made is not None and (end - told >= TELLS or part is parts[-1]):
-                made(told, end)
-                told = end
+            if part is parts[-1] or self._bytes[id(parts[place])][0] != end or end - told >= TELLS:
+                if made is not None:
+                    made(told, end)
+                told = -1
         return found, checksum
 
     def _populate(self, slot: int, begin: int, end: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -110,9 +111,10 @@ class Contents:
             assert self._sums[number] == mean, f"sum {number} is of {self._sums[number]}, and not of {mean}"
         return [(name, *rest) for name, rest in found.items()]
 
-    def unapplied(self) -> list[tuple[int, int]]:
-        """(worker, step) of what was pushed and is in no version."""
-        return [(worker, step) for worker, steps in self._unapplied.items() for step, of in steps.items() if of is None]
+    def pushed(self) -> Iterator[tuple[int, int]]:
+        """Yield (worker, step) of what was pushed and was not dropped, each worker's newest first."""
+        for worker, steps in self._unapplied.items():
+            yield from ((worker, step) for step in reversed(steps))
 
     def sums(self, number: int, terms: Terms) -> bytes:
         """These updates are added up as that sum. Return its content."""

@@ -109,6 +109,14 @@ class Diverges:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """A host is asked to leave in good order. One that takes no part yet, or any more, is not."""
+
+    at: Seconds
+    node: str
+
+
 Fault = (
     Cut
     | Blocked
@@ -124,6 +132,7 @@ Fault = (
     | StoreKilled
     | StoreStopped
     | Diverges
+    | Drained
 )
 
 
@@ -181,6 +190,11 @@ class History:
     def limited(self) -> bool:
         """Whether the run may end before its work is done."""
         return self.max_steps is not None or self.max_seconds is not None
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing goes wrong: hosts leave in good order at most."""
+        return not self.lost and all(isinstance(fault, Drained) for fault in self.faults)
 
     @property
     def touched(self) -> set[str]:
@@ -248,7 +262,15 @@ def drawn(seed: int) -> History:
         lost=(),
         faults=(),
     )
-    return _with_faults(_with_shards(history, random.Random(f"shards {seed}")), lots)
+    history = _with_faults(_with_shards(history, random.Random(f"shards {seed}")), lots)
+    return _with_drains(history, random.Random(f"drains {seed}"))
+
+
+def _with_drains(history: History, lots: random.Random) -> History:
+    """Have some hosts leave in good order, in some histories."""
+    leave = lots.sample(history.names[1:], lots.choice([0, 0, 0, 1, 1, min(2, history.hosts - 1)]))
+    drains = [Drained(lots.uniform(0, history.end) * lots.choice([1.0, 0.5]), name) for name in leave]
+    return replace(history, faults=(*history.faults, *drains))
 
 
 def _with_shards(history: History, lots: random.Random) -> History:

@@ -187,6 +187,16 @@ class Agent:
             if not silently:
                 self.machine.ended(self.process)
 
+    def drain(self) -> None:
+        """It is asked to leave, if it takes part."""
+        if self.alive and self.agent is not None and self.agent.takes_part and self.agent.over is None:
+            self.agent.drain()
+
+    @property
+    def drained(self) -> bool:
+        """Whether it has left in good order."""
+        return any(one.over is not None and one.over.outcome == "drained" for one in self.ended)
+
     @property
     def incarnation(self) -> int:
         """The incarnation that it takes itself for; 0: none, or its process has ended."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.facts import Fact, TrainingBegan, WorkerJoined, WorkerLeft
+from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import Order
 from paceline.host.branch import BEGINNING
 from paceline.host.commits import NEWEST
+from paceline.host.moves import MOVING
 from paceline.host.ranges import _kept as kept
 from paceline.records.rules import Rules
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 MOST_UNACKNOWLEDGED = 3_000
 """Messages that may wait for one host. A world has some thousand facts."""
 
-UNMADE = "update", "sum", "for the range made here", "made here"
+UNMADE = "update", "sum", "sum arriving", "range arriving", "for the range made here", "made here"
 """What those claims are for that stay where a version is ordered and can't be made."""
 
 UNFINISHED = "being summed"
@@ -34,6 +35,10 @@ class Judge:
         """Workers that take part, as the machine knows."""
         self._lacks_shard = False
         """Whether a host that made versions was given up while workers trained."""
+        self._through: dict[int, int] = {}
+        """By worker: the last step that it was in, and is not any more."""
+        self._moving = False
+        """Whether a range was moving as the run ended, so that its versions are kept."""
         self._broken_off = self._store_lost = False
         """Whether the run has ended before all was done that was ordered, and whether versions were not made then."""
         self._world = world
@@ -62,8 +67,12 @@ class Judge:
                 self.here = {worker: None for worker, _, _ in members}
             case WorkerJoined(worker=worker):
                 self.here[worker] = None
-            case WorkerLeft(worker=worker):
+            case WorkerLeft(worker=worker, reason=reason):
                 del self.here[worker]
+                if reason == "drained":
+                    self._drained(worker)
+            case GradientReady(worker=worker, step=step) | StepDeclined(worker=worker, step=step):
+                self._through[worker] = step
         self._look_at_head()
 
     def said(self, host: str, line: str) -> None:
@@ -94,6 +103,9 @@ class Judge:
             and not (claim[0][0] in ("lent", "serve") and claim[0][1] in here)
         ]
         self._broken_off, self._store_lost = ending.at_once, host.progress.lost
+        self._moving = bool(host.moves and host.moves.busy_with)  # type: ignore[attr-defined]
+        if self._moving:
+            claims = [claim for claim in claims if claim[0] != MOVING]
         if self._store_lost:
             claims = [claim for claim in claims if claim[0][0] not in UNMADE]
         assert not claims or self._broken_off, f"claimed at the head's end: {claims}"
@@ -103,10 +115,10 @@ class Judge:
             assert not self.here, f"workers {list(self.here)} are here after the last fact"
             left = self._rules.fates.ready
             assert not left, f"updates {list(left)} were neither applied nor dropped"
-        if not world.history.faults and not world.history.lost:
+        if world.history.calm:
             how = f"{ending.outcome}: {ending.error}"
             assert ending.outcome == "completed" or world.history.limited, f"without a fault the run ended as {how}"
-            missed = world.rooms.data.leases.left_over()
+            missed = 0 if world.history.faults else world.rooms.data.leases.left_over()
             assert not missed or world.history.limited, f"{missed} samples were missed"
 
     def ended(self, killed: bool) -> None:
@@ -122,7 +134,7 @@ class Judge:
                         stay.append(kept(ranges.newest))
                     claims = [claim for claim in one._branch.shelf.claims() if claim[0] not in stay]
                     claims = [claim for claim in claims if claim[0][0] != UNFINISHED]
-                    if self._store_lost:
+                    if self._store_lost or self._moving or agent.drained:  # what others still need has moved
                         claims = [claim for claim in claims if claim[0][0] not in UNMADE]
                     assert not claims, f"claimed at the end of {name}: {claims}"
 
@@ -140,6 +152,14 @@ class Judge:
             )
 
         world.scheduler.after(world.history.timeout + 1.0, look)
+
+    def _drained(self, worker: int) -> None:
+        """The worker has left with its host. It has made the step that it was in as the host was asked to."""
+        rooms = self._world.rooms
+        assert rooms is not None
+        assert rooms.draining is not None
+        step = rooms.draining._drains[rooms.hosts[worker]].steps[worker]
+        assert step is None or self._through.get(worker, -1) >= step, f"worker {worker} was in step {step}, and left"
 
     def _makers(self) -> list[str]:
         """The hosts that make versions."""

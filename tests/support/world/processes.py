@@ -454,9 +454,26 @@ class _Gathering:
 
     worker: int
     version: int
+    own: Bytes
+    """What it made itself then."""
     lacking: int
     """How many shares are to come."""
-    came: set[bytes] = field(default_factory=set)
+    came: list[bytes] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether what has come is all of that version's, each range once."""
+        ranges, at = [self.own] if self.own[0] < self.own[1] else [], 0
+        for content in self.came:
+            begin, end, version = (int(word) for word in content.split() if word.isdigit())
+            if version != self.version:
+                return False
+            ranges.append((begin, end))
+        for begin, end in sorted(ranges):
+            if begin != at:
+                return False
+            at = end
+        return at == SLOT
 
 
 class Store(Program):
@@ -526,12 +543,14 @@ class Store(Program):
                     self._says_with(messages.WholeReady(None), WHOLE)
                 case messages.Load():
                     self._loads(files[0])
+                case messages.TakeRange():
+                    self._takes_range(message, files[0])
                 case messages.SendShare(number=number):
                     content, answer = share(*self.range, self._made), messages.ShareReady(number, None)
                     self._scheduler.after(self.takes(self._seconds), partial(self._says_with, answer, content))
                 case messages.SendState(worker=worker, number=number, shares=shares):
                     if shares:
-                        self._gatherings[number] = _Gathering(worker, self._made, shares)
+                        self._gatherings[number] = _Gathering(worker, self._made, self.range, shares)
                     else:
                         self._says_with(messages.StateReady(worker, None), STATE)
                 case messages.TakeShare(number=number, error=None):
@@ -579,7 +598,7 @@ class Store(Program):
     def _named(self, area: int) -> tuple[int, int] | None:
         """The worker and the step whose update lies there, all of it. None: it has been dropped."""
         memory, place = self._memory, self._memory.area(area)
-        for worker, step in self._contents.unapplied():
+        for worker, step in self._contents.pushed():
             if memory.read(place) == (content := self._contents.update(worker, step)):
                 memory.check(place, content, self.what, f"step {step} of worker {worker}")
                 return worker, step
@@ -615,16 +634,22 @@ class Store(Program):
         memory.check(memory.slot(0), self._contents.version(0), self.what, "version 0")
         memory.check(memory.fixed(), self._contents.fixed, self.what, "what never moves")
 
+    def _takes_range(self, order: messages.TakeRange, file: int) -> None:
+        """Make the range beside its own as well, with what another store had for it."""
+        (begin, end), found = self.range, os.pread(file, 100, 0)
+        if found != share(order.begin, order.end, self._made):
+            raise Wrong(f"{self.what} takes over bytes {order.begin} to {order.end} with {found!r}")
+        if begin < end and order.end != begin and order.begin != end:
+            raise Wrong(f"{self.what} makes bytes {begin} to {end}, and takes over {order.begin} to {order.end}")
+        self.range = (min(begin, order.begin), max(end, order.end)) if begin < end else (order.begin, order.end)
+
     def _takes_share(self, number: int, file: int) -> None:
         """Send the state once all shares are here, which are to be of one version."""
-        gathering, found = self._gatherings[number], os.pread(file, 100, 0)
-        gathering.came.add(found)
-        stores = [(store.range, share(*store.range, gathering.version)) for store in self.others()]
-        if found not in [content for _, content in stores]:
-            raise Wrong(f"{self.what} gets {found!r} for the state of version {gathering.version}")
+        gathering = self._gatherings[number]
+        gathering.came.append(os.pread(file, 100, 0))
         gathering.lacking -= 1
         if not gathering.lacking:
-            if gathering.came != {content for (begin, end), content in stores if begin < end}:
+            if not gathering.whole:
                 raise Wrong(f"{self.what} gets {gathering.came} for the state of version {gathering.version}")
             del self._gatherings[number]
             self._says_with(messages.StateReady(gathering.worker, None), STATE)

@@ -45,6 +45,7 @@ from support.world.contents import Contents
 from support.world.faults import (
     HEAD,
     Diverges,
+    Drained,
     Fault,
     History,
     Interrupted,
@@ -227,7 +228,6 @@ class World:
             line,
             self._lots(f"store of {host}"),
         )
-        store.others = lambda: [one for one in self.stores.values() if one is not store]
         store.not_finite = lambda version: Diverges(host, version) in self.history.faults
 
     def _end_store(self, host: str) -> None:
@@ -293,6 +293,8 @@ class World:
                 after(until, lambda: self._full(False))
             case Interrupted(times=times, keyboard=keyboard):
                 self.signals.send(times, keyboard)
+            case Drained(node=node):
+                self.agents[node].drain()
             case StoreKilled(node=node):
                 self._end_store(node)
             case StoreStopped(node=node, seconds=seconds):

@@ -419,8 +419,8 @@ def _missing(checking: Checking, batches: _Opened, skipped: int) -> None:
         raise Broken(MISSED, f"{rest} samples or fewer", f"{missed} missed", SUMMARY, "samples_missed")
     ran_out: list[int] = []
     if checking.completed and summary.get("samples_missed") is not None:
-        # What was set aside for one who died is missed, too, though nobody was leased it.
-        exact = "died" not in checking.rules.reasons and not checking.rules.dealt_anew
+        # What was set aside for one who died or was drained is missed, too, though nobody was leased it.
+        exact = not checking.rules.reasons & {"died", "drained"} and not checking.rules.dealt_anew
         if missed < held or (exact and missed > held):
             least = f"{held}{'' if exact else ' or more'} missed"
             raise Broken(ACCOUNTED, least, f"{missed} missed", SUMMARY, "samples_missed")

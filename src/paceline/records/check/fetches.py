@@ -17,7 +17,7 @@ from paceline.records.check.checking import Checking
 from paceline.records.check.times import TICK
 from paceline.records.ledger import FACTS, WITH_HOSTS
 from paceline.records.marks import Marks
-from paceline.records.segments import PLACEMENT
+from paceline.records.segments import MOVES, PLACEMENT
 from paceline.records.times import Fetch
 
 DRIFT = 1e-3
@@ -147,10 +147,15 @@ class _There:
     """The segment."""
     head: str = ""
     """Empty: there is one host."""
-    shards: dict[str, list[int]] = field(default_factory=dict)
-    """By host that makes a range of each version: its first byte, and the byte after its last one."""
+    cuts: list[tuple[int, dict[str, list[int]]]] = field(default_factory=list)
+    """Versions, and who makes those after each, until the next one: by host its first byte, and the byte after its last
+    one. There are several if ranges have moved."""
+    makers: list[str] = field(default_factory=list)
+    """Hosts that make ranges of some versions."""
     fetchers: list[str] = field(default_factory=list)
     """Hosts that fetch updates: the head, which has all workers' buffers, and those that make ranges."""
+    stay: list[str] = field(default_factory=list)
+    """Of these, which fetch all updates: their ranges have not moved."""
     first: int = 0
     """The version that the segment began with."""
     host: dict[int, str] = field(default_factory=dict)
@@ -159,8 +164,8 @@ class _There:
     """Whether a model of links says how long fetches take."""
     ended: float = -math.inf
     """When the last fetch had ended."""
-    sizes: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By kind, and the host that makes that range of a version."""
+    sizes: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    """By kind, and the host that makes that range of a version. One that takes over another range has several."""
     links: dict[tuple[str, str], int] = field(default_factory=dict)
     """By source and host: a number for both."""
     versions: Marks = field(default_factory=Marks)
@@ -248,32 +253,45 @@ class _There:
         run = self.checking.run
         segment = run.segments[self.number]
         self.modelled = run.scenario_of(segment).links_hosts
-        shards = dict(segment.notes.get(PLACEMENT, {self.head: []}))
-        if shards != self.shards:
+        began = self.first - 1, dict(segment.notes.get(PLACEMENT, {self.head: []}))
+        cuts = [began, *((version, shards) for version, shards in segment.notes.get(MOVES, ()))]
+        if [shards for _, shards in cuts] != [shards for _, shards in self.cuts]:
             self.sizes.clear()
-            self.shards = shards
-        self.fetchers = list(dict.fromkeys([self.head, *shards]))
+        self.cuts = cuts
+        self.makers = list(dict.fromkeys(host for _, shards in cuts for host in shards))
+        self.fetchers = list(dict.fromkeys([self.head, *self.makers]))
+        self.stay = [host for host in self.fetchers if host == self.head or all(host in shards for _, shards in cuts)]
         if segment.hosts == 1:
             self.head = ""
 
     def _size(self, fetch: Fetch) -> None:
         """Compare the bytes with those of other fetches of the same range."""
         key = fetch.kind, fetch.source if fetch.kind == "version" else fetch.host
-        if fetch.kind == "version" and fetch.number == self.first and (self.modelled or len(self.shards) > 1):
+        if fetch.kind == "version" and fetch.number == self.first and (self.modelled or len(self.makers) > 1):
             return  # the model says nothing of it, and the head has all of it
-        if self.sizes.setdefault(key, fetch.bytes) != fetch.bytes:
-            whose = f" {'from' if fetch.kind == 'version' else 'by'} {key[1]}" if len(self.shards) > 1 else ""
-            raise Broken(FETCHES, f"{self.sizes[key]} bytes, as each {key[0]}{whose}", fetch.bytes)
+        known = self.sizes.setdefault(key, [])
+        if fetch.bytes in known:
+            return
+        if len(known) == len({tuple(shards.get(key[1], ())) for _, shards in self.cuts}):
+            whose = f" {'from' if fetch.kind == 'version' else 'by'} {key[1]}" if len(self.makers) > 1 else ""
+            raise Broken(FETCHES, f"{' or '.join(map(str, known))} bytes, as each {key[0]}{whose}", fetch.bytes)
+        known.append(fetch.bytes)
 
-    def _sources(self, version: int, host: str) -> list[str]:
-        """The hosts from which that one has to fetch the version. What a segment begins with is all at the head."""
-        return [one for one in ([self.head] if version == self.first else self.shards) if one != host]
+    def _sources(self, version: int, host: str) -> list[list[str]]:
+        """The hosts from which that one has to fetch the version, if its ranges lay where they were made, or later.
+
+        What a segment begins with is all at the head.
+        """
+        if version == self.first:
+            return [[one for one in [self.head] if one != host]]
+        made = max(place for place, (after, _) in enumerate(self.cuts) if after < version)
+        return [[one for one in shards if one != host] for _, shards in self.cuts[made:]]
 
     def _version(self, row: int, fetch: Fetch) -> None:
         what = f"version {fetch.number}, by {fetch.host} from {fetch.source}"
         assert fetch.number is not None
-        sources = self._sources(fetch.number, fetch.host)
-        if fetch.source == fetch.host or fetch.source not in (*sources, *self.shards):
+        sources = [] if fetch.number < self.first else self._sources(fetch.number, fetch.host)[0]
+        if fetch.source == fetch.host or fetch.source not in (*sources, *self.makers):
             raise Broken(FETCHES, f"a version, from {listed(sources or [self.head])}", what)
         if fetch.number < self.first:
             raise Broken(FETCHES, f"version {self.first} or a later one", what)
@@ -332,7 +350,7 @@ class _There:
     def _arrived_in(self, number: int, worker: int, step: int, at: float) -> None:
         ready, own = self.ready.pop((worker, step), -math.inf), self.host[worker]
         fetched = self.sums.get(number, {})
-        for host in self.fetchers:
+        for host in self.stay:
             if host == own:
                 continue
             fetch = fetched.get(host)
@@ -344,20 +362,23 @@ class _There:
     def _arrived(self, worker: int, step: int, at: float) -> None:
         self.ready.pop((worker, step), None)
         for host in self.fetchers:
-            if host != self.host[worker]:
+            if host != self.host[worker] and host in self.stay:
                 ended = self.updates.pop((worker, step, host), math.inf)
                 self._before(ended, at, f"the update of step {step} of worker {worker}", host)
 
     def _taken(self, worker: int, version: int, at: float) -> None:
         host = self.host[worker]
-        for source in self._sources(version, host):
-            ended = self.coming.pop((source, host, version), None)
+        ended: dict[str, float] = {}
+        for source in dict.fromkeys(source for sources in self._sources(version, host) for source in sources):
+            then = self.coming.pop((source, host, version), None)
             if version == self.first and self.checking.run.simulated:
-                ended = -math.inf  # what training begins with is on all hosts
-            elif ended is None:
-                ended = -math.inf if (self._number_of(source, host), version) in self.versions else math.inf
-            what = f"version {version}" if len(self.shards) == 1 else f"what {source} has of version {version},"
-            self._before(ended, at, f"{what} for worker {worker}", host)
+                then = -math.inf  # what training begins with is on all hosts
+            elif then is None:
+                then = -math.inf if (self._number_of(source, host), version) in self.versions else math.inf
+            ended[source] = then
+        for source in min(self._sources(version, host), key=lambda some: max((ended[one] for one in some), default=at)):
+            what = f"version {version}" if len(self.makers) == 1 else f"what {source} has of version {version},"
+            self._before(ended[source], at, f"{what} for worker {worker}", host)
         if version > self.first:  # a script may still change the first one, which is fetched again then
             self.has[worker] = _Has(version)
 

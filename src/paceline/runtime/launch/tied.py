@@ -28,7 +28,12 @@ def end_with_input() -> None:
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGTERM)
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    if has_ended():  # before
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def has_ended() -> bool:
+    """Whether standard input has ended, or more of it has come."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
-    if poll.poll(0):  # it had ended before
-        os.kill(os.getpid(), signal.SIGTERM)
+    return bool(poll.poll(0))

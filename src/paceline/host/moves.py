@@ -1,0 +1,256 @@
+"""Ranges of versions that move from a host that leaves in good order to the one beside it, between two versions.
+
+    the head                          the host that leaves      the host that takes over
+    no version is being made
+    ── SendShare ──────────────────►  its share of the state
+    ◄─────────────────────── Share ──
+    ── TakeRange ───────────────────────────────────────────►   fetches the share, and all that it lacks of versions
+    ◄──────────────────────────────────────────── RangeTaken ── and updates: see `Taking`
+    ── Shards, to all ─────────────►  and goes
+    the next version is made
+
+The head itself may be the one that takes over. Nothing is undone: the next version is made of the same as without that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from paceline.core.items import Item, Sum, Update, Version
+from paceline.core.shards import Shard, heir, taken_over
+from paceline.host import between, messages
+from paceline.host.names import fields_of
+from paceline.host.shelf import Owner
+
+if TYPE_CHECKING:
+    from paceline.host.carrier import Carrier
+    from paceline.host.host import LocalHost
+    from paceline.host.shards import OtherShards
+
+MOVING = ("moving range",)
+"""Who claims all versions at the head, while the range of each of them moves."""
+
+
+def _taken(item: Item) -> Owner:
+    """Who fetches the item."""
+    return "taken over", *item
+
+
+@dataclass(slots=True)
+class Taking:
+    """Brings what this host lacks before it can make another one's range as well."""
+
+    source: Shard
+    """That host, and its range."""
+    arrived: Collection[Update | Sum]
+    """Updates and sums from elsewhere that all hosts have their ranges of. That host has its own, until it goes."""
+    had: Collection[Update | Sum]
+    """Those of which this host has its own range. That was noted, and how the rest comes is not."""
+    carrier: Carrier
+    then: Callable[[], object]
+    """Called once all is here."""
+    lost: Callable[[str], object]
+    """Called if something can't come that a version needs."""
+    _lacking: dict[Item, None] = field(default_factory=dict)
+
+    def begin(self, items: Sequence[Item], coming: Mapping[Update | Sum, Callable[[], object]]) -> None:
+        """Bring these items, and what has arrived. Bring the wider range of what is coming, and then call this each.
+
+        What is coming may be dropped before it is here, and nothing is lost if it does not come.
+        """
+        items = [*items, *self.arrived]
+        self._lacking = dict.fromkeys([*items, *coming])
+        for item in items:
+            self.carrier.fetch(item, _taken(item), partial(self._came, item), self.lost)
+        for item, stored in coming.items():
+            self.carrier.fetch(item, _taken(item), partial(self._stored, item, stored), lambda why: None)
+        if not (items or coming):
+            self.then()
+
+    def drop(self, item: Update | Sum) -> None:
+        """No version will have that, which may be on its way. Call this while it has its place."""
+        if item in self._lacking:
+            self.carrier.cancel(_taken(item))
+            self._came(item)
+
+    def _stored(self, item: Update | Sum, stored: Callable[[], object]) -> None:
+        stored()
+        self._came(item)
+
+    def _came(self, item: Item) -> None:
+        del self._lacking[item]
+        if not self._lacking:
+            self.then()
+
+
+Moved = Callable[[Sequence[Shard], int], object]
+"""Told who makes versions from then on, and the last version before."""
+
+
+@dataclass(slots=True)
+class _Move:
+    """A range that is to move, or moves."""
+
+    host: str
+    """Whose it is."""
+    done: Moved
+    by: str = ""
+    """Who takes it over, once it moves."""
+    number: int = 0
+    """What the share is asked for by."""
+    taking: Taking | None = None
+    """What comes here, where the head takes it over."""
+
+
+class Moves:
+    """The head's end: one range at a time moves, while no version is being made."""
+
+    def __init__(
+        self,
+        head: LocalHost,
+        others: OtherShards,
+        carrier: Carrier,
+        tell: Callable[[str, messages.Message], None],
+    ) -> None:
+        """`tell(host, message)`."""
+        self.begun: Callable[[str, str], object] = lambda host, by: None
+        """Told whose range begins to move, and to which host."""
+        self.cut: Callable[[Sequence[Shard], str], object] = lambda shards, left: None
+        """Told who makes versions from now on, and whose range has moved."""
+        self.leaving: Container[str] = ()
+        """Hosts that were asked to leave. One of them takes a range over only if no other can."""
+        self._head = head
+        self._others = others
+        self._carrier = carrier
+        self._tell = tell
+        self._wanted: deque[_Move] = deque()
+        self._now: _Move | None = None
+
+    def move(self, host: str, done: Moved) -> None:
+        """Have that host's range moved between two versions. Its workers have left, and all of their updates that count
+        have arrived.
+        """
+        self._wanted.append(_Move(host, done))
+        self._head.commits.go_on()
+
+    @property
+    def busy_with(self) -> str | None:
+        """What the store is busy with, if a range moves."""
+        return None if self._now is None else f"moving the range of host {self._now.host} to host {self._now.by}"
+
+    def rests(self) -> bool:
+        """Whether the next version is to wait. No version is being made: a range may begin to move."""
+        if self._now is None and self._wanted and self._head.may_move:
+            self._now = self._wanted.popleft()
+            self._begin(self._now)
+        return self._now is not None
+
+    def lost(self, host: str) -> None:
+        """That host takes no part any more. If its range was moving, the run ends."""
+        self._wanted = deque(one for one in self._wanted if one.host != host)
+
+    # --- what is said of it -------------------------------------------------------------------------
+
+    def awaits(self, host: str, number: int) -> bool:
+        """Whether that share of the host is what moves with its range."""
+        return self._now is not None and (self._now.host, self._now.number) == (host, number)
+
+    def goes_on(self, error: str | None, state: between.Attached | None) -> bool:
+        """The share lies at its host, or can't be packed. Return whether the head takes it over, and is to fetch it."""
+        move = self._now
+        assert move is not None
+        if error is not None or state is None:
+            self._head.loses(f"host {move.host} leaves, and its range can't move: {error}")
+            return False
+        if move.by == self._head.name:
+            return True
+        self._head.shares.when_idle(partial(self._hand_over, move, state))
+        return False
+
+    def takes(self, state: int) -> None:
+        """The head takes the range over, and has its share of the state in that file, which is closed here."""
+        assert self._now is not None
+        self._head.shares.when_idle(partial(self._take, self._now, state))
+
+    def taken(self, host: str) -> bool:
+        """That host has taken the range over. Return whether it was to."""
+        if self._now is None or self._now.by != host:
+            return False
+        self._is_taken()
+        return True
+
+    def ranges(self, item: Update | Sum) -> list[tuple[str, int, int]] | None:
+        """What is to come here of an update or of a sum that has arrived before, if the head takes a range over."""
+        taking = None if self._now is None else self._now.taking
+        return None if taking is None or item not in taking.arrived else [taking.source]
+
+    def had(self, item: Update | Sum) -> bool:
+        """Whether the head had its own range of that, and takes a range over."""
+        return self._now is not None and self._now.taking is not None and item in self._now.taking.had
+
+    def drop(self, item: Update | Sum) -> None:
+        """No version will have that."""
+        if self._now is not None and self._now.taking is not None:
+            self._now.taking.drop(item)
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _begin(self, move: _Move) -> None:
+        head = self._head
+        move.by = heir(head.shards, move.host, head.name, self.leaving)
+        move.number = head.shares.number()
+        head.shelf.claim(MOVING, *self._versions())
+        self.begun(move.host, move.by)
+        self._tell(move.host, between.SendShare(move.number))
+
+    def _is_taken(self) -> None:
+        move, head = self._now, self._head
+        assert move is not None
+        self._now = None
+        shards = taken_over(head.shards, move.host, move.by)
+        head.recut(shards)
+        self.cut(shards, move.host)
+        head.shelf.release(MOVING)
+        move.done(shards, head.newest)
+        head.commits.go_on()
+
+    def _hand_over(self, move: _Move, state: between.Attached) -> None:
+        """Have another host take the range over."""
+        arrived = [fields_of(item) for item in self._others.leaves(move.host)]
+        versions = [version.version for version in self._versions()]
+        begin, end = self._range_of(move.host)
+        self._tell(move.by, between.TakeRange(move.host, begin, end, versions, arrived, state))
+
+    def _take(self, move: _Move, state: int) -> None:
+        """Take the range over here."""
+        head = self._head
+        source, elsewhere = Shard(move.host, *self._range_of(move.host)), head.elsewhere
+        arrived = [item for item in self._others.leaves(move.host) if elsewhere(item)]
+        coming = [item for item in self._others.coming() if elsewhere(item)]
+        head.arithmetic.send(messages.TakeRange(source.begin, source.end), (state,))
+        os.close(state)
+        lacking = [version for version in self._versions() if head.lacks(version)]
+        had = [item for item in coming if not self._others.lacks_here(item)]
+        move.taking = Taking(
+            source, set(arrived), {*arrived, *had}, self._carrier, then=self._is_taken, lost=head.loses
+        )
+        head.takes(source)
+        self._carrier.again(lambda item: isinstance(item, Update | Sum))
+        move.taking.begin(lacking, dict.fromkeys(had, _nothing))
+
+    def _versions(self) -> list[Version]:
+        """Those that are needed somewhere."""
+        claims = self._head.shelf.claims()
+        return sorted({item for _, item, place in claims if isinstance(item, Version) and place is not None})
+
+    def _range_of(self, host: str) -> tuple[int, int]:
+        return next((begin, end) for name, begin, end in self._head.shards if name == host)
+
+
+def _nothing() -> None:
+    """What is coming has a place here, and counts once all hosts have it."""

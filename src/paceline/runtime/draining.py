@@ -1,0 +1,130 @@
+"""Hosts that leave in good order: their workers finish their steps, what they made of versions moves, and they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from paceline.core.shards import Shard
+from paceline.host import messages
+from paceline.host.contract import Host
+from paceline.host.loop import Loop
+from paceline.host.moves import Moved
+from paceline.records.ledger import Ledger
+from paceline.records.segments import MOVES
+from paceline.runtime.ending import GRACE
+from paceline.runtime.leaving import Leaving
+from paceline.runtime.member import Member
+
+
+class Departing(Protocol):
+    """The hosts besides the head's, as far as they leave. See `Others`."""
+
+    def move(self, host: str, done: Moved) -> None:
+        """Have that host's range of each version moved. If it has none, `done` is told of no shards."""
+
+    def goes(self, host: str) -> None:
+        """Nothing of that host is needed any more: let it go."""
+
+
+@dataclass(slots=True)
+class _Drain:
+    """A host that leaves."""
+
+    steps: dict[int, int | None] = field(default_factory=dict)
+    """By worker: the step that it finishes, if it was in one."""
+    told: set[int] = field(default_factory=set)
+    """Workers that were told to stop."""
+    exits: set[int] = field(default_factory=set)
+    """Workers that were told to exit, as their scripts have ended."""
+    moves: bool = False
+    """Whether its workers have left, and its range moves."""
+
+
+class Draining:
+    """Takes hosts out of a run. It goes on when something has happened, and waits for nothing."""
+
+    def __init__(
+        self,
+        members: Mapping[int, Member],
+        hosts: Mapping[int, str],
+        host: Host,
+        leaving: Leaving,
+        departing: Departing,
+        ledger: Ledger,
+        loop: Loop,
+        *,
+        say: Callable[[str], None],
+        send: Callable[[Member, messages.Message], None],
+        kill: Callable[[Member], None],
+    ) -> None:
+        """`hosts`: by worker, its host. `kill(member)` ends the worker's process."""
+        self._members = members
+        self._hosts = hosts
+        self._host = host
+        self._leaving = leaving
+        self._departing = departing
+        self._ledger = ledger
+        self._loop = loop
+        self._say = say
+        self._send = send
+        self._kill = kill
+        self._asked: dict[str, None] = {}
+        """Hosts that were asked to leave, and whose workers were not."""
+        self._drains: dict[str, _Drain] = {}
+        self._moved: list[tuple[int, Mapping[str, list[int]]]] = []
+        """See `MOVES`."""
+
+    def asked(self, host: str) -> None:
+        """That host was asked to leave. It does once workers train."""
+        if host not in self._asked and host not in self._drains:
+            self._asked[host] = None
+            self._say(f"host {host} was asked to leave: its workers finish their steps")
+
+    def go_on(self) -> None:
+        """Do what is due, while workers train."""
+        asked, self._asked = self._asked, {}
+        for host in asked:
+            self._drains[host] = _Drain({member.worker: member.step for member in self._of(host)})
+        for host, drain in list(self._drains.items()):
+            if not drain.moves:
+                self._see_off(host, drain)
+
+    def _see_off(self, host: str, drain: _Drain) -> None:
+        """Have its workers leave. Once the last has, its range moves."""
+        for member in self._of(host):
+            if member.trains and not self._in_step(member, drain):
+                self._leaving.leave(member, "drained")
+            if member.stage == "starting" and member.worker not in drain.told:
+                drain.told.add(member.worker)
+                member.left = "drained"
+                self._kill(member)
+            elif member.here and not member.trains and member.worker not in drain.told:
+                drain.told.add(member.worker)
+                member.left = member.left or "drained"
+                self._send(member, messages.Stop(at_once=True, interrupted=False))
+                self._loop.after(GRACE, lambda late=member: self._kill(late) if late.here else None)  # type: ignore[misc]
+            if member.stage == "ended" and member.worker not in drain.exits:
+                drain.exits.add(member.worker)
+                member.wait(None)
+                self._send(member, messages.Exit())
+        if not any(member.here for member in self._of(host)):
+            drain.moves = True
+            self._departing.move(host, partial(self._goes, host))
+
+    def _goes(self, host: str, shards: Sequence[Shard], version: int) -> None:
+        if shards:
+            self._moved.append((version, {one.host: [one.begin, one.end] for one in shards}))
+            self._ledger.note(MOVES, self._moved)
+        self._departing.goes(host)
+
+    def _in_step(self, member: Member, drain: _Drain) -> bool:
+        """Whether the worker is in the step in which it was asked to leave, or that step's update is on its way."""
+        step = drain.steps.get(member.worker)
+        computes = member.step is not None and member.step == step
+        return computes or bool(self._host.updates(member.worker).coming)
+
+    def _of(self, host: str) -> list[Member]:
+        return [member for worker, member in self._members.items() if self._hosts.get(worker) == host]

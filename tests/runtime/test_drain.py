@@ -1,0 +1,219 @@
+"""Hosts that leave in good order: `paceline join` gets SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.fabric.token import Token, write
+from support.events import said
+from support.launch import Launch
+from support.recorded import checked
+from support.runs import Launcher, Run, ended, replayed
+
+SCRIPT = """
+import os, signal, time
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+THERE = Path(__file__).parent
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(6, 1024), nn.Tanh(), nn.Linear(1024, 1536), nn.BatchNorm1d(1536), nn.Linear(1536, 3))
+optimizer = OPTIMIZER
+data = TensorDataset(torch.randn(SAMPLES, 6), torch.randint(0, 3, (SAMPLES,)))
+loader = DataLoader(data, batch_size=4, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+steps = 0
+for epoch in paceline.epochs(2):
+    for x, y in loader:
+        steps += 1
+        if steps == 3: (THERE / f"at-{paceline.worker()}").touch()
+        while steps > 3 and epoch == 1 and not (THERE / "go-on").exists(): time.sleep(0.02)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+"""A model of four pieces, three of which are a whole one. The second epoch waits until all may go on."""
+SGD = "torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)"
+ADAMW = "torch.optim.AdamW(model.parameters(), lr=0.001)"
+
+
+def script(optimizer: str = SGD, samples: int = 96) -> str:
+    return SCRIPT.replace("OPTIMIZER", optimizer).replace("SAMPLES", str(samples))
+
+
+@pytest.fixture(autouse=True)
+def token(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all hosts of these tests have."""
+    write(Token.drawn(), launch.tmp_path / "token")
+    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(launch.tmp_path / "token"))
+
+
+def await_file(path: Path) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.01)
+
+
+def moves(run: Run) -> list[tuple[int, dict[str, list[int]]]]:
+    """What the run has noted of ranges that moved."""
+    return [
+        (version, shards)
+        for (noted,) in run.rows("SELECT value FROM run WHERE key = 'moves'")
+        for version, shards in json.loads(noted)
+    ]
+
+
+class Company:
+    """A head, and hosts b and c that have joined, with one worker each, all in the second epoch."""
+
+    def __init__(self, launch: Launch, text: str, *flags: str) -> None:
+        self.launch = launch
+        listens = "--listen", "127.0.0.1:0", "--hosts", "3", "--name", "head", "-n", "1", "--threads", "1"
+        self.head = launch.start(text, *listens, *flags)
+        self.told = said(self.head, "paceline join .*\n")
+        found = re.search(r"paceline join (\S+) -n", self.told)
+        assert found is not None
+        self.joiners: dict[str, Launcher] = {}
+        for name in ("b", "c"):
+            self.joiners[name] = launch.start_joining(found[1], "--name", name, "-n", "1")
+            self.says(f"host {name} has come")
+
+    def says(self, pattern: str) -> None:
+        """Wait until the head has said that."""
+        if not re.search(pattern, self.told):
+            self.told += said(self.head, pattern)
+
+    def train(self) -> None:
+        """Wait until all workers are in the second epoch."""
+        for worker in range(3):
+            await_file(self.launch.tmp_path / f"at-{worker}")
+
+    def ask(self, *names: str) -> None:
+        """Ask these hosts to leave in good order."""
+        for name in names:
+            os.kill(self.joiners[name].pid, signal.SIGTERM)
+            self.says(f"host {name} was asked to leave: its workers finish their steps")
+
+    def go_on(self) -> None:
+        """Let the second epoch go on."""
+        (self.launch.tmp_path / "go-on").touch()
+
+    def left(self, *names: str) -> None:
+        """These hosts have left in good order, and say so."""
+        for name in names:
+            self.says(f"host {name} has left in good order\n")
+            joiner = ended(self.joiners.pop(name))
+            assert joiner.code == 0
+            assert "this host has left the run in good order, and the run goes on" in joiner.err
+
+    def ended(self) -> Run:
+        """The run is over, and all hosts that were left have ended with it."""
+        run = ended(self.head)
+        for joiner in self.joiners.values():
+            ended(joiner)
+        return run
+
+
+def agrees(run: Run, gone: set[int]) -> None:
+    """The run is complete, with the bits of a replay on one machine. Only these workers have left before its end."""
+    assert run.summary["samples"] == 2 * 96
+    assert {row["worker"] for row in run.summary["per_worker"] if row["left"]["reason"] == "drained"} == gone
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run.folder).completed().out
+
+
+@pytest.mark.parametrize(
+    ("protocol", "optimizer", "name", "by"),
+    [("bsp", SGD, "b", "head"), ("asp", ADAMW, "c", "b"), ("ps-plus", SGD, "b", "head")],
+)
+def test_a_host_that_gets_sigterm_leaves_its_range_to_the_one_beside_it_and_nothing_is_undone(
+    protocol: str, optimizer: str, name: str, by: str, launch: Launch
+) -> None:
+    company = Company(launch, script(optimizer), "-p", protocol)
+    company.train()
+    company.ask(name)
+    company.go_on()
+    company.says(f"host {name} leaves in good order: its range of each version moves to host {by}")
+    company.left(name)
+    run = company.ended().completed()
+    agrees(run, {1 if name == "b" else 2})
+    ((version, shards),) = moves(run)
+    assert 0 < version < run.summary["versions"]
+    assert shards.keys() == {"head", "b", "c"} - {name}
+
+
+def test_two_hosts_that_leave_at_once_leave_all_to_the_head(launch: Launch) -> None:
+    company = Company(launch, script(ADAMW), "-p", "bsp")
+    company.train()
+    company.ask("b", "c")
+    company.go_on()
+    company.left("b", "c")
+    run = company.ended().completed()
+    agrees(run, {1, 2})
+    assert [list(shards) for _, shards in moves(run)][-1] == ["head"]
+
+
+def test_a_host_without_a_range_leaves_once_its_workers_have(launch: Launch) -> None:
+    company = Company(launch, script(), "-p", "ssp", "--shards-on", "head")
+    company.train()
+    company.ask("b")
+    company.go_on()
+    company.left("b")
+    run = company.ended().completed()
+    agrees(run, {1})
+    assert not moves(run)
+
+
+def test_a_host_whose_optimizer_looks_across_elements_leaves_the_whole_store_to_the_head(launch: Launch) -> None:
+    own = "type('Own', (torch.optim.SGD,), {})(model.parameters(), lr=0.05, momentum=0.9)"
+    company = Company(launch, script(own), "-p", "bsp", "--shards-on", "b")
+    company.train()
+    company.ask("b")
+    company.go_on()
+    company.left("b")
+    agrees(company.ended().completed(), {1})
+
+
+def test_a_host_that_gets_sigterm_twice_leaves_at_once(launch: Launch) -> None:
+    company = Company(launch, script(), "-p", "asp", "--shards-on", "head", "--on-loss", "continue")
+    company.train()
+    company.ask("b")
+    os.kill(company.joiners["b"].pid, signal.SIGTERM)
+    assert ended(company.joiners.pop("b")).code == 130
+    company.says("host b is lost: it was interrupted")
+    company.go_on()
+    company.ended().completed()
+
+
+def test_a_host_that_is_killed_while_it_leaves_ends_the_run_as_any_that_makes_a_range(launch: Launch) -> None:
+    company = Company(launch, script(), "-p", "bsp")
+    company.train()
+    company.ask("b")
+    os.kill(company.joiners["b"].pid, signal.SIGKILL)
+    run = company.ended()
+    assert run.code == 3
+    assert "failed: host b made a part of every version, and it is lost" in run.out
+
+
+def test_a_run_goes_on_from_a_snapshot_that_was_taken_after_a_range_had_moved(launch: Launch) -> None:
+    company = Company(launch, script(ADAMW), "-p", "bsp", "--checkpoint", "2", "--max-steps", "40")
+    company.train()
+    company.ask("b")
+    company.go_on()
+    company.left("b")
+    run = company.ended().completed()
+    again = launch.resume(run.folder).completed()
+    assert again.summary["samples"] == 2 * 96
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run.folder).completed().out
