@@ -269,9 +269,9 @@ class _Agent:
                 self._begun = self._loop.now() - at
                 self._meet(message.neighbours)
                 self._branch.begin(workers, version, lambda: self._link.send(between.Begun()), shards, state)
-            case between.Bring() | between.Drop() | between.MakeRange() | between.Free() | between.SendShare():
+            case between.Bring() | between.Drop() | between.MakeRange() | between.Free():
                 self._branch.about_range(message)
-            case between.TakeRange():
+            case between.SendShare() | between.TakeRange():
                 self._branch.about_range(message)
             case between.Shards(shards=shards, left=left):
                 self._branch.recut(shards, left)

@@ -83,6 +83,11 @@ class Draining:
             self._asked[host] = None
             self._say(f"host {host} was asked to leave: its workers finish their steps")
 
+    def sees_off(self, worker: int) -> bool:
+        """Whether the worker was told to stop as its host leaves. Its end is no death then."""
+        drain = self._drains.get(self._hosts.get(worker, ""))
+        return drain is not None and worker in drain.told
+
     def go_on(self) -> None:
         """Do what is due, while workers train."""
         asked, self._asked = self._asked, {}
