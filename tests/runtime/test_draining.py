@@ -1,4 +1,4 @@
-"""Hosts that leave in good order, as the head goes about it: whose step is awaited, who is told what, and when it goes."""
+"""Hosts that leave in good order, as the head goes about it: whose step is awaited, and when the host goes."""
 
 from __future__ import annotations
 
