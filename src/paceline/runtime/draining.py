@@ -117,9 +117,11 @@ class Draining:
                 self._send(member, messages.Exit())
         if not any(member.here for member in self._of(host)):
             drain.moves = True
+            self._of(host)[0].wait(f"host {host} leaves once its range of each version has moved")
             self._departing.move(host, partial(self._goes, host))
 
     def _goes(self, host: str, shards: Sequence[Shard], version: int) -> None:
+        self._of(host)[0].wait(None)
         if shards:
             self._moved.append((version, {one.host: [one.begin, one.end] for one in shards}))
             self._ledger.note(MOVES, self._moved)
