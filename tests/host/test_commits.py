@@ -70,6 +70,20 @@ def test_a_version_waits_between_two_others_while_a_range_moves() -> None:
     assert [commit.version for commit in one.commits()] == [1, 2]
 
 
+def test_a_range_may_move_once_a_version_is_made_and_all_hosts_have_what_training_begins_with() -> None:
+    """Until then a script may change the first version for all."""
+    one = company(1)
+    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+    finish(one, 0, 0)
+    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    assert not one.host.may_move
+    one.host.lends_beginning("b")
+    one.make()
+    assert not one.host.may_move
+    one.host.begun("b")
+    assert one.host.may_move
+
+
 def made(version: int, checksum: int, found: tuple[str, int | None] | None = None) -> messages.Committed:
     return messages.Committed(version, 0.0, checksum, found)
 

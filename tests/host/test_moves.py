@@ -231,6 +231,14 @@ def test_ranges_move_one_after_the_other_and_not_to_a_host_that_leaves_as_well()
     assert company.moves.busy_with == "moving the range of host b to host head"
 
 
+def test_a_host_that_leaves_takes_a_range_over_only_if_no_other_can() -> None:
+    company = Company()
+    company.moves.leaving = {"b", "c"}
+    company.moves.move("b", company.done)
+    assert company.moves.rests()
+    assert company.moves.busy_with == "moving the range of host b to host head"
+
+
 def test_a_host_that_is_lost_before_its_range_moves_is_forgotten() -> None:
     company = Company()
     company.head.may_move = False

@@ -397,3 +397,30 @@ def test_a_share_of_the_state_that_has_no_room_is_said_to_be_lacking() -> None:
     lacking = "host node-1's part of it has no room here: No space left on device"
     several.head.shares.came.assert_called_once_with(3, lacking, None)
     assert several.told == [between.Has("share 3 of node-1")]
+
+
+def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that_leaves() -> None:
+    told: dict[str, list[messages.Message]] = {name: [] for name in ("node-1", "node-2", "node-3")}
+    head, carrier = Mock(linked=False, shards=(), newest=7), Mock()
+    head.name, head.others.taken.return_value = "node-0", ["arrived"]
+    head.goes_on.return_value = None
+    others = [Other(name, range(2 * n, 2 * n + 2), told[name].append) for n, name in enumerate(told, 1)]
+    news = Mock()
+    hosts = SeveralHosts(head, others, carrier, news, lambda: 3.0)
+    hosts.begin([0, 1, 2, 4])  # none of node-3's has come
+    for said in told.values():
+        said.clear()
+    assert hosts.moves is not None
+    hosts.moves.cut([Shard("node-0", 0, 40), Shard("node-2", 40, 90)], "node-1")
+    shards = between.Shards((Shard("node-0", 0, 40), Shard("node-2", 40, 90)), "node-1")
+    assert told == {"node-1": [], "node-2": [shards], "node-3": []}
+    head.others.taken.assert_called_once_with(3.0)
+    news.happened.assert_called_once_with("arrived")
+    assert carrier.again.call_args.args[0](Version(1))
+
+
+def test_a_host_that_was_to_take_over_nothing_may_not_say_that_it_has() -> None:
+    several = Several()
+    several.head.shards = HALVES
+    with pytest.raises(MessageUnreadable, match="it was to take over no range"):
+        several.say(between.RangeTaken())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paceline.core.items import Item
@@ -169,12 +169,10 @@ class Carrier:
         for owner in anew:
             self.cancel(owner)
         for owner, one in anew.items():
-            if not self._items.ranges(one.named.item):
+            if self._items.ranges(one.named.item):
+                self.fetch(one.named.item, owner, one.arrived, one.lost)
+            else:
                 one.arrived()
-                continue
-            self.fetch(one.named.item, owner, one.arrived, one.lost)
-            if owner in self._waiting:
-                self._waiting[owner] = replace(self._waiting[owner], since=one.since)
 
     # --- what is served -----------------------------------------------------------------------------
 

@@ -681,7 +681,7 @@ class SeveralHosts:
     def _recut(self, shards: Sequence[Shard], left: str) -> None:
         """These make versions from now on, and that host has left. What is on its way from there is asked for anew."""
         for other in self._others.values():
-            if other.name != left:
+            if other.name != left and other.name in self._begun:  # else none of its workers trains, and it knows nobody
                 other.tell(between.Shards(tuple(shards), left))
         assert self._head.others is not None
         for fact in self._head.others.taken(self._now()):

@@ -277,8 +277,6 @@ class _Agent:
                 self._branch.begin(workers, version, lambda: self._link.send(between.Begun()), shards, state)
             case _ if isinstance(message, between.OfRange):
                 self._branch.about_range(message)
-            case between.TakeRange():
-                self._branch.about_range(message)
             case between.Shards(shards=shards, left=left):
                 self._branch.recut(shards, left)
             case between.CarryOut():

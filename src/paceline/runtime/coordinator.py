@@ -317,7 +317,7 @@ class Coordinator:
     def _gone(self, worker: int, status: int) -> None:
         """The worker's process has ended with this status, and all that it had said is heard."""
         rooms, member = self.rooms, self.rooms.members[worker]
-        drained = member.left == "drained"
+        drained = member.left == "drained" or (rooms.draining is not None and rooms.draining.sees_off(worker))
         if status == 0 and member.stage != "ended" and not drained:
             rooms.leaving.end_now(member)  # by os._exit(0), say: the script could not tell
             self._go_on()

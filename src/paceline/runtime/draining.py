@@ -83,6 +83,11 @@ class Draining:
             self._asked[host] = None
             self._say(f"host {host} was asked to leave: its workers finish their steps")
 
+    def sees_off(self, worker: int) -> bool:
+        """Whether the worker was told to stop as its host leaves. Its end is no death then."""
+        drain = self._drains.get(self._hosts.get(worker, ""))
+        return drain is not None and worker in drain.told
+
     def go_on(self) -> None:
         """Do what is due, while workers train."""
         asked, self._asked = self._asked, {}
@@ -112,9 +117,11 @@ class Draining:
                 self._send(member, messages.Exit())
         if not any(member.here for member in self._of(host)):
             drain.moves = True
+            self._of(host)[0].wait(f"host {host} leaves once its range of each version has moved")
             self._departing.move(host, partial(self._goes, host))
 
     def _goes(self, host: str, shards: Sequence[Shard], version: int) -> None:
+        self._of(host)[0].wait(None)
         if shards:
             self._moved.append((version, {one.host: [one.begin, one.end] for one in shards}))
             self._ledger.note(MOVES, self._moved)

@@ -273,6 +273,32 @@ def _with_drains(history: History, lots: random.Random) -> History:
     return replace(history, faults=(*history.faults, *drains))
 
 
+def leaving(seed: int) -> History:
+    """Draw a history whose hosts all make versions, and some of which leave in good order while they do.
+
+    Nothing else goes wrong in every other one.
+    """
+    history, lots = drawn(seed), random.Random(f"leaving {seed}")
+    script = history.script
+    script = replace(script, pieces=4, batches=3 * script.batches, starts=min(1.0, script.starts))
+    steps = script.epochs * script.batches / (history.workers if script.loads else 1)
+    length = script.starts + steps * (0.6 * script.computes + 0.5 * history.commits) + 0.3
+    leave = lots.sample(history.names[1:], lots.randint(1, history.hosts - 1))
+    others = [fault for fault in history.faults if not isinstance(fault, Drained) and seed % 2]
+    drains = [Drained(lots.uniform(0.1, 1.0) * length, name) for name in leave]
+    return replace(
+        history,
+        script=script,
+        restart=0,
+        shards_on="all",
+        max_steps=None if history.max_steps is None else 3 * history.max_steps,
+        max_seconds=None,
+        end=max(history.end, length),
+        lost=history.lost if seed % 4 == 1 else (),
+        faults=(*others, *drains),
+    )
+
+
 def _with_shards(history: History, lots: random.Random) -> History:
     """Have other hosts make versions, too, where they stay, unless the model is small."""
     pieces = lots.choice([1, 2, 4, 4])

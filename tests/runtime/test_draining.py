@@ -1,0 +1,175 @@
+"""Hosts that leave in good order, as the head goes about it: whose step is awaited, and when the host goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock, call
+
+import pytest
+
+from paceline.core.membership import Membership
+from paceline.core.shards import Shard
+from paceline.host import messages
+from paceline.runtime.agent import _interrupted
+from paceline.runtime.draining import Draining
+from paceline.runtime.ending import GRACE
+from paceline.runtime.member import Member
+
+STOP, EXIT = messages.Stop(at_once=True, interrupted=False), messages.Exit()
+
+
+class Run:
+    """Workers 0 on the head, and 1 and 2 on host b, which all train."""
+
+    def __init__(self) -> None:
+        self.members = {worker: Member(worker=worker) for worker in range(3)}
+        self.membership = Membership(self.members)
+        self.coming: dict[int, tuple[int, ...]] = {}
+        self.left: list[int] = []
+        self.told: list[tuple[int, messages.Message]] = []
+        self.killed: list[int] = []
+        self.departing, self.ledger, self.loop = Mock(), Mock(), Mock()
+        for worker in self.members:
+            self.membership.trains(worker)
+        leaving: Any = Mock(leave=self._leave)
+        host: Any = Mock(updates=lambda worker: Mock(coming=self.coming.get(worker, ())))
+        self.draining = Draining(
+            self.members,
+            {0: "head", 1: "b", 2: "b"},
+            host,
+            leaving,
+            self.departing,
+            self.ledger,
+            self.loop,
+            say=Mock(),
+            send=lambda member, message: self.told.append((member.worker, message)),
+            kill=lambda member: self.killed.append(member.worker),
+        )
+
+    def _leave(self, member: Member, how: str) -> None:
+        assert how == "drained"
+        self.membership.leaves(member.worker, how)  # type: ignore[arg-type]
+        self.left.append(member.worker)
+
+    def asked(self) -> None:
+        self.draining.asked("b")
+        self.draining.go_on()
+
+    def gone(self, *workers: int) -> None:
+        for worker in workers:
+            self.membership.goes(worker)
+        self.draining.go_on()
+
+    @property
+    def moved(self) -> Callable[..., None]:
+        """What is called once the range has moved."""
+        (said,) = self.departing.move.call_args_list
+        host, done = said.args
+        assert host == "b"
+        return done  # type: ignore[no-any-return]
+
+
+def test_a_worker_leaves_once_its_step_is_computed_and_its_update_has_arrived_even_if_it_is_in_the_next() -> None:
+    run = Run()
+    run.members[1].step, run.members[2].step = 4, 7
+    run.asked()
+    assert run.left == []
+    run.members[1].step, run.coming[1] = None, (4,)
+    run.draining.go_on()
+    assert run.left == []
+    run.members[1].step, run.coming[1] = 5, ()
+    run.draining.go_on()
+    assert (run.left, run.told) == ([1], [(1, STOP)])
+    run.members[2].step = None
+    run.draining.go_on()
+    assert (run.left, run.told) == ([1, 2], [(1, STOP), (2, STOP)])
+
+
+def test_a_worker_that_waits_leaves_at_once_and_others_of_other_hosts_stay() -> None:
+    run = Run()
+    run.asked()
+    assert run.left == [1, 2]
+    assert run.members[0].trains
+
+
+def test_a_range_moves_once_the_last_worker_is_gone_and_then_the_host_goes() -> None:
+    run = Run()
+    run.asked()
+    run.membership.ends(1)
+    run.draining.go_on()
+    run.draining.go_on()
+    assert run.told.count((1, EXIT)) == 1
+    run.gone(1)
+    assert not run.departing.move.called
+    run.gone(2)
+    run.draining.go_on()
+    moved = run.moved
+    assert run.members[1].waits == "host b leaves once its range of each version has moved"
+    assert not run.departing.goes.called
+    moved([Shard("head", 0, 90)], 7)
+    assert run.members[1].waits is None
+    run.ledger.note.assert_called_once_with("moves", [(7, {"head": [0, 90]})])
+    run.departing.goes.assert_called_once_with("b")
+
+
+def test_a_host_without_a_range_goes_and_nothing_is_noted() -> None:
+    run = Run()
+    run.asked()
+    run.gone(1, 2)
+    run.moved((), 0)
+    assert not run.ledger.note.called
+    run.departing.goes.assert_called_once_with("b")
+
+
+def test_a_worker_that_has_finished_before_is_told_to_stop_and_its_end_is_no_death() -> None:
+    run = Run()
+    run.membership.leaves(1, "finished")
+    assert not run.draining.sees_off(1)
+    run.asked()
+    assert (1, STOP) in run.told
+    assert run.members[1].left == "finished"
+    assert run.draining.sees_off(1)
+    assert not run.draining.sees_off(0)
+
+
+def test_a_worker_that_comes_to_prepare_only_now_is_ended() -> None:
+    run = Run()
+    run.members[1].stage = "starting"
+    run.asked()
+    assert run.killed == [1]
+    assert run.draining.sees_off(1)
+
+
+def test_a_worker_whose_script_outlasts_its_grace_is_ended() -> None:
+    run = Run()
+    run.asked()
+    run.gone(2)
+    for seconds, end in (one.args for one in run.loop.after.call_args_list):
+        assert seconds == GRACE
+        end()
+    assert run.killed == [1]
+
+
+def test_a_host_that_is_asked_once_more_leaves_once() -> None:
+    run = Run()
+    run.asked()
+    run.asked()
+    assert run.left == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("signals", "keyboard", "may_drain", "does"),
+    [
+        (1, False, True, call.drain()),
+        (2, False, True, call.leave("it was interrupted", "interrupted")),
+        (1, True, True, call.leave("it was interrupted", "interrupted")),
+        (1, False, False, call.leave("it was interrupted", "interrupted")),
+    ],
+)
+def test_one_sigterm_has_a_host_leave_in_good_order_unless_its_standard_input_has_ended(
+    signals: int, keyboard: bool, may_drain: bool, does: Any
+) -> None:
+    here = Mock()
+    _interrupted(here, Mock(take=lambda: signals, keyboard=keyboard), lambda: may_drain)
+    assert here.mock_calls == [does]
