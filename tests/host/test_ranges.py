@@ -183,3 +183,31 @@ def test_nothing_is_ordered_of_a_process_that_has_gone() -> None:
     company.arithmetic.lost = True
     company.makes(1)
     assert company.sent() == []
+
+
+def test_an_update_that_is_expected_is_not_said_to_be_here_before_it_is_brought() -> None:
+    company, other = Company(), Update(ELSEWHERE, 5)
+    company.ranges.expect(ELSEWHERE, 5)
+    owner = company.carrier.expect.call_args.args[1]
+    company.carrier.fetch.assert_not_called()
+    company.ranges.bring(other, None)
+    assert company.carrier.fetch.call_args.args[:2] == (other, owner)
+    company.news.stored.assert_not_called()
+    company.carrier.fetch.call_args.args[2]()
+    company.news.stored.assert_called_once_with(other)
+
+
+def test_an_update_that_is_expected_and_dropped_comes_no_more_and_leaves_its_place() -> None:
+    company = Company()
+    company.ranges.expect(ELSEWHERE, 5)
+    company.ranges.place_of(Update(ELSEWHERE, 5))
+    company.ranges.drop(Update(ELSEWHERE, 5))
+    company.carrier.cancel.assert_called_once_with(company.carrier.expect.call_args.args[1])
+    company.ranges.comes_no_more(Update(ELSEWHERE, 5), whole=False)
+    assert not company.shelf.has(Update(ELSEWHERE, 5))
+
+
+def test_an_update_of_this_hosts_own_worker_is_not_expected() -> None:
+    company = Company()
+    company.ranges.expect(OWN, 0)
+    company.carrier.expect.assert_not_called()

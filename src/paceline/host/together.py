@@ -64,6 +64,10 @@ class Together:
         """The host that makes the sum, which is on its way."""
         return self._groups[total].host
 
+    def adds_up(self, worker: int) -> bool:
+        """Whether the worker's updates come with others of its host, as a rule."""
+        return worker in self._hosts
+
     def released(self, worker: int) -> None:
         """The worker is to compute a step."""
         if worker in self._hosts:
