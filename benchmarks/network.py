@@ -3,15 +3,18 @@
     python benchmarks/network.py --json network.json --markdown     # root; 5 rounds, about 40 minutes
     python benchmarks/network.py --quick
     python benchmarks/network.py --shards head all --variants none ddp bsp bsp-tls asp asp-tls
+    python benchmarks/network.py --shards all --hosts 2 --compute 1 --variants none ddp bsp-tls late-tls
     python benchmarks/network.py --shards all --rate 250mbit --hosts 4 --workers 2 --optimizer adamw --timeout 400
 
 Each machine is a network namespace with `--workers` workers, and a link shaped to `--rate` both ways. All of them share
-this machine's cores, memory and kernel. Gradients cost next to nothing, so a step is what synchronisation takes:
+this machine's cores, memory and kernel. Without `--compute` gradients cost next to nothing, so a step is what
+synchronisation takes:
 
     none            as many processes at once, which know nothing of each other
     ddp             DistributedDataParallel over Gloo, in plain
     bsp, bsp-tls    `paceline run --listen -p bsp`, over a trusted network and encrypted
-    asp, asp-tls    the same with asp: each worker for itself, for some seconds
+    late, late-tls  the same, where no gradient leaves its host before the step is computed
+    asp, asp-tls    `-p asp`: each worker for itself, for some seconds
     small, small-tls
                     asp with a model of 64 k parameters
     control, control-tls
@@ -64,6 +67,8 @@ TITLES = {
     "ddp": "DDP, Gloo",
     "bsp": "Paceline bsp",
     "bsp-tls": "Paceline bsp, encrypted",
+    "late": "Paceline bsp, without overlap",
+    "late-tls": "Paceline bsp, encrypted, without overlap",
     "asp": "Paceline asp",
     "asp-tls": "Paceline asp, encrypted",
     "small": "Paceline asp, 64 k",
@@ -74,7 +79,7 @@ TITLES = {
 }
 VARIANTS = tuple(TITLES)
 PLACES = {"": "", "head": ", store on the head", "all": ", store on all"}
-STEPPED = ("none", "ddp", "bsp", "bsp-tls")
+STEPPED = ("none", "ddp", "bsp", "bsp-tls", "late", "late-tls")
 PARAMETERS, SMALL, LEAST = 25_000_000, 64_000, 25
 PORT = 7117
 PAYLOAD = 1448 / 1514
@@ -115,7 +120,9 @@ def measure(hosts: int, variant: str, shards: str, repeat: int, args: argparse.N
         network = stack.enter_context(Network(hosts, args.rate))
         write(Token.drawn(), folder / "token")
         script: list[Any] = [WORKLOAD, "--times", folder, "--optimizer", args.optimizer, *_amount(kind, args.quick)]
-        run: list[Any] = ["run", "-p", "bsp" if kind == "bsp" else "asp", "--threads", 1, "--record", 0]
+        script += ["--compute", args.compute, *(["--late"] if kind == "late" else [])]
+        protocol = "bsp" if kind in ("bsp", "late") else "asp"
+        run: list[Any] = ["run", "-p", protocol, "--threads", 1, "--record", 0]
         run += ["--tee", "none", "--out", folder / "run", *_joining(hosts, each, how, shards, network)]
         join = ["join", f"{network.address(0)}:{PORT}", "--wait", "-n", each, *_trusted(how)]
         ours = [sys.executable, "-m", "paceline"]
@@ -322,6 +329,8 @@ def main() -> int:
     parser.add_argument("--shards", nargs="+", choices=("head", "all"), default=("all",), help=both)
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="of each machine (default: 1)")
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="(default: sgd)")
+    compute = "what a step takes besides: a third in the forward, the rest in the backward (default: 0)"
+    parser.add_argument("--compute", type=float, default=0.0, metavar="S", help=compute)
     parser.add_argument("--rate", default="1gbit", help="of each link, each way, as tc writes it (default: 1gbit)")
     parser.add_argument("--quick", action="store_true", help="few steps, one round: to see that it works")
     parser.add_argument("--timeout", type=float, default=180, metavar="S", help="of one measurement (default: 180)")
@@ -366,7 +375,7 @@ def main() -> int:
 
 def _places(variant: str, shards: Sequence[str]) -> Sequence[str]:
     """Where the store is, in turn. A small model has one shard anyway."""
-    return shards if variant.partition("-")[0] in ("bsp", "asp") else ("",)
+    return shards if variant.partition("-")[0] in ("bsp", "late", "asp") else ("",)
 
 
 def _write(
@@ -378,6 +387,7 @@ def _write(
         "rate": args.rate,
         "workers": args.workers,
         "optimizer": args.optimizer,
+        "compute": args.compute,
         "measurements": [asdict(one) for one in measurements],
         "failures": failures,
     }

@@ -1,5 +1,8 @@
 """One worker's steps of a model whose gradients cost next to nothing: what is left is what synchronisation takes.
 
+With `--compute` a step takes so many seconds besides, as on a device that leaves the processor alone: a third of that
+in the forward, and the rest in the backward, evenly over all tensors. A gradient is there once the backward is past it.
+
     python benchmarks/workloads/exchange.py --variant none ...
     python benchmarks/workloads/exchange.py --variant ddp --worker 1 --processes 2 --head 10.98.0.1 ...
     paceline run benchmarks/workloads/exchange.py --variant paceline ...
@@ -16,6 +19,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,15 +38,36 @@ LINGERS = 30.0
 """Seconds that a worker waits for the others to end: a process that has ended is in no sum of processor time."""
 
 
+class Takes(torch.autograd.Function):
+    """Takes time, and twice as much in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        time.sleep(2 * ctx.seconds)
+        return gradient, None
+
+
 class Model(nn.Module):
     """So many parameters, all of which a step uses once."""
 
-    def __init__(self, parameters: int) -> None:
+    def __init__(self, parameters: int, seconds: float) -> None:
         super().__init__()
         self.parts = nn.ParameterList(torch.zeros(parameters // TENSORS) for _ in range(TENSORS))
+        self.seconds = seconds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([part.sum() for part in self.parts]).sum() * x.sum()
+        if not self.seconds:
+            return torch.stack([part.sum() for part in self.parts]).sum() * x.sum()
+        x = x.sum()
+        for part in self.parts:
+            x = Takes.apply(x + part.sum(), self.seconds / 3 / TENSORS)  # type: ignore[no-untyped-call]
+        return x
 
 
 def cpu_seconds() -> float:
@@ -70,6 +95,8 @@ def main() -> None:
     parser.add_argument("--head", help="address, of ddp")
     parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
+    parser.add_argument("--compute", type=float, default=0.0, help="seconds that a step takes besides")
+    parser.add_argument("--late", action="store_true", help="tell of gradients only once a step is computed")
     parser.add_argument("--loader", action="store_true", help="take batches from a loader; only worker 1 goes on")
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="after the warm-up")
@@ -79,7 +106,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     worker, workers = args.worker, args.processes
-    model: nn.Module = Model(args.parameters)
+    model: nn.Module = Model(args.parameters, args.compute)
     optimizer = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[args.optimizer](model.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(torch.ones(100_000, 1)), batch_size=1)
     if args.variant == "ddp":
@@ -87,7 +114,10 @@ def main() -> None:
         model = DistributedDataParallel(model)
     elif args.variant == "paceline":
         import paceline
+        from paceline.training.told import ToldPush
 
+        if args.late:
+            ToldPush.pays = staticmethod(lambda layout: False)  # type: ignore[method-assign]
         if args.loader:
             model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=1)
         else:

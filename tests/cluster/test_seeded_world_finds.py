@@ -18,6 +18,8 @@ from paceline.host import between, messages
 from paceline.host.branch import Branch
 from paceline.host.carrier import Carrier
 from paceline.host.commits import Commits
+from paceline.host.computing import Computing
+from paceline.host.early import Early
 from paceline.host.host import LocalHost
 from paceline.host.maker import Maker
 from paceline.host.moves import Moves, Taking
@@ -284,6 +286,23 @@ def an_update_that_did_not_come_is_kept(patch: Patch) -> None:
     patch.setattr(Ranges, "comes_no_more", lambda self, item, whole: self._shelf.release(("range arriving", *item)))
 
 
+def an_update_is_served_before_it_is_told(patch: Patch) -> None:
+    look = Computing.look
+
+    def laid_is_here(self: Computing, *of: Any, laid: bool) -> Any:
+        return "here" if laid else look(self, *of, laid=laid)
+
+    patch.setattr(Computing, "look", laid_is_here)
+
+
+def what_a_worker_has_withdrawn_still_counts(patch: Patch) -> None:
+    patch.setattr(Early, "withdrawn", lambda self, worker, step: None)
+
+
+def what_a_worker_has_withdrawn_still_counts_at_the_head(patch: Patch) -> None:
+    patch.setattr(Wire, "forget", lambda self, update: None)
+
+
 def a_hosts_own_range_counts_as_a_version(patch: Patch) -> None:
     away = Branch._away
     patch.setattr(Branch, "_away", lambda self, item: self._ranges is None and away(self, item))
@@ -501,6 +520,9 @@ HISTORIES = {
     an_update_counts_as_here_before_all_ranges_are: _in_ranges,
     an_update_is_let_go_before_its_range_is_made: _in_ranges,
     an_update_that_is_dropped_still_comes: _stopped_early_in_ranges,
+    an_update_is_served_before_it_is_told: _in_ranges,
+    what_a_worker_has_withdrawn_still_counts: _in_ranges,
+    what_a_worker_has_withdrawn_still_counts_at_the_head: _in_ranges,
     an_update_that_did_not_come_is_kept: _stopped_before_all_have_begun,
     a_hosts_own_range_counts_as_a_version: _in_ranges,
     the_heads_own_range_counts_as_a_version: _in_ranges,

@@ -235,3 +235,31 @@ def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more() -> N
     company.ranges.take(TAKES, [Version(0)], os.memfd_create("state"))
     company.carrier.fetch.call_args.args[3]("host c has ended")
     company.arithmetic.lose.assert_called_once_with("it was to take over the range of host c: host c has ended")
+
+
+def test_an_update_that_is_expected_is_not_said_to_be_here_before_it_is_brought() -> None:
+    company, other = Company(), Update(ELSEWHERE, 5)
+    company.ranges.expect(ELSEWHERE, 5)
+    owner = company.carrier.expect.call_args.args[1]
+    company.carrier.fetch.assert_not_called()
+    company.ranges.bring(other, None)
+    assert company.carrier.fetch.call_args.args[:2] == (other, owner)
+    company.news.stored.assert_not_called()
+    company.carrier.fetch.call_args.args[2]()
+    company.news.stored.assert_called_once_with(other)
+
+
+def test_an_update_that_is_expected_and_dropped_comes_no_more_and_leaves_its_place() -> None:
+    company = Company()
+    company.ranges.expect(ELSEWHERE, 5)
+    company.ranges.place_of(Update(ELSEWHERE, 5))
+    company.ranges.drop(Update(ELSEWHERE, 5))
+    company.carrier.cancel.assert_called_once_with(company.carrier.expect.call_args.args[1])
+    company.ranges.comes_no_more(Update(ELSEWHERE, 5), whole=False)
+    assert not company.shelf.has(Update(ELSEWHERE, 5))
+
+
+def test_an_update_of_this_hosts_own_worker_is_not_expected() -> None:
+    company = Company()
+    company.ranges.expect(OWN, 0)
+    company.carrier.expect.assert_not_called()

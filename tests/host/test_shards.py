@@ -9,6 +9,7 @@ from paceline.core.facts import UpdateArrived
 from paceline.core.items import Update, Version
 from paceline.core.orders import ApplyUpdate
 from paceline.host import between, messages
+from paceline.host.names import fields_of
 from paceline.host.shards import OtherShards
 from paceline.host.shares import Shares
 
@@ -64,6 +65,20 @@ def test_an_update_of_a_worker_that_has_left_never_arrives_and_is_kept_nowhere()
     assert head.told == [("b", between.Drop((1, 0, "update"))), ("c", between.Drop((1, 0, "update")))]
     assert (head.shards.stored("b", Update(1, 0), 1.0), head.shards.stored("c", Update(1, 0), 1.0)) == (None, None)
     head.inner.cancel.assert_called_once_with(1)
+
+
+def test_what_hosts_were_told_to_expect_they_drop_as_it_is_withdrawn_or_its_worker_leaves() -> None:
+    head = Head()
+    for worker in (1, 2, 3):
+        head.shards.expect(Update(worker, 0))
+    assert head.told[:2] == [("b", between.Expect(1, 0)), ("c", between.Expect(1, 0))]
+    head.fetches(3, 0)
+    head.told.clear()
+    for _ in range(2):
+        head.shards.forget(Update(1, 0))
+        head.shards.forget(Update(3, 0))
+    head.shards.cancel(2)
+    assert head.told == [(host, between.Drop(fields_of(Update(worker, 0)))) for worker in (1, 2) for host in ("b", "c")]
 
 
 def test_a_version_goes_to_its_worker_alone() -> None:

@@ -254,6 +254,19 @@ def test_an_update_is_fetched_once_it_is_ready_and_before_it_arrives(
     assert broken_rule(tmp_path / "run", [*HELD, ready(1, 0, 5, 0.4), *then]) == rule
 
 
+@pytest.mark.parametrize(("began", "ended", "rule"), [(0.3, 0.5, None), (0.1, 0.5, "it"), (0.3, 0.35, "it")])
+@pytest.mark.parametrize("protocol", ["asp", "hsp"])
+def test_an_update_is_fetched_from_its_steps_release_on_and_is_not_all_there_before_it_is_ready(
+    tmp_path: Path, protocol: str, began: float, ended: float, rule: str | None
+) -> None:
+    """Where pushes wait for their turn, none begins before."""
+    released = (taken(1, 5, 0.2), Release(worker=1, step=0, version=5))
+    fetch = Fetch(host="node-0", source="node-1", kind="update", worker=1, number=0, bytes=48, began=began, ended=ended)
+    told = [BEGAN_AT_0, version(0, 0.1), version(5, 0.15), released, ready(1, 0, 5, 0.4), fetch]
+    expected = broken.FETCHES if rule or protocol == "hsp" else None
+    assert broken_rule(tmp_path / "run", told, {"protocol": {"name": protocol, "config": {}}}) == expected
+
+
 def test_what_an_earlier_segment_fetched_is_fetched_anew(tmp_path: Path) -> None:
     resumed = TrainingBegan(members=MEMBERS, version=5, at=1.0)
     before = [*HELD, ready(1, 0, 5, 0.4), update(1, 0, 0.5), resumed]

@@ -253,3 +253,61 @@ def test_a_nan_in_any_range_is_named_with_its_worker(launch: Launch) -> None:
 def test_an_optimizer_that_may_look_across_elements_has_one_shard(launch: Launch) -> None:
     own = "type('Own', (torch.optim.SGD,), {})(model.parameters(), lr=0.05)"
     assert shards(launch.run(script(own), *HOSTS, "-p", "bsp").completed()) == 1
+
+
+EARLY = """
+import time
+from pathlib import Path
+import torch
+import paceline
+
+THERE = Path(__file__).parent
+model = torch.nn.ParameterList([torch.ones(100), torch.ones(1_500_000), torch.ones(1_500_000)])
+first, second, third = model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer = paceline.prepare(model, optimizer)
+places = paceline.training.prepare._Process.session._joined.places
+
+def until(so):
+    deadline = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.001)
+
+if paceline.worker() == 1:  # its host makes the range in which the third parameter is
+    until(lambda: any(places.push_area(area).gradients[2].any() for area in (0, 2)))
+    (THERE / "seen").touch()
+else:
+    second.register_hook(lambda _: until((THERE / "seen").exists))
+for step in range(3):
+    optimizer.zero_grad()
+    ((first.sum().tanh() + second.sum()).tanh() + third.sum()).backward()
+    optimizer.step()
+"""
+"""Worker 0 goes on with its backward once another host has what was made before."""
+
+
+def test_a_gradient_is_on_another_host_while_its_worker_computes_the_rest(launch: Launch) -> None:
+    flags = ("--emulate-hosts", "2", "-n", "1", "--threads", "1", "--shards-on", "all", "-p", "bsp")
+    run = launch.run(EARLY, *flags).completed()
+    assert shards(run) == 2
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run.folder).completed().out
+
+
+CHANGED = {
+    "clipped": "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)",
+    "past autograd": "[parameter.grad.data.mul_(0.5) for parameter in model.parameters()]",
+    "accumulated": "nn.functional.cross_entropy(model(x), y).backward()",
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_gradients_that_a_script_changes_after_its_backward_are_those_of_the_versions(
+    change: str, launch: Launch
+) -> None:
+    text = script(ADAMW).replace("        optimizer.step()", f"        {CHANGED[change]}\n        optimizer.step()")
+    several = launch.run(text, *HOSTS, "-p", "bsp").completed()
+    one = launch.run(text, "-n", "3", "--threads", "1", "-p", "bsp").completed().final()
+    assert all(torch.equal(several.final()[name], one[name]) for name in one)
+    assert (found := checked(several.folder)).ok, found.wrong

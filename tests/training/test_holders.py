@@ -24,6 +24,7 @@ from paceline.training.joined import Joined
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Step
 from paceline.training.push import AT_ONCE, AreaPush, NoPush
+from paceline.training.told import ToldPush
 
 WORKERS, SLOTS, AREAS = 2, 4, 6
 RATE, SCALE = 0.5, 2.0
@@ -56,6 +57,15 @@ class Ends:
 
     def refuse(self, message: str) -> None:
         self.refused.append(message)
+
+    def accumulated(self, begin: int, end: int) -> None:
+        pass
+
+    def withdraw(self) -> None:
+        pass
+
+    def remark(self, line: str) -> None:
+        pass
 
     def begin_to_average(self, groups: Any) -> None:
         self.averages += 1
@@ -93,6 +103,7 @@ class Case:
         push = AreaPush(self.joined)
         self.holder: Holder = {
             "window": lambda: Window(self.joined, push),
+            "window, told": lambda: Window(self.joined, ToldPush(self.joined)),
             "device": lambda: Device(self.joined, push, range(3)),  # on the CPU, and copied to all the same
             "device and window": lambda: Device(self.joined, push, [1]),
             "own-step": lambda: OwnStep(self.joined, push),
@@ -131,10 +142,10 @@ class Case:
         return gradients, area.present.tolist(), area.buffers["seen"].item()
 
 
-KINDS = ("window", "device", "device and window", "own-step", "replica", "replica, nothing pushed")
+KINDS = ("window", "window, told", "device", "device and window", "own-step", "replica", "replica, nothing pushed")
 STEPS_HERE = ("own-step", "replica", "replica, nothing pushed")
-REPLICAS = KINDS[4:]
-TAKE_GRADIENTS = ("window", "device", "device and window", "replica")
+REPLICAS = KINDS[5:]
+TAKE_GRADIENTS = ("window", "window, told", "device", "device and window", "replica")
 IN_MEMORY = tuple(kind for kind in KINDS if not kind.startswith("device"))
 
 

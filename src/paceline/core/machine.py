@@ -79,6 +79,8 @@ class Spec:
     unapplied: Callable[[Any], int] = lambda config: 2
     """In the parameter-server family: how many steps of one worker may be released at once, and neither applied nor
     dropped. The worker has a push area for each. So no step waits for an update that waits for this very step."""
+    pushes_at_once: bool = True
+    """In the parameter-server family: whether each update goes to the store as soon as it is computed."""
     averages: Literal["parameters", "gradients"] = "parameters"
     """What groups average, in the decentralized family."""
     parts: tuple[str, ...] = ()
@@ -111,6 +113,11 @@ class Spec:
         if self.family == "decentralized":
             return "gradients" if self.averages == "gradients" else "nothing"
         return "gradients" if self.optimizer == "store" else "updates"
+
+    @property
+    def brings_early(self) -> bool:
+        """Whether a store on other hosts may be brought gradients while workers still compute the rest."""
+        return self.pushes == "gradients" and self.versions == "stored" and self.pushes_at_once
 
     @property
     def in_groups(self) -> bool:

@@ -130,6 +130,13 @@ class Train(Message):
     """This host and those besides the head's with which it exchanges ranges: who comes first in this order listens."""
 
 
+class Expect(Message):
+    """That update is being computed: bring what there is of this host's range. Whether it counts, `Bring` says."""
+
+    worker: int
+    step: int
+
+
 class Bring(Message):
     """Bring this host's range of that update here, or of that sum."""
 
@@ -139,7 +146,7 @@ class Bring(Message):
 
 
 class Drop(Message):
-    """No version will have that update, or that sum, whether it is here or on its way."""
+    """No version will have what is here of that update or that sum, or on its way."""
 
     item: Fields
 
@@ -325,7 +332,7 @@ class Close(Message):
     """One line on why it did not complete, if there is one."""
 
 
-OfRange = Bring | Drop | SumUp | DropSum | MakeRange | Free | SendShare | TakeRange
+OfRange = Expect | Bring | Drop | SumUp | DropSum | MakeRange | Free | SendShare | TakeRange
 """What a host with a shard is ordered, in the order in which it has to do it."""
 
 FromHead = (

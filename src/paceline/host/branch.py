@@ -21,6 +21,7 @@ from paceline.host import between, messages
 from paceline.host.attached import bring, empty_file, file_bytes, long_message
 from paceline.host.between import Attached, GoesOn
 from paceline.host.carrier import Carrier
+from paceline.host.computing import Computing
 from paceline.host.contract import WorkersNews
 from paceline.host.fetch import Fetcher, Local
 from paceline.host.fetches import Where
@@ -152,6 +153,7 @@ class Branch:
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
+        self._computing = Computing()
         self._seats = seats = Seats((worker, Seat(worker)) for worker in workers.numbers)
         fetcher: Fetcher = Wire(
             Local(now, news.happened), carrier, now, news.happened, away=self._away, lost=news.lacks
@@ -279,6 +281,8 @@ class Branch:
             return
         assert self._ranges is not None
         match order:
+            case between.Expect(worker=worker, step=step):
+                self._ranges.expect(worker, step)
             case between.Bring(item=item, host=host):
                 self._ranges.bring(summand_of(item), host)
             case between.Drop(item=item):
@@ -374,6 +378,7 @@ class Branch:
                 resumed=messages.Resumed(epoch=epoch, buffers=None, kept=False),
                 joins=True,
                 at=at,
+                tells=self._tells,
             )
             self._workers.send(worker, begin, (self.region.descriptor,))
 
@@ -500,8 +505,8 @@ class Branch:
             if (moving := self._ranges.parts_of(item)) is not None:
                 return [moving]
             host = self._hosts[item.worker] if isinstance(item, Update) else self._ranges.source_of(item)
-            end, (_, begin, stop) = self._offer.cuts[-1], self._ranges.shard
-            return [(host, begin, stop), (host, end, end + self._offer.flags_bytes)]
+            own, end = pieces(self._offer.cuts, [self._ranges.shard._replace(host=host)]), self._offer.cuts[-1]
+            return [*own, (host, end, end + self._offer.flags_bytes)]
         if isinstance(item, Version) and self._later is None:
             shards = self._shards or [Shard(self._head, 0, self._offer.cuts[-1])]
             return pieces(self._offer.cuts, [one for one in shards if one.host != self._name])
@@ -549,7 +554,7 @@ class Branch:
             self._news.fetched(fetch)
 
     def look(self, item: Item, begin: int, end: int) -> Where:
-        """See `Items`. An update is here before the head hears that it is ready."""
+        """See `Items`. An update is here before the head hears that it is ready, and what was told of it before."""
         if isinstance(item, Version):
             if self._ranges is None:
                 return "gone"
@@ -558,6 +563,8 @@ class Branch:
             return "here" if self.shelf.has(item) else "gone"
         if isinstance(item, Sum):
             return "gone" if self._ranges is None else self._ranges.summer.look(item, begin, end)
+        if isinstance(item, Update) and item.worker in self._seats:  # else a range of it that was made here moves
+            return self._computing.look(item, begin, end, laid=self.shelf.has(item))
         if isinstance(item, Buffers):
             item = Update(item.worker, item.step)
         there = self.shelf.has(item) if isinstance(item, Update | Beginning) else item in (ADOPTED, *self._attached)
@@ -596,6 +603,13 @@ class Branch:
         self._whole.discard(item)
         if self._ranges is not None:
             self._ranges.go_on()
+
+    @property
+    def _tells(self) -> bool:
+        """Whether other hosts are brought what there is of updates that workers here compute."""
+        makes_all = [one.host for one in self._shards] == [self._name]
+        adds_up = self._spec.sums == "hosts" and self._ranges is not None and len(self._seats) > 1
+        return self._spec.brings_early and self._told is None and not makes_all and not adds_up
 
     def _bytes(self, span: tuple[int, int]) -> Span:
         assert self.region is not None
@@ -686,6 +700,7 @@ class Branch:
             seat.trains = seat.trained = True
             assert self.region is not None
             begin = messages.Begin(self._plan.slots, self._plan.areas, self._spec.holder, self._spec.pushes)
+            begin.tells = self._tells
             if goes_on is not None:
                 area = self._plan.area(self._plan.of(worker)[0])
                 begin.resumed = messages.Resumed(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
@@ -700,8 +715,14 @@ class Branch:
     def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
         seat = self._seats[worker]
         match message:
-            case messages.StepFinished():  # its version stays: it may be released on that once more
+            case messages.Accumulated(step=step, begin=begin, end=end):
+                self._computing.told(worker, step, begin, end)
+                self._carrier.made(Update(worker, step))
+                return  # it concerns nobody else
+            case messages.StepFinished(step=step):  # its version stays: it may be released on that once more
                 seat.step = None  # and its update, if the head asks for that before the worker leaves
+                self._computing.finished(worker, step)
+                self._carrier.made(Update(worker, step))
             case messages.Declined():
                 if seat.step is not None:
                     self.pushes.dropped(worker, seat.step)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from paceline.core.items import Item
@@ -75,13 +75,26 @@ class Items(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class _Told:
+    """Who is told how a fetch has ended."""
+
+    arrived: Callable[[], object]
+    lost: Callable[[str], object]
+
+
+@dataclass(slots=True)
 class _Waiting:
     """A fetch that is under way."""
 
     named: Named
-    arrived: Callable[[], object]
-    lost: Callable[[str], object]
-    since: float
+    told: _Told | None
+    """None: the item is only expected."""
+    since: float | None
+    """None: nothing has come of what is expected."""
+    here: bool = False
+    """Whether all has come of what is expected."""
+    brought: list[Fetch] = field(default_factory=list)
+    """What has come of that, host by host."""
 
 
 class Carrier:
@@ -149,10 +162,28 @@ class Carrier:
 
         Each fetch has an owner of its own. An item on its way is brought once, for all its owners.
         """
-        assert owner not in self._waiting, f"{owner} fetches {self._waiting[owner].named}"
+        told = _Told(arrived, lost)
+        if (one := self._waiting.get(owner)) is None:
+            self._fetch(item, owner, told)
+            return
+        assert one.told is None, f"{owner} fetches {one.named}"
+        one.told = told
+        for fetch in one.brought:
+            self._items.fetched(fetch)
+        if one.here:
+            self._arrived(owner)
+
+    def expect(self, item: Item, owner: Owner) -> None:
+        """Bring what there is of an item that is being made, and go on as more is. Nobody is told of that.
+
+        A `fetch` for that owner follows once it is known that the item counts, or a `cancel`.
+        """
+        self._fetch(item, owner, None)
+
+    def _fetch(self, item: Item, owner: Owner, told: _Told | None) -> None:
         ranges = [Range(host, self._incarnations[host], *of) for host, *of in self._items.ranges(item)]
         named = Named(self._segment, item)
-        self._waiting[owner] = _Waiting(named, arrived, lost, self._now())
+        self._waiting[owner] = _Waiting(named, told, None if told is None else self._now())
         self._obey(self._fetches.claim(named, owner, tuple(ranges)))
 
     def cancel(self, owner: Owner) -> None:
@@ -170,9 +201,9 @@ class Carrier:
             self.cancel(owner)
         for owner, one in anew.items():
             if self._items.ranges(one.named.item):
-                self.fetch(one.named.item, owner, one.arrived, one.lost)
-            else:
-                one.arrived()
+                self._fetch(one.named.item, owner, one.told)
+            elif one.told is not None:
+                one.told.arrived()
 
     # --- what is served -----------------------------------------------------------------------------
 
@@ -229,6 +260,9 @@ class Carrier:
         """See `BulkNews`."""
         if (missing := self._fetches.missing(peer, request)) is None:
             return
+        for one in self._waiting.values():
+            if one.since is None and one.named == missing.named:
+                one.since = self._now()
         self._obey(self._fetches.arrived(peer, request, missing.begin, missing.begin + count))
 
     # --- inside -------------------------------------------------------------------------------------
@@ -257,13 +291,11 @@ class Carrier:
                 self._pipes[peer].cancel(request)
             case Brought(named, peer, size):
                 self._tell(named, peer.host, size)
-            case Arrived(named, owner):
-                if (one := self._waiting.pop(owner, None)) is not None:
-                    one.arrived()
-                    self._obey(self._fetches.release(named, owner))
+            case Arrived(_, owner):
+                self._arrived(owner)
             case Lost(_, owner, why):
-                if (one := self._waiting.pop(owner, None)) is not None:
-                    one.lost(why)
+                if (one := self._waiting.pop(owner, None)) is not None and one.told is not None:
+                    one.told.lost(why)
             case Claim(named, owner):
                 self._items.claim(named.item, owner)
             case Release(named, owner):
@@ -275,10 +307,24 @@ class Carrier:
             case Say(peer, request, why):
                 self._pipes[peer].refuse(request, why)
 
+    def _arrived(self, owner: Owner) -> None:
+        """All of the owner's item is here, if it still waits for that. What is only expected stays until it counts."""
+        if (one := self._waiting.get(owner)) is None:
+            return
+        one.here = True
+        if one.told is not None:
+            del self._waiting[owner]
+            one.told.arrived()
+            self._obey(self._fetches.release(one.named, owner))
+
     def _tell(self, named: Named, source: str, size: int) -> None:
-        began = min(one.since for one in self._waiting.values() if one.named == named)
+        waiting = [one for one in self._waiting.values() if one.named == named]
+        began = min(one.since for one in waiting if one.since is not None)
         fetch = Fetch.of(named.item, host=self._host, source=source, size=size, began=began, ended=self._now())
-        self._items.fetched(fetch)
+        if any(one.told is not None for one in waiting):
+            self._items.fetched(fetch)
+        else:
+            waiting[0].brought.append(fetch)
 
     def _send(self, order: Send) -> None:
         peer, request, item = order.peer, order.request, order.named.item

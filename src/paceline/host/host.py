@@ -26,7 +26,7 @@ from paceline.core.orders import (
     StartPush,
     StepReplica,
 )
-from paceline.core.shards import Shard, cut, taken_over
+from paceline.core.shards import Shard, cut, pieces, taken_over
 from paceline.fabric.memory import Region, Span
 from paceline.host import messages
 from paceline.host.arithmetic import Arithmetic
@@ -57,6 +57,8 @@ from paceline.host.workers import Workers
 if TYPE_CHECKING:  # which a run on one host does without
     from paceline.cluster.host_traffic import HostTraffic
     from paceline.host.carrier import Carrier
+    from paceline.host.computing import Computing
+    from paceline.host.early import Early
     from paceline.host.fetches import Where
     from paceline.host.linked import Linked
     from paceline.host.shards import OtherShards
@@ -152,8 +154,9 @@ class LocalHost:
             SharedLink.of(network), groups, Local(now, news.happened), now, self._moment, news.transferred
         )
         self._fetcher: Fetcher = self._paced
+        wire: Wire | None = None
         if carrier is not None:
-            self._fetcher = Wire(
+            self._fetcher = wire = Wire(
                 self._paced,
                 carrier,
                 now,
@@ -196,6 +199,15 @@ class LocalHost:
         self.steps = Steps(self.shelf, plan, seats, workers.send, self.averages.needs_no_mean, leaves_undone)
         self.averages.steps = self.steps
         self.pushes = Pushes(self.shelf, plan, self._fetcher, seats)
+        self._computing: Computing | None = None
+        self._early: Early | None = None
+        if wire is not None:
+            from paceline.host.computing import Computing  # which a run on one host does without
+            from paceline.host.early import Early
+
+            self._computing = Computing()
+            if spec.brings_early and traffic is None:
+                self._early = Early(self.shelf, plan, self.pushes, wire, self.others)
         self.commits = Commits(
             self.shelf,
             plan,
@@ -291,6 +303,7 @@ class LocalHost:
         """See `contract.Host`."""
         owns_replica, resumes = self._spec.holder == "replica", self.snapshots.resumption is not None
         message = messages.Begin(self.plan.slots, self.plan.areas, self._spec.holder, self._spec.pushes)
+        message.tells = self._tells
         for worker in workers:
             self._seats[worker].trains = self._seats[worker].trained = True
             if self._seats[worker].elsewhere:
@@ -336,6 +349,7 @@ class LocalHost:
             resumed=messages.Resumed(epoch=epoch, buffers=None, kept=False),
             joins=True,
             at=at,
+            tells=self._tells,
         )
         self._send_with(worker, begin, ends)
 
@@ -364,10 +378,11 @@ class LocalHost:
         self._at = at
         try:
             match order:
-                case Release():
-                    if self.together is not None and self._seats[order.worker].trains:
-                        self.together.released(order.worker)
+                case Release(worker=worker, step=step):
+                    if self.together is not None and self._seats[worker].trains:
+                        self.together.released(worker)
                     self.releases.carry_out(order)
+                    self._begins_step(self._seats[worker], step)
                 case StartPull():
                     self.pulls.carry_out(order)
                 case StartPush():
@@ -524,8 +539,10 @@ class LocalHost:
             return self.summer.look(item, begin, end)
         there = item in (FIXED, ADOPTED)
         if isinstance(item, Update):
-            there = self.shelf.has(item) and not self._seats[item.worker].elsewhere
-        elif isinstance(item, Version | Beginning):
+            if self._computing is None or self._seats[item.worker].elsewhere:
+                return "gone"
+            return self._computing.look(item, begin, end, laid=self.shelf.has(item))
+        if isinstance(item, Version | Beginning):
             there = self.shelf.has(self.meant(item))
         return "here" if there and self.region is not None else "gone"
 
@@ -539,6 +556,12 @@ class LocalHost:
             return Version(0)
         former = Former(item)
         return former if self._lent and self.shelf.has(former) else item
+
+    @property
+    def _tells(self) -> bool:
+        """Whether other hosts are brought what there is of updates that workers here compute."""
+        adds_up = self.together is not None and len(self.workers) > 1
+        return self._early is not None and not adds_up and any(one.host != self.name for one in self.shards)
 
     def _bytes(self, span: tuple[int, int]) -> Span:
         assert self.region is not None
@@ -588,8 +611,8 @@ class LocalHost:
     def ranges_of_updates(self, size: int) -> list[tuple[int, int]]:
         """The bytes that are to come here of an update from elsewhere, which has that size: all but others' ranges."""
         begin, end = self._own_range(self._offer)
-        behind = self._offer.cuts[-1], size
-        return [(begin, end), behind] if begin < end else [behind]
+        own = [(first, last) for _, first, last in pieces(self.cuts, [Shard(self.name, begin, end)])]
+        return [*own, (self.cuts[-1], size)]
 
     @property
     def ranges_of_sums(self) -> list[tuple[int, int]]:
@@ -651,6 +674,9 @@ class LocalHost:
         match message:  # each batch and each step comes by here
             case messages.LeaseWanted():
                 pass
+            case messages.Accumulated() | messages.Withdrawn():
+                self._computes(seat, message)
+                return
             case messages.StepFinished(step=step, scalars=scalars):
                 seat.scalars = seat.scalars if scalars is None else scalars
                 self._computed(seat, step)
@@ -693,8 +719,37 @@ class LocalHost:
         if self.together is not None:
             self.together.idles(seat.worker)
 
+    def moves(self, moving: bool) -> None:
+        """A range of versions begins to move to another host, or has moved."""
+        if self._early is not None and moving:
+            self._early.rest()
+        elif self._early is not None:
+            self._early.rests = False
+
+    def _begins_step(self, seat: Seat, step: int) -> None:
+        """The worker is released for that step: others may bring what there is of its update."""
+        if self._early is None or not seat.trains or (self.together is not None and self.together.adds_up(seat.worker)):
+            return
+        if seat.elsewhere or self.shards:
+            self._early.released(seat.worker, step, elsewhere=seat.elsewhere)
+
+    def _computes(self, seat: Seat, message: messages.Accumulated | messages.Withdrawn) -> None:
+        """The worker has told of the update that it computes, or takes that back."""
+        if self._computing is None or self._carrier is None:
+            return
+        match message:
+            case messages.Accumulated(step=step, begin=begin, end=end):
+                self._computing.told(seat.worker, step, begin, end)
+                self._carrier.made(Update(seat.worker, step))
+            case messages.Withdrawn(step=step):
+                if self._early is not None:
+                    self._early.withdrawn(seat.worker, step)
+
     def _computed(self, seat: Seat, step: int) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""
+        if self._computing is not None and self._carrier is not None and not seat.elsewhere:
+            self._computing.finished(seat.worker, step)
+            self._carrier.made(Update(seat.worker, step))
         self.releases.computed(seat.worker)
         self.steps.computed(seat.worker)
         if seat.trains and not self.steps.owned_by(seat.worker):

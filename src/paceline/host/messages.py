@@ -79,6 +79,20 @@ class ParserEnded(Message):
     code: Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
+class Accumulated(Message):
+    """These bytes of the step's gradient lie in the push area. The worker still computes the rest."""
+
+    step: Count
+    begin: Count
+    end: Count
+
+
+class Withdrawn(Message):
+    """What was told of the step's gradient does not hold, as the script has changed it since."""
+
+    step: Count
+
+
 class StepFinished(Message):
     """A step's gradient lies in the push area. See `training.link.Finished`."""
 
@@ -244,6 +258,8 @@ FromWorker = (
     | Refused
     | StoreNotForked
     | ParserEnded
+    | Accumulated
+    | Withdrawn
     | StepFinished
     | LeaseWanted
     | OrderDrawn
@@ -328,6 +344,8 @@ class Begin(Message):
     """Whether training has begun without this worker: it takes part from its first step on."""
     at: float = 0.0
     """Seconds since the run's start."""
+    tells: bool = False
+    """Whether `Accumulated` is to be told."""
 
 
 class HandOver(Message):

@@ -205,6 +205,7 @@ class Moves:
         move.by = heir(head.shards, move.host, head.name, self.leaving)
         move.number = head.shares.number()
         head.shelf.claim(MOVING, *self._versions())
+        head.moves(True)
         self.begun(move.host, move.by)
         self._tell(move.host, between.SendShare(move.number))
 
@@ -216,6 +217,7 @@ class Moves:
         head.recut(shards)
         self.cut(shards, move.host)
         head.shelf.release(MOVING)
+        head.moves(False)
         move.done(shards, head.newest)
         head.commits.go_on()
 

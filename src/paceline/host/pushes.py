@@ -71,10 +71,10 @@ class Pushes:
             return
         if not self._seats[order.worker].elsewhere:
             self.begin(order)
-        elif order.step in self._on_the_way.get(order.worker, {}):
-            self.lay(order.worker, order.step)
-        else:
+        elif order.step not in self._on_the_way.get(order.worker, {}):
             raise NotHere(f"{Update(order.worker, order.step)} is not here")
+        elif not self._shelf.has(Update(order.worker, order.step)):
+            self.lay(order.worker, order.step)
         self.bring(order)
 
     def begin(self, order: StartPush) -> None:

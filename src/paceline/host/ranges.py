@@ -135,6 +135,12 @@ class Ranges:
 
     # --- what the head orders -----------------------------------------------------------------------
 
+    def expect(self, worker: int, step: int) -> None:
+        """Bring what there is of this host's range of an update that is being computed."""
+        if worker not in self._own:
+            self._bringing.add(update := Update(worker, step))
+            self._carrier.expect(update, _brought(update))
+
     def bring(self, item: Update | Sum, host: str | None) -> None:
         """Bring this host's range of that update here, or of that sum, which that host makes."""
         if isinstance(item, Sum):
@@ -177,7 +183,7 @@ class Ranges:
             self._shelf.release(_brought(item))
 
     def drop(self, item: Update | Sum) -> None:
-        """No version will have that."""
+        """No version will have what is here of that, or on its way."""
         if self._taking is not None:
             self._taking.drop(item)
         if item in self._bringing:

@@ -246,7 +246,7 @@ class SeveralHosts:
             return [(self._head.together.host_of(item), *bytes_) for bytes_ in self._head.ranges_of_sums]
         assert isinstance(item, Update | Buffers | Beginning)
         host, size = self._by_worker[item.worker].name, self.view(item).nbytes
-        if not isinstance(item, Update) or not self._head.shards:
+        if not isinstance(item, Update):
             return [(host, 0, size)]
         return [(host, *bytes_) for bytes_ in self._head.ranges_of_updates(size)]
 

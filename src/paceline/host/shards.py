@@ -48,6 +48,8 @@ class OtherShards:
         self._coming: dict[Update | Sum, _Coming] = {}
         self._arrived: dict[Update | Sum, None] = {}
         """What all have their ranges of, and of which no version is being made."""
+        self._expected: set[Update] = set()
+        """Updates that the hosts were told to expect, and that are not on their way."""
         self.host_of: Callable[[Sum], str] = lambda total: ""
         """Returns the host that makes a sum."""
 
@@ -63,8 +65,24 @@ class OtherShards:
         """Nobody needs that version any more."""
         self._tell_all(between.Free(version))
 
+    def expect(self, update: Update) -> None:
+        """That update is being computed: the hosts may fetch what there is of it."""
+        self._expected.add(update)
+        self._tell_all(between.Expect(update.worker, update.step))
+
+    def expected(self) -> list[Update]:
+        """What the hosts were told to expect, and is not on its way."""
+        return sorted(self._expected)
+
+    def forget(self, update: Update) -> None:
+        """What the hosts have of an update that is being computed does not count."""
+        if update in self._expected:
+            self.dropped(update)
+
     def dropped(self, item: Update | Sum) -> None:
-        """No version will have that."""
+        """No version will have what the hosts have of that."""
+        if isinstance(item, Update):
+            self._expected.discard(item)
         self._arrived.pop(item, None)
         self.drops(item)
         self._tell_all(between.Drop(fields_of(item)))
@@ -112,6 +130,8 @@ class OtherShards:
         if not self.hosts or not isinstance(item, Update | Sum):
             self._inner.fetch(worker, item, then)
             return
+        if isinstance(item, Update):
+            self._expected.discard(item)
         self._coming[item] = _Coming(worker, then, {HERE, *self.hosts})
         self._tell_all(between.Bring(fields_of(item), self.host_of(item) if isinstance(item, Sum) else None))
         self._inner.fetch(worker, item, partial(self._comes, item, HERE))
@@ -125,6 +145,8 @@ class OtherShards:
         for item in [item for item, one in self._coming.items() if one.worker == worker]:
             del self._coming[item]
             self.dropped(item)
+        for update in [update for update in self._expected if update.worker == worker]:
+            self.forget(update)
         self._inner.cancel(worker)
 
     def next(self, until: float) -> Fact | None:

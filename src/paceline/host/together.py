@@ -64,6 +64,10 @@ class Together:
         """The host that makes the sum, which no version has yet."""
         return self._hosts[self._summer.updates_of(total)[0].worker]
 
+    def adds_up(self, worker: int) -> bool:
+        """Whether the worker's updates come with others of its host, as a rule."""
+        return worker in self._hosts
+
     def released(self, worker: int) -> None:
         """The worker is to compute a step."""
         if worker in self._hosts:

@@ -49,13 +49,16 @@ class Wire:
         self._numbers = count()
         self._under_way: dict[Owner, int] = {}
         """By fetch from another host: its worker."""
+        self._expected: dict[Update, Owner] = {}
+        """Who claims what is only expected. See `expect`."""
 
     def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """See `Fetcher`."""
         if isinstance(item, Replica) or not self._away(item):
             self._local.fetch(worker, item, then)
             return
-        owner, began = ("fetch", worker, next(self._numbers)), self._now()
+        expected = self._expected.pop(item, None) if isinstance(item, Update) else None
+        owner, began = expected or self._owner(worker), self._now()
 
         def arrived() -> None:
             del self._under_way[owner]
@@ -71,6 +74,22 @@ class Wire:
         self._under_way[owner] = worker
         self._carrier.fetch(item, owner, arrived, lost)
 
+    def expect(self, update: Update) -> None:
+        """Bring what there is of that update, whose worker computes it on another host. See `Carrier.expect`."""
+        owner = self._expected[update] = self._owner(update.worker)
+        self._under_way[owner] = update.worker
+        self._carrier.expect(update, owner)
+
+    def expected(self) -> list[Update]:
+        """What is only expected."""
+        return list(self._expected)
+
+    def forget(self, update: Update) -> None:
+        """What has come of that update does not count, if anything has."""
+        if (owner := self._expected.pop(update, None)) is not None:
+            del self._under_way[owner]
+            self._carrier.cancel(owner)
+
     def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
         """See `Fetcher`."""
         return self._local.gather(group, members, then)
@@ -81,6 +100,11 @@ class Wire:
         for owner in [owner for owner, one in self._under_way.items() if one == worker]:
             del self._under_way[owner]
             self._carrier.cancel(owner)
+        for update in [update for update in self._expected if update.worker == worker]:
+            del self._expected[update]
+
+    def _owner(self, worker: int) -> Owner:
+        return "fetch", worker, next(self._numbers)
 
     def next(self, until: float) -> Fact | None:
         """See `Fetcher`."""

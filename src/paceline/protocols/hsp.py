@@ -493,6 +493,7 @@ SPEC = Spec(
     config=Config,
     machine=Machine,
     rounds=True,
+    pushes_at_once=False,
     # A stale gradient and the fresh one beside it are in the round. One of the next round is computed meanwhile.
     unapplied=lambda config: 3 if config.stale == "accumulate" and config.idle != "none" else 2,
     invariants={

@@ -143,6 +143,8 @@ class WorkerLink:
         """Whether the script has yet to learn that the run was interrupted."""
         self._evaluate: Evaluate | None = None
         self._began = 0.0
+        self._step = 0
+        """The step that it was told to compute last."""
         self._thread = threading.get_ident()
         self._descriptors: list[int] = []
         """The descriptors that came with the last answer to the thread that called `prepare`."""
@@ -245,6 +247,7 @@ class WorkerLink:
                         areas=begin.areas,
                         holder=begin.holder,
                         pushes=begin.pushes,
+                        tells=begin.tells,
                         place=begin.place,
                         resumed=resumed,
                         joins=begin.joins,
@@ -288,6 +291,16 @@ class WorkerLink:
             while not self._stopped and (left := until - time.monotonic()) > 0:
                 self._hear(left)
             self._leave_if_told()
+
+    def accumulated(self, begin: int, end: int) -> None:
+        """See `training.link.Link`."""
+        if not self.forked:
+            self._channel.send(messages.Accumulated(self._step, begin, end))
+
+    def withdraw(self) -> None:
+        """See `training.link.Link`."""
+        if not self.forked:
+            self._channel.send(messages.Withdrawn(self._step))
 
     def pushed(self, finished: Finished) -> None:
         """See `training.link.Link`."""
@@ -339,6 +352,7 @@ class WorkerLink:
             return HandOver(worker=message.worker, joining=message.joining)
         if isinstance(message, messages.Step):
             return Step(step=message.step, source=message.source, target=message.target, gradients=message.gradients)
+        self._step = message.step
         return Go(
             step=message.step,
             version=message.version,

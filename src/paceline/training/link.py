@@ -90,6 +90,8 @@ class Started:
     """What shows parameters to the script."""
     pushes: Pushes
     """What goes into this worker's push areas."""
+    tells: bool = False
+    """Whether the run is to be told of gradients while autograd makes others. See `Link.accumulated`."""
     place: int = 0
     """Where the parameters lie that it begins with. See `holders.holder.Holder`."""
     resumed: Resumed | None = None
@@ -231,6 +233,12 @@ class Link(Protocol):
 
     def pause(self, seconds: float) -> None:
         """Wait for so many seconds, or until the run stops."""
+
+    def accumulated(self, begin: int, end: int) -> None:
+        """These bytes of the present step's gradient lie in its push area. They don't change before the step's end."""
+
+    def withdraw(self) -> None:
+        """What was told of the present step's gradient does not hold. It may be written anew from now on."""
 
     def pushed(self, finished: Finished) -> None:
         """Announce a step's gradient."""

@@ -7,6 +7,7 @@ nowhere: what compresses it, say, is one more class with these methods. `trainin
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -92,6 +93,8 @@ class AreaPush:
         self._parameters = joined.parameters
         self._areas: dict[int, _Area] = {}
         self._number: int | None = None
+        self.holding: Collection[int] = ()
+        """Parameters whose gradient lies in the area as well as in memory of the script's own."""
 
     def use(self, number: int) -> None:
         """See `Push`."""
@@ -107,28 +110,33 @@ class AreaPush:
 
     def take(self, number: int) -> None:
         """See `GradientPush`. A large gradient on a CPU goes into the area now."""
-        parameter, view = self._parameters[number], self._gradients[number]
-        if parameter.device.type != "cpu" or view.nbytes < AT_ONCE:
-            return
-        gradient = parameter.grad
-        if gradient is view or gradient is None or gradient.requires_grad or gradient.layout != torch.strided:
-            return
+        if self._gradients[number].nbytes >= AT_ONCE and (view := self.put(number)) is not None:
+            self._parameters[number].grad = view
+
+    def put(self, number: int) -> Tensor | None:
+        """Copy that parameter's gradient into the area. Return where it lies there; None if it has to wait."""
+        gradient, view = self._parameters[number].grad, self._gradients[number]
+        if gradient is None or gradient.device.type != "cpu" or gradient.layout != torch.strided:
+            return None
+        if gradient is view or gradient.requires_grad:
+            return None
         del view
         if self._held_elsewhere(number):
             self._left()
         view = self._gradients[number]
         with torch.no_grad():
             view.copy_(gradient)
-        parameter.grad = view
+        return view
 
     @torch.no_grad()
     def fill(self) -> None:
         """See `GradientPush`. What is missing: the other gradients, which parameters have one, and the buffers."""
         present, views, gradients = [], [], []
-        for entry, parameter, view in zip(self._layout.moving, self._parameters, self._gradients, strict=True):
+        every = zip(self._layout.moving, self._parameters, self._gradients, strict=True)
+        for number, (entry, parameter, view) in enumerate(every):
             gradient = parameter.grad
             present.append(gradient is not None)
-            if gradient is None or gradient is view:
+            if gradient is None or gradient is view or number in self.holding:
                 continue
             if gradient.layout != torch.strided:
                 self._joined.refuse(

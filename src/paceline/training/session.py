@@ -96,7 +96,7 @@ class Session:
         joined = self._joined = Joined(
             link=self.link, places=places, model=self.model, optimizer=self.optimizer, parameters=self.parameters
         )
-        self.holder = holder_of(started.holder, started.pushes, joined)
+        self.holder = holder_of(started.holder, started.pushes, joined, tells=started.tells)
         self._place = started.place
         self.holder.show(started.place)
         self.fixed = Fixed(places, self.model)

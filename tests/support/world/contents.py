@@ -129,6 +129,10 @@ class Contents:
         """The content of that worker's update."""
         return _digest("update", worker, step)
 
+    def draft(self, worker: int, step: int) -> bytes:
+        """What it would have been, had its script not changed it at the end."""
+        return _digest("draft", worker, step)
+
 
 @lru_cache(maxsize=4096)
 def filled(content: bytes, size: int) -> bytes:

@@ -29,6 +29,8 @@ SLOT, FLAGS, FIXED = 4 * SIZE, SIZE, 2 * SIZE
 """Bytes of a version, of an update's flags, and of what never moves."""
 AREA = SLOT + FLAGS + SIZE
 """Bytes of an update, with its flags and buffers behind the rest."""
+CHANGES = 0.2
+"""How often a script changes gradients of a step that were told of."""
 CUTS = {1: [0, SLOT], 2: [0, SIZE, SLOT], 4: [0, SIZE, 2 * SIZE, 3 * SIZE, SLOT]}
 """Where a version of so many pieces may be cut."""
 
@@ -244,6 +246,8 @@ class Worker(Program):
         self._came: list[int] = []
         """Descriptors that came along with what it has waited for."""
         self._stopped = self._computes = self._joins = False
+        self._tells = False
+        """Whether it is to tell of gradients while it computes others."""
         self._last = -1
         self._said = 0
         self._memory: Memory | None = None
@@ -341,8 +345,8 @@ class Worker(Program):
                     yield self.takes(self._script.starts)
                     self.forks = None
                     self._store(self.machine.ends.pop(named_by(files[1])), os.dup(files[0]), message)
-                case messages.Begin(slots=slots, areas=areas):
-                    self._memory = Memory(files[0], slots, areas * self._contents.capacity)
+                case messages.Begin(slots=slots, areas=areas, tells=tells):
+                    self._memory, self._tells = Memory(files[0], slots, areas * self._contents.capacity), tells
                     self._sees(self._memory.fixed(), self._contents.fixed, "what never moves")
                     self._joins = message.joins
                     return 0 if message.resumed is None else message.resumed.epoch
@@ -359,12 +363,28 @@ class Worker(Program):
         self._sees(slot, contents.version(go.version), f"version {go.version}")
         self._sees_own(go)
         memory.write(area, TORN)
-        yield self.takes(self._script.computes) * self._pace
+        yield from self._computes_gradient(go.step, area)
         self._sees(slot, contents.version(go.version), f"version {go.version} at the step's end")
         memory.write(area, contents.update(self.worker, go.step))
         self._computes, self._in_area[go.area] = False, go.step
         seconds = self._scheduler.now - began
         self.say(messages.StepFinished(go.step, go.version, batches, [], None, began, seconds, 0.0, 0.0, 0.0, 0.0))
+
+    def _computes_gradient(self, step: int, area: Bytes) -> Course:
+        """Compute. If anybody listens, tell of gradients as they are there, and sometimes change them at the end."""
+        assert self._memory is not None
+        seconds = self.takes(self._script.computes) * self._pace
+        ranges = list(pairwise(CUTS[self._script.pieces])) if self._tells else []
+        told = ranges[: self._lots.randint(0, len(ranges))]
+        changes = bool(told) and self._lots.random() < CHANGES
+        content = self._contents.draft(self.worker, step) if changes else self._contents.update(self.worker, step)
+        for within in reversed(told):
+            yield seconds / (len(told) + 1)
+            self._memory.write(area, content, within)
+            self.say(messages.Accumulated(step, *within))
+        yield seconds / (len(told) + 1)
+        if changes:
+            self.say(messages.Withdrawn(step))
 
     def _sees_own(self, go: messages.Compute) -> None:
         """What it has pushed and the version lacks is named, and lies where it was put."""

@@ -27,7 +27,7 @@ _EVENTS = """
     SELECT id AS fact, 0 AS part, kind, worker, step, version, at,
         iif(kind = 'TrainingBegan', body, json_extract(body, iif(kind = 'UpdateArrived', '$.sum', '$.host')))
     FROM facts WHERE kind <> 'ReduceFinished' AND kind <> 'ReduceFailed'
-    UNION ALL SELECT orders.fact, 1, orders.kind, orders.worker, NULL, NULL, facts.at, NULL
+    UNION ALL SELECT orders.fact, 1, orders.kind, orders.worker, orders.step, NULL, facts.at, NULL
     FROM orders JOIN facts ON facts.id = orders.fact WHERE orders.kind IN ('Release', 'StartPull')
     ORDER BY fact, part
 """
@@ -172,6 +172,8 @@ class _There:
     """(link's number, version) of all that were fetched."""
     coming: dict[tuple[str, str, int], float] = field(default_factory=dict)
     """By source, host and version: when it was fetched, if no worker there has it yet."""
+    released: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By worker and step: when that began, if the update may be fetched while it is computed."""
     ready: dict[tuple[int, int], float] = field(default_factory=dict)
     """By worker and step: when the update was ready that has not arrived yet."""
     late: set[tuple[int, int]] = field(default_factory=set)
@@ -201,6 +203,8 @@ class _There:
             found = f"at {ended!r} once more, as worker {worker} has it"
             raise Broken(FETCHED_ONCE, f"version {had.version} once to host {self.host[worker]}", found, "fetches", row)
         match kind:
+            case "Release" if self.checking.run.choice.spec.brings_early and not self.modelled:
+                self.released[worker, step] = at
             case "GradientReady":
                 self.ready[worker, step] = at
             case "UpdateArrived" if more is not None:
@@ -248,7 +252,8 @@ class _There:
         self.host = {worker: host for worker, host, _ in fact.members}
         self.head, self.first, self.ended = fact.members[0][1], fact.version, -math.inf
         self.versions = Marks()
-        for outstanding in (self.coming, self.ready, self.late, self.updates, self.has, self.sums, self.arriving):
+        by_step = self.coming, self.released, self.ready, self.late, self.updates
+        for outstanding in (*by_step, self.has, self.sums, self.arriving):
             outstanding.clear()
         run = self.checking.run
         segment = run.segments[self.number]
@@ -316,8 +321,12 @@ class _There:
             return
         if key not in self.ready:
             raise Broken(FETCHES, "an update that is ready, and has not arrived", what)
-        if fetch.began < (ready := self.ready[key]) - TICK:
-            raise Broken(FETCHES, f"{what} is fetched at {ready!r}, when it is ready, or later", fetch.began)
+        ready = self.ready[key]
+        if fetch.ended < ready - TICK:
+            raise Broken(FETCHES, f"{what} is all there at {ready!r}, when it is ready, or later", fetch.ended)
+        if fetch.began < (since := self.released.get(key, ready)) - TICK:
+            when = "begun" if key in self.released else "ready"
+            raise Broken(FETCHES, f"{what} is fetched at {since!r}, when it is {when}, or later", fetch.began)
         self.updates[*key, fetch.host] = fetch.ended
 
     def _sum(self, fetch: Fetch) -> None:
@@ -361,6 +370,7 @@ class _There:
 
     def _arrived(self, worker: int, step: int, at: float) -> None:
         self.ready.pop((worker, step), None)
+        self.released.pop((worker, step), None)
         for host in self.fetchers:
             if host != self.host[worker] and host in self.stay:
                 ended = self.updates.pop((worker, step, host), math.inf)

@@ -12,16 +12,21 @@ from paceline.training.holders.replica import Replica
 from paceline.training.holders.window import Window
 from paceline.training.joined import Joined
 from paceline.training.push import AreaPush, NoPush
+from paceline.training.told import ToldPush
 
 
-def holder_of(kind: HolderKind, pushes: Pushes, joined: Joined) -> Holder:
-    """Make this worker's holder. Raises ConfigError if the parameters are on a device where it can't work."""
+def holder_of(kind: HolderKind, pushes: Pushes, joined: Joined, *, tells: bool = False) -> Holder:
+    """Make this worker's holder. Raises ConfigError if the parameters are on a device where it can't work.
+
+    `tells`: see `Started`.
+    """
     on_device = [number for number, parameter in enumerate(joined.parameters) if parameter.device.type != "cpu"]
     if on_device and kind != "window":
         joined.refuse("this protocol runs the optimizer in the workers, which is not there yet for parameters on a GPU")
     match kind:
         case "window":
-            return Device(joined, AreaPush(joined), on_device) if on_device else Window(joined, AreaPush(joined))
+            push = ToldPush(joined) if tells and ToldPush.pays(joined.places.layout) else AreaPush(joined)
+            return Device(joined, push, on_device) if on_device else Window(joined, push)
         case "own-step":
             return OwnStep(joined, AreaPush(joined))
         case "replica":

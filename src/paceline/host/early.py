@@ -1,0 +1,58 @@
+"""Updates that go to other hosts while workers still compute them.
+
+A version needs an update only once the protocol says so. Until then its bytes are brought on trust: a worker that
+changes its gradients, or never finishes its step, has all that came of it dropped. So no fact and no order depends on
+what came early.
+"""
+
+from __future__ import annotations
+
+from paceline.core.items import Update
+from paceline.host.plan import Plan
+from paceline.host.pushes import Pushes
+from paceline.host.shards import OtherShards
+from paceline.host.shelf import Shelf
+from paceline.host.wire import Wire
+
+
+class Early:
+    """Has hosts that make versions expect the updates that workers compute, as the head sees to it."""
+
+    def __init__(self, shelf: Shelf, plan: Plan, pushes: Pushes, wire: Wire, others: OtherShards | None) -> None:
+        """`wire` brings what is to come to this host. `others`: None if it makes all of each version."""
+        self._shelf = shelf
+        self._plan = plan
+        self._pushes = pushes
+        self._wire = wire
+        self._others = others
+        self.rests = False
+        """Whether nothing is expected: a range moves, and is wanted elsewhere then."""
+
+    def rest(self) -> None:
+        """A range moves: nothing that came of any update counts before its step is finished."""
+        self.rests = True
+        expected = dict.fromkeys(self._wire.expected())
+        expected |= dict.fromkeys(() if self._others is None else self._others.expected())
+        for update in expected:
+            self.withdrawn(*update[:2])
+
+    def released(self, worker: int, step: int, *, elsewhere: bool) -> None:
+        """The worker begins that step. Where all of its places are taken, the update is brought once it is computed.
+
+        A place that is free here is free on all hosts: those have let go of what is in a version before the head has.
+        """
+        if self.rests or self._shelf.free(self._plan.of(worker)) is None:
+            return
+        update = Update(worker, step)
+        if elsewhere:
+            self._pushes.lay(worker, step)
+            self._wire.expect(update)
+        if self._others is not None and self._others.hosts:
+            self._others.expect(update)
+
+    def withdrawn(self, worker: int, step: int) -> None:
+        """The worker has changed what was told of that step: nothing that came of it counts."""
+        update = Update(worker, step)
+        self._wire.forget(update)
+        if self._others is not None:
+            self._others.forget(update)

@@ -1,0 +1,210 @@
+"""Updates that go to other hosts while workers compute them: what comes early, and that nothing depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import Mock, patch
+
+import msgspec
+import pytest
+
+from paceline.core import shards
+from paceline.core.facts import UpdateArrived
+from paceline.core.items import Update
+from paceline.core.orders import ApplyUpdate, DropUpdate, Release, StartPush
+from paceline.core.shards import Shard
+from paceline.host import messages
+from paceline.host.early import Early
+from paceline.host.shelf import Shelf
+from paceline.protocols import registry
+from support import companies
+from support.companies import Elsewhere, elsewhere
+from support.rooms import OFFER
+
+SIZE, QUARTER = 64, 16
+FIRST = Update(0, 0)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces() -> Iterator[None]:
+    """A model of four pieces, each of which is asked for by itself."""
+    offer = msgspec.structs.replace(OFFER, cuts=[*range(0, SIZE + 1, QUARTER)])
+    with patch.object(companies, "OFFER", offer), patch.object(shards, "PIECE", QUARTER):
+        yield
+
+
+class Case:
+    """A worker on another host than the store."""
+
+    def __init__(self, protocol: str = "bsp", **given: int) -> None:
+        self.company: Elsewhere = elsewhere(2, protocol, **given)
+        self.company.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+
+    def writes(self, value: int, begin: int = 0, end: int = SIZE) -> None:
+        """The worker has put these bytes of its gradient into the push area."""
+        self.company.agent._branch.view(FIRST).memory[begin:end] = bytes([value]) * (end - begin)
+
+    def tells(self, begin: int, end: int, step: int = 0) -> None:
+        self.company.crew.hear(0, messages.Accumulated(step, begin, end))
+
+    def at_store(self) -> bytes:
+        """What the store's host has in the update's place."""
+        return bytes(self.company.head.view(FIRST).memory[:SIZE])
+
+    def laid(self) -> bool:
+        return self.company.head.shelf.has(FIRST)
+
+    def pushes(self) -> None:
+        self.company.carry_out(StartPush(worker=0, step=0))
+
+    def arrived(self) -> list[int]:
+        """Steps of which a fact says that the store has them."""
+        return [fact.step for fact in self.company.facts if isinstance(fact, UpdateArrived)]
+
+
+def test_what_a_worker_has_told_is_at_the_store_before_its_step_is_finished_and_no_other_byte() -> None:
+    case = Case()
+    case.writes(7)
+    case.tells(QUARTER, SIZE)
+    assert case.at_store() == bytes(QUARTER) + bytes([7]) * (SIZE - QUARTER)
+    assert case.arrived() == []
+
+
+def test_an_update_has_not_arrived_before_it_is_pushed_though_all_of_it_is_here() -> None:
+    case = Case()
+    case.writes(7)
+    case.tells(0, SIZE)
+    case.company.computed(0, 0)
+    assert case.at_store() == bytes([7]) * SIZE
+    assert (case.arrived(), case.company.news.told("fetched")) == ([], [])
+    case.pushes()
+    assert case.arrived() == [0]
+    ((fetch,),) = case.company.news.told("fetched")
+    assert (fetch.kind, fetch.worker, fetch.number) == ("update", 0, 0)
+
+
+def test_what_was_told_is_not_brought_once_more() -> None:
+    case = Case()
+    case.writes(7)
+    case.tells(0, SIZE)
+    case.company.computed(0, 0)
+    case.writes(8)  # as no worker does: to see whether anything is read there again
+    case.pushes()
+    assert case.at_store() == bytes([7]) * SIZE
+
+
+@pytest.mark.parametrize("told", [SIZE - QUARTER, SIZE])
+def test_an_update_that_was_withdrawn_is_brought_anew(told: int) -> None:
+    case = Case()
+    case.writes(7)
+    case.tells(SIZE - told, SIZE)
+    case.company.crew.hear(0, messages.Withdrawn(0))
+    case.writes(8)
+    case.company.computed(0, 0)
+    case.pushes()
+    assert case.at_store() == bytes([8]) * SIZE
+    assert case.arrived() == [0]
+
+
+def test_bytes_that_are_on_their_way_as_they_are_withdrawn_do_not_count() -> None:
+    case = Case()
+    case.company.between.slow = True
+    case.writes(7)
+    case.tells(0, SIZE)
+    case.company.crew.hear(0, messages.Withdrawn(0))
+    case.writes(8)
+    case.company.computed(0, 0)
+    case.pushes()
+    case.company.between.arrives()
+    assert case.at_store() == bytes([8]) * SIZE
+    assert case.arrived() == [0]
+
+
+def test_the_heads_own_workers_tell_what_others_may_have_as_well() -> None:
+    company = elsewhere(1, "bsp", trains=False)
+    own = company.forker
+    company.carry_out(Release(worker=own, step=0, version=0, parameters="held"))
+    company.at_head.hear(own, messages.Accumulated(0, QUARTER, SIZE))
+    assert company.head.look(Update(own, 0), QUARTER, SIZE) == "here"
+    assert company.head.look(Update(own, 0), 0, SIZE) == "coming"
+    company.at_head.hear(own, messages.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    assert company.head.look(Update(own, 0), 0, SIZE) == "here"
+    company.carry_out(Release(worker=own, step=1, version=0, parameters="held"))
+    assert company.head.look(Update(own, 1), 0, SIZE) == "coming"
+
+
+def test_nothing_is_kept_of_an_update_whose_worker_leaves() -> None:
+    case = Case()
+    case.tells(QUARTER, SIZE)
+    case.company.host.left(0, died=False)
+    case.company.crew.hear(0, messages.Withdrawn(0))  # it has not heard of that
+    assert not case.laid()
+    case.company.host.gone(0)
+    assert case.company.claims_of(0) == []
+
+
+def test_a_dropped_update_leaves_its_place_for_the_next_step() -> None:
+    case = Case()
+    case.tells(QUARTER, SIZE)
+    case.company.computed(0, 0)
+    case.company.carry_out(DropUpdate(worker=0, step=0, samples="return"))
+    assert not case.laid()
+
+
+def test_where_all_places_are_taken_an_update_is_brought_once_it_is_computed() -> None:
+    case = Case(unapplied=1)
+    for step in (0, 1):
+        case.company.computed(0, step)
+        case.company.carry_out(StartPush(worker=0, step=step))
+        assert case.arrived() == [*range(step + 1)]
+        if step == 0:
+            case.company.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+            case.company.carry_out(Release(worker=0, step=1, version=0, parameters="held"))
+            assert not case.company.head.shelf.has(Update(0, 1))
+            case.company.make()
+
+
+@pytest.mark.parametrize("protocol", ["hsp", "ps-plus"])
+def test_nothing_comes_early_where_pushes_wait_their_turn_or_updates_are_made_at_the_step(protocol: str) -> None:
+    case = Case(protocol)
+    assert not case.laid()
+
+
+def test_workers_tell_of_gradients_where_others_make_versions_of_them() -> None:
+    early = {name for name, spec in registry().items() if spec.brings_early}
+    assert early == {"asp", "bsp", "dssp", "ssp", "sync-switch"}
+    for protocol in ("bsp", "hsp"):
+        company = elsewhere(2, protocol, trains=False)
+        company.crew.hear(0, OFFER)
+        company.host.admit(0, 0, 0.0)
+        (begin,) = [message for _, message in company.told if isinstance(message, messages.Begin)]
+        assert begin.tells == (protocol == "bsp")
+
+
+@pytest.mark.parametrize(("protocol", "tells"), [("bsp", False), ("asp", True)])
+def test_workers_whose_updates_are_added_up_on_their_host_tell_nothing(protocol: str, tells: bool) -> None:
+    branch = elsewhere(2, protocol).agent._branch
+    assert branch._tells
+    own, branch._ranges = Shard("node-1", SIZE // 2, SIZE), Mock()
+    branch._shards = (Shard("node-0", 0, SIZE // 2), own)
+    assert branch._tells == tells
+    branch._shards = (own,)
+    assert not branch._tells, "no other host makes versions"
+
+
+def test_an_update_that_comes_with_others_of_its_host_does_not_come_early() -> None:
+    company = elsewhere(2, "bsp")
+    company.head.together = Mock(adds_up=lambda worker: worker == 0)
+    for worker in (0, 1):
+        company.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
+    assert [company.head.shelf.has(Update(worker, 0)) for worker in (0, 1)] == [False, True]
+
+
+def test_hosts_that_make_ranges_expect_updates_of_the_heads_own_workers_too() -> None:
+    others, wire, pushes = Mock(hosts=["b"]), Mock(), Mock()
+    early = Early(Shelf(), Mock(of=lambda worker: [worker]), pushes, wire, others)
+    early.released(0, 3, elsewhere=False)
+    others.expect.assert_called_once_with(Update(0, 3))
+    wire.expect.assert_not_called()
+    early.withdrawn(0, 3)
+    others.forget.assert_called_once_with(Update(0, 3))

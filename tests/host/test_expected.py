@@ -1,0 +1,95 @@
+"""What a carrier brings of an item that is only expected: nobody hears of it before it is fetched."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from paceline.core.items import Update
+from paceline.fabric.memory import Span
+from paceline.host.carrier import Carrier
+from paceline.host.fetches import Peer
+
+OTHER, ITEM, OWNER = Peer("b", 1), Update(1, 0), ("for the store", 1)
+
+
+class Case:
+    """Host a, which has asked host b for an item of eight bytes. The test brings them."""
+
+    def __init__(self) -> None:
+        self.at = 1.0
+        self.items: Any = Mock(ranges=lambda item: [("b", 0, 5), ("b", 5, 8)])
+        self.items.lay.side_effect = lambda item: Span(memoryview(bytearray(8)))
+        self.carrier = Carrier("a", 3, lambda: self.at)
+        self.carrier.meet(*OTHER)
+        self.carrier.begins(0, self.items)
+        self.carrier.connected(OTHER)
+        self.arrived, self.lost = Mock(), Mock()
+
+    def comes(self, request: int, at: float) -> None:
+        self.at = at
+        there = self.carrier.memory(OTHER, request)
+        assert there is not None, "nobody wants it"
+        self.carrier.came(OTHER, request, there.nbytes)
+
+    def fetches(self) -> None:
+        self.carrier.fetch(ITEM, OWNER, self.arrived, self.lost)
+
+    def noted(self) -> list[tuple[float, float, int]]:
+        """When each fetch that was told of began and ended, and its bytes."""
+        calls = [call.args[0] for call in self.items.fetched.call_args_list]
+        return [(fetch.began, fetch.ended, fetch.bytes) for fetch in calls]
+
+
+def test_nobody_hears_of_what_is_expected_before_it_is_fetched() -> None:
+    case = Case()
+    case.carrier.expect(ITEM, OWNER)
+    case.comes(1, 2.0)
+    case.comes(2, 3.0)
+    assert not case.items.fetched.called
+    assert not case.items.free.called
+    case.fetches()
+    case.arrived.assert_called_once_with()
+    case.items.free.assert_called_once_with(ITEM, True)
+    assert case.noted() == [(2.0, 3.0, 8)], "it has begun with the first bytes"
+
+
+def test_what_is_fetched_before_it_is_all_here_arrives_with_its_last_bytes() -> None:
+    case = Case()
+    case.carrier.expect(ITEM, OWNER)
+    case.comes(1, 2.0)
+    case.fetches()
+    assert not case.arrived.called
+    case.comes(2, 4.0)
+    case.arrived.assert_called_once_with()
+    assert case.noted() == [(2.0, 4.0, 8)]
+
+
+@pytest.mark.parametrize("came", [0, 1, 2])
+def test_what_is_cancelled_leaves_its_place_and_is_asked_for_once_more(came: int) -> None:
+    case = Case()
+    case.carrier.expect(ITEM, OWNER)
+    for request in range(1, came + 1):
+        case.comes(request, 2.0)
+    case.carrier.cancel(OWNER)
+    case.items.free.assert_called_once_with(ITEM, came == 2)
+    case.fetches()
+    for request in (3, 4):
+        case.comes(request, 5.0)
+    case.arrived.assert_called_once_with()
+    assert case.noted() == [(2.0 if came else 1.0, 5.0, 8)], "it has begun as it was fetched"
+
+
+def test_only_who_fetches_an_item_hears_that_it_is_lost() -> None:
+    case = Case()
+    case.carrier.expect(ITEM, OWNER)
+    case.carrier.ended("b", "it is silent")
+    case.fetches()
+    assert case.lost.call_count == 1
+    other = Case()
+    other.carrier.expect(ITEM, OWNER)
+    other.fetches()
+    other.carrier.ended("b", "it is silent")
+    other.lost.assert_called_once_with("it is silent")
