@@ -402,6 +402,39 @@ def test_an_update_is_fetched_by_the_head_and_by_each_host_that_makes_a_part_of_
     assert broken_rule(tmp_path / "run", [*THREE_AT_0, *then], placement) == rule
 
 
+MOVED = {**ALL, "moves": [[6, {"node-0": [0, 20], "node-1": [20, 50]}]]}
+"""After version 6, node-1 makes what node-2 made before."""
+
+
+def to_the_head(number: int, ended: float, *sources: tuple[str, int]) -> list[Any]:
+    """The head fetches that version from these hosts, and then its worker has it."""
+    return [*(version(number, ended, "node-0", *source) for source in sources), taken(0, number, ended + 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("then", "rule"),
+    [
+        (to_the_head(5, 0.2, ("node-1", 20), ("node-2", 10)), None),
+        (to_the_head(6, 0.2, ("node-1", 30)), None),  # it was asked for anew
+        (to_the_head(6, 0.2, ("node-2", 10)), broken.FETCHED),
+        (to_the_head(7, 0.2, ("node-1", 30)), None),
+        (to_the_head(7, 0.2, ("node-2", 10)), broken.FETCHED),
+        (to_the_head(7, 0.2), broken.FETCHED),
+        ([*to_the_head(5, 0.2, ("node-1", 20), ("node-2", 10)), *to_the_head(7, 0.4, ("node-1", 30))], None),
+        ([*to_the_head(6, 0.2, ("node-1", 30)), version(7, 0.4, "node-0", "node-1", 20)], None),
+        ([version(number, 0.2, "node-0", "node-1", 20 + number) for number in (5, 6, 7)], broken.FETCHES),
+        ([version(number, 0.2, "node-0", "node-2", 10 + number) for number in (4, 5)], broken.FETCHES),
+        (of_worker(1, SLICES[0]), None),
+        (of_worker(1, *SLICES), None),
+        (of_worker(1, SLICES[1]), broken.FETCHED),
+    ],
+)
+def test_hosts_fetch_from_those_that_make_versions_now_what_they_had_not_fetched_as_a_range_moved(
+    tmp_path: Path, then: list[Any], rule: str | None
+) -> None:
+    assert broken_rule(tmp_path / "run", [*THREE_AT_0, *then], MOVED) == rule
+
+
 def test_a_replay_fetches_nothing(real: Path) -> None:
     with closing(sqlite3.connect(real / "ledger.sqlite")) as database, database:
         database.execute("INSERT INTO run VALUES ('replay_of', ?)", (json.dumps("before"),))

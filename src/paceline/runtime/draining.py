@@ -104,11 +104,9 @@ class Draining:
                 self._leaving.leave(member, "drained")
             if member.stage == "starting" and member.worker not in drain.told:
                 drain.told.add(member.worker)
-                member.left = "drained"
                 self._kill(member)
             elif member.here and not member.trains and member.worker not in drain.told:
                 drain.told.add(member.worker)
-                member.left = member.left or "drained"
                 self._send(member, messages.Stop(at_once=True, interrupted=False))
                 self._loop.after(GRACE, lambda late=member: self._kill(late) if late.here else None)  # type: ignore[misc]
             if member.stage == "ended" and member.worker not in drain.exits:

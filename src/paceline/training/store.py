@@ -256,7 +256,6 @@ class Store:
                 part.optimizer.__dict__.update(share.attributes)
                 self._bytes[id(part)] = _bytes_of(part, self._cuts)
             half += more
-            half.sort(key=lambda part: self._bytes[id(part)])
         begin, end = self.within
         self.within = within if begin == end else (min(begin, within[0]), max(end, within[1]))
         self._makes_all = self.within == (0, self.layout.flags_offset)
