@@ -73,3 +73,14 @@ def test_a_run_on_one_host_has_no_sums(tmp_path: Path) -> None:
     with closing(sqlite3.connect(run.folder / "ledger.sqlite")) as database, database:
         database.execute("UPDATE facts SET body = json_set(body, '$.sum', 1) WHERE kind = 'UpdateArrived'")
     assert wrong(run.folder).rule == broken.FETCHES
+
+
+def test_a_ledger_whose_comments_say_less_has_the_same_tables(made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "run"))
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
+        database.execute("PRAGMA writable_schema = ON")
+        change = (
+            "UPDATE sqlite_schema SET sql = replace(sql, '-- version, update, sum of updates', '-- version, update')"
+        )
+        assert database.execute(f"{change} WHERE name = 'fetches'").rowcount
+    assert (found := checked(folder)).ok, found.wrong
