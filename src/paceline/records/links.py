@@ -19,7 +19,8 @@ _CAME_LAST = """
         GROUP BY kind, iif(kind = 'version', host, NULL), worker, number
     ) GROUP BY kind, source, host ORDER BY kind, source, host
 """
-"""For each link, how often it brought the last part of a version to a host, or of an update to all that need it."""
+"""For each link, how often it brought the last part of a version to a host, or of an update or a sum to all that need
+it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +58,9 @@ def links(ledger: sqlite3.Connection, hosts: Mapping[int, str]) -> list[Link]:
     last: dict[tuple[str, str], dict[Link, int]] = {}
     """By kind of item and the worker's host: how often each link was the one that was waited for."""
     for kind, source, host, times in ledger.execute(_CAME_LAST):
-        last.setdefault((kind, host if kind == "version" else source), {})[found[source, host]] = times
+        key = ("version", host) if kind == "version" else ("update", source)
+        brought, link = last.setdefault(key, {}), found[source, host]
+        brought[link] = brought.get(link, 0) + times
     rows = ledger.execute("SELECT worker, sum(push), sum(pull) FROM step_times GROUP BY worker ORDER BY worker")
     for worker, push, pull in rows if found else ():
         host = hosts.get(worker, "")
@@ -81,11 +84,12 @@ class Moving:
         """`hosts`: by worker, as it is known when a worker is asked for."""
         self._hosts = hosts
         self._rows = ledger.execute(
-            "SELECT kind, worker, host, began, ended FROM fetches WHERE kind <> 'other' ORDER BY began"
+            "SELECT kind, worker, iif(kind = 'sum', source, host), began, ended FROM fetches WHERE kind <> 'other' "
+            "ORDER BY began"
         )
         self._next = next(self._rows, None)
-        self._spans: dict[int | str, list[tuple[float, float]]] = {}
-        """By worker, its updates; by host, its versions. In order, and none touch."""
+        self._spans: dict[int | tuple[str, str], list[tuple[float, float]]] = {}
+        """By worker, its updates; by kind and host, versions for it and sums that it made. In order, and none touch."""
         self._kept = 0
         self._most = LEAST
 
@@ -93,7 +97,7 @@ class Moving:
         """Read what began before then."""
         while self._next is not None and self._next[3] < until:
             kind, worker, host, began, ended = self._next
-            spans = self._spans.setdefault(worker if kind == "update" else host, [])
+            spans = self._spans.setdefault(worker if kind == "update" else (kind, host), [])
             if spans and spans[-1][1] >= began:
                 spans[-1] = spans[-1][0], max(spans[-1][1], ended)
             else:
@@ -102,9 +106,9 @@ class Moving:
             self._next = next(self._rows, None)
 
     def seconds(self, worker: int, began: float, ended: float) -> float:
-        """How long in this time the worker's update, or a version for its host, was under way."""
-        busy = Busy()
-        spans = [*self._within(worker, began, ended), *self._within(self._hosts.get(worker, ""), began, ended)]
+        """How long in this time the worker's update, its host's sum, or a version for its host, was under way."""
+        busy, host = Busy(), self._hosts.get(worker, "")
+        spans = [one for key in (worker, ("version", host), ("sum", host)) for one in self._within(key, began, ended)]
         for since, until in sorted(spans, key=lambda span: span[1]):
             busy.add(since, until)
         return busy.seconds
@@ -118,7 +122,7 @@ class Moving:
         self._kept = sum(map(len, self._spans.values()))
         self._most = max(LEAST, 2 * self._kept)
 
-    def _within(self, key: int | str, began: float, ended: float) -> list[tuple[float, float]]:
+    def _within(self, key: int | tuple[str, str], began: float, ended: float) -> list[tuple[float, float]]:
         spans = self._spans.get(key, [])
         at, found = max(0, bisect_right(spans, (began, began)) - 1), []
         while at < len(spans) and spans[at][0] < ended:
