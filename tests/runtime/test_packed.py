@@ -65,6 +65,7 @@ UNUSUAL = Settings(
     checkpoint=3,
     drain=4.0,
     restart=2,
+    goes_on=1,
     hosts=2,
     host_timeout=9.5,
     shards_on="big,small",
