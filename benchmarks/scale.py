@@ -169,6 +169,7 @@ def script(batches: int, seed: int) -> Script:
         slot_bytes=layout.slot_bytes,
         push_bytes=layout.push_bytes,
         flags_bytes=len(layout.moving),
+        buffers_bytes=layout.buffers_bytes,
         cuts=cuts_of(layout, optimizer),
         state_bytes=0,
         model_bytes=sum(entry.count * entry.dtype.itemsize for entry in layout.moving),
