@@ -58,17 +58,16 @@ def call(options: argparse.Namespace) -> int:
     """Do what the flags say; returns the exit code."""
     address, name = resolved(parsed(options.address, "HEAD:PORT"), "HEAD"), options.name or socket.gethostname()
     cap(options.isa)
-    token, say, may_drain = None, _say, lambda: True
+    token, say = None, _say
     if options.stdin:
         token, say = Token.of(tied.first_line(), "the first line of standard input"), _nobody_reads
         tied.end_with_input()
-        may_drain = lambda: not tied.has_ended()  # noqa: E731
     keys = keys_of(options.trusted_network, token)
     if options.trusted_network:
         say(NOT_ENCRYPTED)
     await_listener(address, options.wait, say, REACH if options.stdin else BEGIN)
 
-    end = join(address, name, options.workers, keys, say, may_drain)
+    end = join(address, name, options.workers, keys, say, lambda: not (options.stdin and tied.has_ended()))
     why = f": {end.error}" if end.error else ""
     match end.outcome:
         case "refused":

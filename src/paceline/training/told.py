@@ -15,10 +15,11 @@ from torch import Tensor
 
 from paceline.training.joined import Joined
 from paceline.training.layout import Layout
+from paceline.training.parts import TELLS
 from paceline.training.push import AreaPush
 
-BUCKET = 4 << 20
-"""Bytes that are told of at once: 34 ms of a link of 1 Gbit/s."""
+BUCKET = TELLS
+"""Bytes that are told of at once."""
 CHANGED = "changes gradients between backward() and step(), so they leave its host only once a step is computed"
 
 
