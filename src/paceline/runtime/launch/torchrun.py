@@ -1,0 +1,85 @@
+"""What the hosts of a run under torchrun tell each other: where the head listens.
+
+They use the key-value store that torchrun has for its own rendezvous. It lives as long as torchrun on the first host,
+so that it outlives the processes which torchrun begins anew.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from paceline.errors import ConfigError
+from paceline.host.tcp import Address, shown
+from paceline.runtime.launch.environment import Placement
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+REACHED_WITHIN = 60.0
+"""Seconds in which torchrun's store has to answer."""
+COMPLETE = "complete"
+"""What the head says where the run has ended before."""
+
+
+def begin(placed: Placement) -> int:
+    """Count an attempt at the run, and return how many there were with this one. For the head alone."""
+    return int(_store(placed).add(_key(placed, "attempts"), 1))
+
+
+def publish(placed: Placement, address: Address, attempt: int) -> None:
+    """Have the other hosts know where the head listens in this attempt."""
+    host, port = address
+    _store(placed).set(_key(placed, "head"), f"{host} {port} {attempt}")
+
+
+def publish_complete(placed: Placement) -> None:
+    """Have the other hosts know that the run is complete, and nobody listens."""
+    _store(placed).set(_key(placed, "head"), COMPLETE)
+
+
+class Published:
+    """What the head publishes, as another host sees it."""
+
+    def __init__(self, placed: Placement) -> None:
+        self._key, self._store = _key(placed, "head"), _store(placed)
+
+    def head(self) -> tuple[Address, int] | None:
+        """Return where the head listens, or did before it began anew, and in which attempt. None: not yet known."""
+        host, port, attempt = text.split() if len((text := self._text()).split()) == 3 else ("", "0", "0")
+        return ((host, int(port)), int(attempt)) if host else None
+
+    def is_complete(self) -> bool:
+        """Whether the run had been completed before."""
+        return self._text() == COMPLETE
+
+    def _text(self) -> str:
+        return self._store.get(self._key).decode() if self._store.check([self._key]) else ""
+
+
+def _key(placed: Placement, name: str) -> str:
+    return f"paceline/{placed.run}/{name}"
+
+
+def _store(placed: Placement) -> TCPStore:
+    """Return torchrun's store. A client has no thread, so the process may fork afterwards.
+
+    Raises ConfigError, in one line, if it does not answer.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    assert placed.store is not None
+    try:
+        return TCPStore(
+            placed.head,
+            placed.store,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=REACHED_WITHIN),
+        )
+    except (RuntimeError, ValueError) as error:  # torch's own kinds of these
+        why = str(error).splitlines()[0][:100]
+        raise ConfigError(
+            f"torchrun's store does not answer at {shown((placed.head, placed.store))} ({why}); see whether torchrun "
+            "still runs on the first host"
+        ) from None
